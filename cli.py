@@ -1,0 +1,68 @@
+"""The command line: ``python cli.py experiment=trime_ext``; ``--help`` names groups, stages and overrides."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+failed: list[str] = []
+
+
+@hydra.main(config_path="conf", config_name="config", version_base="1.3")
+def job(config: DictConfig) -> float | None:
+    """One run; in a sweep, a failed run is told and the others go on."""
+    from trime.run import run  # here, so that --help and a wrong override answer at once
+
+    try:
+        return run(config)
+    except Exception as error:
+        failed.append(told(error))
+        print(f"error: {failed[-1]}", file=sys.stderr)
+        return float("nan")
+
+
+def told(error: BaseException) -> str:
+    """A user's mistake as one line; anything else is a defect and keeps its traceback."""
+    from trime.types import UserError
+
+    cause = error
+    while isinstance(cause, HydraException) and cause.__cause__ is not None:
+        cause = cause.__cause__  # instantiate wraps what a constructor raised
+    if isinstance(cause, UserError | HydraException | OmegaConfBaseException):
+        return one_line(cause)
+    if isinstance(cause, ValueError) and cause is not error:
+        return one_line(cause)
+    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+        return f"the disk is full ({cause.filename or 'while writing'}): free space or set paths.outputs and paths.data, then run the same command"
+    if isinstance(cause, PermissionError | FileNotFoundError):
+        return f"{cause.strerror}: {cause.filename}"
+    raise error
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def main() -> int:
+    """Exit status 1 where a run failed."""
+    try:
+        job()
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {one_line(error)} (python cli.py --help names groups and keys)", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        return 130
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From text to batches: datasets, tokenizers, the tokenised corpus, segments, batchings."""

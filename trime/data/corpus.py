@@ -1,0 +1,139 @@
+"""The tokenised corpus: memory-mapped ids and document offsets of each split, built streaming."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from trime.data.datasets import Dataset, Document
+from trime.data.vocabulary import Vocabulary
+from trime.types import UserError
+
+FLUSH = 2**20  # tokens held before they are written
+
+
+class Split(NamedTuple):
+    """A split: ``tokens`` of all documents one after the other, document i at offsets[i] to offsets[i+1]."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+
+class Corpus:
+    """A prepared corpus on disk."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.vocabulary = Vocabulary.load(folder / "vocabulary.json")
+        self.statistics: dict[str, Any] = json.loads((folder / "statistics.json").read_text())
+
+    def split(self, name: str) -> Split:
+        """The memory-mapped split."""
+        if name not in self.statistics["splits"]:
+            raise UserError(f"dataset {self.statistics['name']} has no split {name!r} in {self.statistics['place']}")
+        path, dtype = self.folder / f"{name}.bin", np.dtype(self.statistics["dtype"])
+        offsets = np.load(self.folder / f"{name}.offsets.npy")
+        if path.stat().st_size != offsets[-1] * dtype.itemsize:
+            raise UserError(f"{path} is truncated: delete {self.folder} and run stage prepare")
+        return Split(np.memmap(path, dtype, "r"), offsets)
+
+
+def smallest_type(size: int) -> np.dtype:
+    """The smallest unsigned type that holds ids below ``size``."""
+    return next(np.dtype(kind) for kind in ("u1", "u2", "u4") if size <= 2 ** (8 * np.dtype(kind).itemsize))
+
+
+def pieces(dataset: Dataset, split: str, what: str) -> Iterator[tuple[bool, list[str]]]:
+    """(first of its document, symbols) over a split, under a progress bar in bytes."""
+    total = dataset.size(split)
+    with tqdm(total=total, unit="B", unit_scale=True, desc=f"{what} {split}", mininterval=1) as bar:
+        for document in dataset.documents(split):
+            first = True
+            for symbols in dataset.tokenizer.tokens(watched(document, bar)):
+                yield first, symbols
+                first = False
+
+
+def watched(document: Document, bar: Any) -> Iterator[bytes]:
+    """The lines of a document, each told to the progress bar."""
+    for line in document.lines:
+        bar.update(len(line))
+        yield line
+
+
+def counted(dataset: Dataset, limit: int | None, minimum: int) -> Vocabulary:
+    """The vocabulary of the training split."""
+    counts: Counter[str] = Counter()
+    for _, symbols in pieces(dataset, "train", "count"):
+        counts.update(symbols)
+    return Vocabulary.of_counts(counts, limit, minimum)
+
+
+def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
+    """Writes a split's ids and offsets; returns its statistics."""
+    dtype = smallest_type(len(vocabulary))
+    lookup, offsets, written, unknown = vocabulary.index.__getitem__, [], 0, 0
+    buffer: list[int] = []
+    with open(folder / f"{split}.bin", "wb") as file:
+        for first, symbols in pieces(dataset, split, "encode"):
+            if first:
+                offsets.append(written + len(buffer))
+            buffer.extend(map(lookup, symbols))
+            if len(buffer) >= FLUSH:
+                written, unknown = written + len(buffer), unknown + flush(buffer, dtype, file, vocabulary.unknown)
+        written, unknown = written + len(buffer), unknown + flush(buffer, dtype, file, vocabulary.unknown)
+    if not written:
+        raise UserError(f"split {split!r} of dataset {dataset.name} holds no tokens: put text into {dataset.place}")
+    np.save(folder / f"{split}.offsets.npy", np.array([*offsets, written], np.int64))
+    mean = round(written / len(offsets), 1)
+    return {"tokens": written, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
+
+
+def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
+    """Writes and clears the buffer; returns how many unknown ids it held."""
+    ids = np.array(buffer, dtype)
+    ids.tofile(file)
+    buffer.clear()
+    return int((ids == unknown).sum())
+
+
+def build_corpus(
+    dataset: Dataset, folder: Path, limit: int | None, minimum: int, vocabulary: Vocabulary | None = None
+) -> None:
+    """Tokenises every split into ``folder``; a given vocabulary (another corpus's) is kept as it is."""
+    splits = dataset.splits()
+    if vocabulary is None:
+        if "train" not in splits:
+            raise UserError(f"dataset {dataset.name} has no training split in {dataset.place}: a vocabulary needs one")
+        vocabulary = counted(dataset, limit, minimum)
+    statistics = {split: write_split(dataset, split, vocabulary, folder) for split in splits}
+    vocabulary.save(folder / "vocabulary.json")
+    content = {
+        "name": dataset.name,
+        "place": str(dataset.place),
+        "characters": dataset.characters,
+        "vocabulary": len(vocabulary),
+        "dtype": smallest_type(len(vocabulary)).str,
+        "splits": statistics,
+        "notes": [*dataset.notes(), *differences(dataset, statistics)],
+    }
+    (folder / "statistics.json").write_text(json.dumps(content, indent=1))
+
+
+def differences(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> list[str]:
+    """A sentence for each split whose count is not the published one."""
+    return [
+        f"{split}: {statistics[split]['tokens']:,} tokens where {count:,} are published: {dataset.why_counts_differ}"
+        for split, count in dataset.published.items()
+        if split in statistics and statistics[split]["tokens"] != count
+    ]

@@ -1,0 +1,61 @@
+"""Fetching a dataset's archive: several sources, checksum, progress, resume."""
+
+from __future__ import annotations
+
+import hashlib
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tqdm import tqdm
+
+from trime.types import UserError
+
+CHUNK = 2**20
+
+
+def fetch(urls: list[str], digest: str, target: Path) -> Path:
+    """The file at ``target``, downloaded from the first source that answers; a broken download goes on.
+
+    ``digest`` is "algorithm:hex". Raises UserError where no source gives the file of this digest.
+    """
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    reasons = []
+    for url in urls:
+        try:
+            download(url, partial)
+            if checksum(partial, digest.split(":")[0]) == digest:
+                partial.replace(target)
+                return target
+            partial.unlink()
+            reasons.append(f"{url}: another checksum")
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            reasons.append(f"{url}: {getattr(error, 'reason', error)}")
+    raise UserError(f"no source gave {target.name} ({'; '.join(reasons)}): put that file ({digest}) at {target}")
+
+
+def download(url: str, partial: Path) -> None:
+    """Appends to ``partial`` what is missing of it."""
+    done = partial.stat().st_size if partial.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=30)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing is missing
+            return
+        raise
+    with response, open(partial, "ab" if response.status == 206 else "wb") as file:
+        left = int(response.headers.get("Content-Length") or 0)
+        with tqdm(total=left or None, unit="B", unit_scale=True, desc=f"fetch {url.rsplit('/', 1)[-1]}") as bar:
+            while block := response.read(CHUNK):
+                file.write(block)
+                bar.update(len(block))
+
+
+def checksum(path: Path, algorithm: str) -> str:
+    """The digest of a file as "algorithm:hex"."""
+    with open(path, "rb") as file:
+        return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"

@@ -1,0 +1,70 @@
+"""enwik8 (Mahoney 2009): the first 10^8 bytes of a Wikipedia dump, split 90M/5M/5M."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from trime.data.datasets.base import Dataset, Document
+from trime.data.datasets.download import fetch
+from trime.data.tokenizers import Bytes
+from trime.types import UserError
+
+DIGEST = "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"  # of enwik8.zip
+ARCHIVE_SOURCES = ["https://mattmahoney.net/dc/enwik8.zip", "https://data.deepai.org/enwik8.zip"]
+
+
+class Enwik8(Dataset):
+    """One document a split, one token a byte. ``path`` is the file ``enwik8`` or the folder that holds it.
+
+    A shorter file of the same form is split in the same proportion, 90:5:5.
+    """
+
+    name = "enwik8"
+    characters = True
+    published: ClassVar[dict[str, int]] = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
+    why_counts_differ = "the file is not the published enwik8 of 100,000,000 bytes"
+
+    def __init__(self, cache: str, path: str | None = None):
+        self.path, self.cache, self.tokenizer = path, Path(cache), Bytes()
+
+    @cached_property
+    def place(self) -> Path:  # type: ignore[override]
+        if self.path is not None:
+            given = Path(self.path).expanduser()
+            file = given / "enwik8" if given.is_dir() else given
+            if not file.is_file():
+                raise UserError(f"dataset enwik8: there is no file {file}: set dataset.path to it")
+            return file
+        target = self.cache / "enwik8"
+        if not target.is_file():
+            archive = self.cache / "enwik8.zip"
+            fetch(ARCHIVE_SOURCES, DIGEST, archive)
+            with zipfile.ZipFile(archive) as file_in:
+                file_in.extract("enwik8", self.cache)
+        return target
+
+    def bounds(self, split: str) -> tuple[int, int]:
+        whole = self.place.stat().st_size
+        edges = {"train": (0, 90), "valid": (90, 95), "test": (95, 100)}[split]
+        return edges[0] * whole // 100, edges[1] * whole // 100
+
+    def files(self, split: str) -> list[Path]:
+        return [self.place]
+
+    def size(self, split: str) -> int:
+        start, end = self.bounds(split)
+        return end - start
+
+    def documents(self, split: str) -> Iterator[Document]:
+        yield Document(split, self.blocks(*self.bounds(split)))
+
+    def blocks(self, start: int, end: int) -> Iterator[bytes]:
+        with open(self.place, "rb") as file:
+            file.seek(start)
+            while start < end and (block := file.read(min(2**20, end - start))):
+                start += len(block)
+                yield block

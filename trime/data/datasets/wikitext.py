@@ -1,0 +1,77 @@
+"""WikiText-2 and WikiText-103 (Merity et al. 2017): word level, ``<unk>`` already in place."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder
+from trime.data.datasets.download import fetch
+from trime.data.tokenizers import Whitespace
+from trime.types import UserError
+
+TITLE = re.compile(rb" = [^=].* = \n?$")
+DIGESTS = {2: "md5:542ccefacc6c27f945fb54453812b3cd", 103: "md5:9ddaacaf6af0710eda8c456decff7832"}
+SOURCES = (
+    "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-{size}-v1.zip",
+    "https://wikitext.smerity.com/wikitext-{size}-v1.zip",
+)
+
+
+class WikiText(Dataset):
+    """A document starts at a line `` = Title = `` after a blank line (formulas have such lines too); ``<eos>`` after each line.
+
+    Read from ``path`` (files ``wiki.train.tokens`` or ``train.txt``, and so on) or downloaded to ``cache``.
+    """
+
+    published: ClassVar[dict[str, int]] = {"valid": 217_646, "test": 245_569}
+    why_counts_differ = "the files are not the published ones, or were cut or tokenised again"
+
+    def __init__(self, size: int, cache: str, path: str | None = None):
+        if size not in DIGESTS:
+            raise UserError(f"there is no WikiText-{size}: choose dataset=wikitext2 or dataset=wikitext103")
+        self.name, self.size_name, self.path, self.cache = f"wikitext{size}", size, path, Path(cache)
+        self.tokenizer = Whitespace()
+
+    @cached_property
+    def place(self) -> Path:  # type: ignore[override]
+        if self.path is not None:
+            return existing_folder(self.path, f"dataset {self.name}")
+        folder = self.cache / f"wikitext-{self.size_name}"
+        if not folder.is_dir():
+            urls = [source.format(size=self.size_name) for source in SOURCES]
+            archive = fetch(urls, DIGESTS[self.size_name], self.cache / f"wikitext-{self.size_name}-v1.zip")
+            extracted = folder.with_name(folder.name + ".partial")
+            with zipfile.ZipFile(archive) as file:
+                file.extractall(extracted)
+            (extracted / f"wikitext-{self.size_name}").replace(folder)
+        return folder
+
+    def files(self, split: str) -> list[Path]:
+        names = [self.place / f"wiki.{split}.tokens", self.place / f"{split}.txt"]
+        return [path for path in names if path.is_file()][:1]
+
+    def splits(self) -> list[str]:
+        found = [split for split in SPLITS if self.files(split)]
+        if not found:
+            raise UserError(f"{self.place} holds no wiki.train.tokens or train.txt (valid, test): put them there")
+        return found
+
+    def documents(self, split: str) -> Iterator[Document]:
+        for path in self.files(split):
+            lines: list[bytes] = []  # of the current document
+            for line in open(path, "rb"):  # noqa: SIM115 - closed with the generator
+                if TITLE.match(line) and any(map(bytes.strip, lines)) and not lines[-1].strip():
+                    yield Document(title(lines), lines)
+                    lines = []
+                lines.append(line)
+            yield Document(title(lines), lines)
+
+
+def title(lines: list[bytes]) -> str:
+    """The first line with text, without its marks."""
+    return next((line for line in lines if line.strip()), b"").decode("utf-8", "replace").strip(" =\n")

@@ -1,0 +1,91 @@
+"""Rows of text: a split cut into segments for training, or into windows for evaluation.
+
+Inputs are the targets shifted right by one within the document, ``<eos>`` before its first token, so
+every token of a split is a target exactly once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from trime.data.corpus import Split
+from trime.types import Batch, UserError
+
+
+class Segments(NamedTuple):
+    """Row i covers tokens [start, start + length) of a document; the first ``context`` of them are not scored.
+
+    ``begin`` is where the document's first token lies in the split.
+    """
+
+    document: np.ndarray
+    begin: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    context: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def scored(self) -> int:
+        """How many tokens are scored in all."""
+        return int((self.length - self.context).sum())
+
+    def take(self, index: np.ndarray | list[int] | slice) -> Segments:
+        return Segments(*(column[index] for column in self))
+
+
+def one_document(offsets: np.ndarray) -> np.ndarray:
+    """The whole stream as one document: the published way."""
+    return offsets[[0, -1]]
+
+
+def shares(lengths: np.ndarray, tokens: int | None) -> np.ndarray:
+    """How much of each document fits a budget of ``tokens``: the same from each, more where others are short."""
+    if tokens is None or tokens >= lengths.sum():
+        return lengths
+    taken, left = np.zeros_like(lengths), tokens
+    while left > 0:
+        more = np.minimum(lengths - taken, max(1, left // max(1, int((lengths > taken).sum()))))
+        more = np.where(np.cumsum(more) <= left, more, 0)
+        taken, left = taken + more, left - int(more.sum())
+    return taken
+
+
+def cut(offsets: np.ndarray, block: int, context: int = 0, tokens: int | None = None) -> Segments:
+    """Blocks of ``block`` scored tokens, each with up to ``context`` earlier tokens of its document before it."""
+    begins, kept = offsets[:-1], shares(np.diff(offsets), tokens)
+    counts = -(-kept // block)
+    document = np.repeat(np.arange(len(begins)), counts)
+    order = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    scored_from = order * block
+    start = np.maximum(scored_from - context, 0)
+    end = np.minimum(scored_from + block, kept[document])
+    return Segments(document, begins[document], start, end - start, scored_from - start)
+
+
+def collate(split: Split, segments: Segments, index: list[int], eos: int) -> Batch:
+    """The rows ``index`` as one batch, padded on the right with ``<eos>``."""
+    rows = segments.take(index)
+    width = int(rows.length.max())
+    targets = np.full((len(index), width), eos, np.int64)
+    tokens = targets.copy()
+    for i, (begin, start, length) in enumerate(zip(rows.begin, rows.start, rows.length, strict=True)):
+        text = split.tokens[begin + start : begin + start + length]
+        targets[i, :length] = text
+        tokens[i, 1:length] = text[:-1]
+        tokens[i, 0] = split.tokens[begin + start - 1] if start else eos
+    column = np.arange(width)
+    scored = (column >= rows.context[:, None]) & (column < rows.length[:, None])
+    whole = [torch.as_tensor(np.asarray(part)) for part in (rows.length, scored, rows.document, np.array(index), rows.start)]
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), *whole, torch.from_numpy(rows.start == 0))
+
+
+def check_length(split: Split, length: int, what: str) -> None:
+    """Raises UserError where no document fills one segment."""
+    longest = int(split.lengths.max())
+    if longest < length:
+        raise UserError(f"the {what} split's longest document has {longest} tokens, a segment {length}: lower segments.length")

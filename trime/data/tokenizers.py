@@ -1,0 +1,69 @@
+"""Tokenizers: lines of bytes in, lists of symbols out. A tokenizer is one class and one `_target_`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+EOS = "<eos>"
+UNKNOWN = "<unk>"
+
+
+class Tokenizer(Protocol):
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        """The symbols of a document, in pieces of any size."""
+        ...
+
+
+class Whitespace:
+    """Symbols between white space, ``<eos>`` after every line: the way of WikiText."""
+
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        for line in lines:
+            yield [*line.decode("utf-8", "replace").split(), EOS]
+
+
+class Words:
+    """Words (with inner apostrophes) and single marks; ``<eos>`` where one or more blank lines end a paragraph."""
+
+    pattern = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        inside = False
+        for line in lines:
+            found = self.pattern.findall(line.decode("utf-8", "replace"))
+            if found:
+                yield found
+            elif inside:
+                yield [EOS]
+            inside = bool(found)
+
+
+class PythonSource:
+    """Identifiers and words, numbers, operators, single marks; ``<eos>`` after every line that is not blank.
+
+    Strings and comments are cut by the same rule, so that their words are words. Indentation is dropped.
+    """
+
+    pattern = re.compile(
+        r"[^\W\d]\w*"  # identifiers, keywords, words of strings and comments
+        r"|\d(?:[\w.]|(?<=[eE])[+-])*"  # numbers
+        r"|\*\*=|//=|>>=|<<=|\.\.\.|\*\*|//|>>|<<|<=|>=|==|!=|->|:=|[-+*/%&|^@]="  # operators
+        r'|"""|\'\'\''
+        r"|[^\w\s]"  # any other mark by itself
+    )
+
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        for line in lines:
+            found = self.pattern.findall(line.decode("utf-8", "replace"))
+            if found:
+                yield [*found, EOS]
+
+
+class Bytes:
+    """One symbol a byte. ``<eos>`` never occurs in the text; it is only the input before a first byte."""
+
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        for line in lines:
+            yield list(line.decode("latin-1"))

@@ -1,0 +1,1 @@
+"""Token memories: which tokens followed contexts like this one?"""

@@ -1,0 +1,104 @@
+"""The external memory (TRIME Eq. 4): keys, tokens and places of a corpus in shards, and its top-K evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from trime.memory.search import Search, similarity
+from trime.types import Contexts, Float, Int, Mass, Tensor, UserError
+
+
+class Shards:
+    """Files ``00000.safetensors`` and so on, read through memory maps."""
+
+    def __init__(self, folder: Path):
+        self.paths = sorted(folder.glob("[0-9]*.safetensors"))
+        if not self.paths:
+            raise UserError(f"{folder} holds no shards: delete it and run stages encode and datastore")
+        self.files: list[Any] = [self.opened(path) for path in self.paths]
+
+    @staticmethod
+    def opened(path: Path) -> Any:
+        try:
+            return safe_open(path, "pt")
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} is truncated or no shard ({error}): delete its folder and run again") from None
+
+    def column(self, name: str) -> Tensor:
+        """One column of all shards."""
+        return torch.cat([file.get_tensor(name) for file in self.files])
+
+    def each(self, *names: str) -> Iterator[tuple[Tensor, ...]]:
+        """Columns, shard by shard."""
+        for file in self.files:
+            yield tuple(file.get_tensor(name) for name in names)
+
+
+class Datastore:
+    """What the model predicted where: keys g [N d], the tokens that followed, their documents."""
+
+    def __init__(self, folder: Path):
+        self.shards = Shards(folder)
+        self.token = self.shards.column("token").long()
+        self.document = self.shards.column("document").long()
+        self.starts = torch.tensor([0, *(len(part[0]) for part in self.shards.each("token"))]).cumsum(0)
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def blocks(self) -> Iterator[Float[Tensor, "m d"]]:
+        """All keys in order, a shard at a time."""
+        for (keys,) in self.shards.each("g"):
+            yield keys
+
+    def keys(self, index: Int[Tensor, "n k"]) -> Float[Tensor, "n k d"]:
+        """The stored keys of entries."""
+        flat = index.flatten()
+        shard = torch.bucketize(flat, self.starts, right=True) - 1
+        width = self.shards.files[0].get_slice("g").get_shape()[1]
+        found = torch.empty(len(flat), width)
+        for number in shard.unique().tolist():
+            chosen = (shard == number).nonzero().squeeze(1)
+            block = self.shards.files[number].get_tensor("g")
+            found[chosen] = block[flat[chosen] - self.starts[number]].float()
+        return found.view(*index.shape, width)
+
+
+class Nearest:
+    """The K entries of a datastore nearest to each query: kNN(M_ext, g(c)) of TRIME Eq. 7.
+
+    ``rescore`` computes the similarity to the stored keys, where the search only estimates it (the
+    papers' dagger rows). ``hide_own`` leaves out entries of the query's own document, for a datastore
+    built from the split that is being scored.
+    """
+
+    def __init__(self, store: Datastore, search: Search, k: int, metric: str, rescore: bool, hide_own: bool = False):
+        if not 1 <= k <= len(store):
+            raise UserError(f"index.k={k} neighbours of {len(store)} entries: lower index.k or raise datastore.tokens")
+        self.store, self.search, self.k, self.metric = store, search, k, metric
+        self.rescore, self.hide_own = rescore, hide_own
+
+    def entries(self, query: Contexts) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Similarity, token and number of the nearest entries; -inf similarity where there are fewer."""
+        score, index = self.search.nearest(query.g, self.k)
+        index = index.clamp(min=0)  # approximate search fills up with -1 at similarity -inf
+        if self.rescore:
+            keys = self.store.keys(index).to(query.g)
+            score = torch.where(score.isinf(), score, similarity(query.g[:, None], keys, self.metric).squeeze(1))
+        if self.hide_own:
+            own = self.store.document[index] == query.place.document[:, None]
+            score = score.masked_fill(own, -math.inf)
+        return score, self.store.token[index], index
+
+    def evidence(self, query: Contexts, divisor: Float[Tensor, "t"]) -> Mass:
+        """Mass [t n] of the nearest entries."""
+        score, token, _ = self.entries(query)
+        scores = score / divisor[:, None, None]
+        missed = token != query.token[:, None]
+        return Mass(scores.masked_fill(missed, -math.inf).logsumexp(-1), scores.logsumexp(-1))

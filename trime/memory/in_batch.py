@@ -1,0 +1,32 @@
+"""TRIME's training memory: the other contexts of the same batch, with gradient (section 4, Eq. 5)."""
+
+from __future__ import annotations
+
+import torch
+
+from trime.memory.blockwise import blockwise_mass
+from trime.memory.visibility import Others, Visibility
+from trime.types import Contexts, Float, Mass, Tensor
+
+
+class InBatch:
+    """Contexts of the batch under a visibility; the local ones are dropped with probability ``drop_local``.
+
+    ``draw``, uniform in [0, 1), comes from outside: a pure function of (seed, update).
+    """
+
+    def __init__(self, visibility: Visibility, drop_local: float = 0.0):
+        if not 0 <= drop_local <= 1:
+            raise ValueError(f"drop_local={drop_local} is a probability: choose train.memory.drop_local in [0, 1]")
+        self.visibility, self.drop_local = visibility, drop_local
+
+    def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, "t"], draw: float = 1.0) -> Mass:
+        """Mass [t n] of the batch's contexts ``seen`` for the queries."""
+        visibility = Others() if draw < self.drop_local else self.visibility
+        return blockwise_mass(query, seen, visibility, divisor)
+
+
+def local_draw(seed: int, update: int) -> float:
+    """The update's draw for dropping local memory: the same on every rank and after a resume."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
+    return float(torch.rand((), generator=generator, dtype=torch.float64))

@@ -1,0 +1,53 @@
+"""Long-term memory at test: the last M contexts before the window (TRIME section 4.2; Grave et al. 2017)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from trime.memory.blockwise import blockwise_mass
+from trime.memory.visibility import Everything, SameDocument
+from trime.types import Contexts, Float, Mass, Tensor
+
+
+class Recent:
+    """First in, first out: holds the ``max(sizes)`` last contexts written, and answers for every size at once.
+
+    ``crossing`` shows entries of earlier documents too (the published way). The ``overlap`` newest
+    entries, those which the window holds itself as context, are passed over unless ``repeats`` (the
+    published way counts them twice): sizes count from there.
+    """
+
+    def __init__(self, sizes: list[int], crossing: bool = False, repeats: bool = False):
+        if not sizes or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
+            raise ValueError(f"sizes={list(sizes)} must be positive and rising: mend tune.memory_size")
+        self.sizes, self.repeats = list(sizes), repeats
+        self.visibility = Everything() if crossing else SameDocument()
+        self.seen: Contexts | None = None
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.seen = None
+
+    def write(self, seen: Contexts, overlap: int = 0) -> None:
+        """Adds the newest entries, oldest first; keeps ``overlap`` more than the largest size."""
+        joined = seen if self.seen is None else Contexts.joined([self.seen, seen])
+        self.seen = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - overlap), None))
+
+    def evidence(self, query: Contexts, divisor: Float[Tensor, "t"], overlap: int = 0) -> Mass:
+        """Mass [s t n] at every size, in order."""
+        held = 0 if self.seen is None else len(self.seen.token) - (0 if self.repeats else overlap)
+        edges = [max(held - size, 0) for size in (0, *self.sizes)]
+        bands = [self.band(query, divisor, low, high) for high, low in zip(edges[:-1], edges[1:], strict=True)]
+        return Mass(
+            torch.stack([band.target for band in bands]).logcumsumexp(0),
+            torch.stack([band.total for band in bands]).logcumsumexp(0),
+        )
+
+    def band(self, query: Contexts, divisor: Tensor, low: int, high: int) -> Mass:
+        """Mass of the entries low to high, oldest first."""
+        if self.seen is None or low >= high:
+            nothing = query.g.new_full((len(divisor), len(query.token)), -math.inf)
+            return Mass(nothing, nothing)
+        return blockwise_mass(query, self.seen.take(slice(low, high)), self.visibility, divisor)

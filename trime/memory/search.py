@@ -1,0 +1,112 @@
+"""Nearest-neighbour search over keys: exact in blocks by PyTorch, or a FAISS index by its factory string."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from trime.types import Float, Int, Tensor, UserError
+
+Blocks = Callable[[], Iterator[Tensor]]  # all keys, in blocks
+TRAINING_POINTS = 64  # per centroid: a quarter of FAISS's default costs no recall here and a quarter of the time
+
+
+def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> Float[Tensor, "*n q m"]:
+    """Inner products, or negated squared distances."""
+    product = query @ key.transpose(-1, -2)
+    if metric == "ip":
+        return product
+    return 2 * product - query.square().sum(-1, keepdim=True) - key.square().sum(-1).unsqueeze(-2)
+
+
+class Search(Protocol):
+    kind: str  # "exact" or "approximate"
+
+    def nearest(
+        self, query: Float[Tensor, "n d"], k: int
+    ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Similarity and number of the k nearest keys, the best first; (-inf, -1) where fewer are found."""
+        ...
+
+
+class Exact:
+    """Every key is compared: O(N d) a query, one block of similarities at a time."""
+
+    kind = "exact"
+
+    def __init__(self, blocks: Blocks, metric: str, rows: int = 2**16):
+        self.blocks, self.metric, self.rows = blocks, metric, rows
+
+    def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        query = query.float()
+        best = query.new_full((len(query), k), -math.inf)
+        index = torch.full((len(query), k), -1, dtype=torch.long, device=query.device)
+        start = 0
+        for shard in self.blocks():
+            for keys in shard.split(self.rows):
+                scores = similarity(query, keys.to(query), self.metric)
+                top, where = scores.topk(min(k, len(keys)), dim=1)
+                best, chosen = torch.cat([best, top], 1).topk(k, dim=1)
+                index = torch.cat([index, where + start], 1).gather(1, chosen)
+                start += len(keys)
+        return best, index
+
+
+class Faiss:
+    """A FAISS index read from a file; ``probe`` cells of an inverted index are visited."""
+
+    def __init__(self, file: Path, metric: str, probe: int):
+        import faiss
+
+        try:
+            self.index = faiss.read_index(str(file))
+        except RuntimeError:
+            raise UserError(f"{file} is truncated or no FAISS index: delete its folder and run stage datastore") from None
+        self.metric = metric
+        self.kind = "exact" if isinstance(self.index, faiss.IndexFlat) else "approximate"
+        if hasattr(self.index, "nprobe"):
+            self.index.nprobe = probe
+
+    def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        found, index = self.index.search(query.float().cpu().numpy(), k)
+        score = torch.from_numpy(found) if self.metric == "ip" else -torch.from_numpy(found)
+        index_ = torch.from_numpy(index)
+        return score.masked_fill(index_ < 0, -math.inf).to(query.device), index_.to(query.device)
+
+
+def build_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path, bar: Any) -> None:
+    """Trains and fills an index and writes it to ``file``; an underscore in ``factory`` stands for a comma."""
+    import faiss
+
+    kind = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
+    try:
+        index = faiss.index_factory(width, factory.replace("_", ","), kind)
+    except RuntimeError:
+        raise UserError(f"index.factory={factory} is no FAISS factory string for width {width}: try IVF1024_SQ8") from None
+    if not index.is_trained:
+        index.train(training_sample(blocks, entries, index).numpy())
+    for keys in blocks():
+        index.add(keys.float().numpy())
+        bar.update(len(keys))
+    faiss.write_index(index, str(file))
+
+
+def training_sample(blocks: Blocks, entries: int, index: Any) -> Float[Tensor, "n d"]:
+    """An even sample of keys, as many as the index's cells want."""
+    import faiss
+
+    inverted = faiss.try_extract_index_ivf(index)
+    cells = inverted.nlist if inverted is not None else 256
+    if entries < 39 * cells:
+        raise UserError(
+            f"index.factory needs {39 * cells} entries to train {cells} cells and has {entries}: "
+            "choose index=exact, fewer cells, or raise datastore.tokens"
+        )
+    if inverted is not None:
+        inverted.cp.max_points_per_centroid = TRAINING_POINTS
+    step = max(1, entries // (max(cells, 1024) * TRAINING_POINTS))
+    return torch.cat([keys[::step].float() for keys in blocks()])

@@ -1,0 +1,111 @@
+"""Which memory entry may a query see? Pure functions of places (TRIME Fig. 2, Eq. 2-4).
+
+Each visibility also says which tiles hold no visible pair at all, so that they are never computed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from trime.types import Bool, Int, Place, Tensor
+
+
+class Extent(NamedTuple):
+    """The least and greatest document, segment and position in a tile."""
+
+    document: tuple[int, int]
+    segment: tuple[int, int]
+    position: tuple[int, int]
+
+
+class Visibility(Protocol):
+    """``sees`` answers pair by pair; ``rules_out`` only where no pair of two tiles can be visible."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]: ...
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool: ...
+
+
+def apart(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Two ranges share no value."""
+    return one[1] < other[0] or other[1] < one[0]
+
+
+def same(one: Int[Tensor, "n"], other: Int[Tensor, "m"]) -> Bool[Tensor, "n m"]:
+    return one[:, None] == other[None, :]
+
+
+def earlier(query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    return memory.position[None, :] < query.position[:, None]
+
+
+class Local:
+    """Preceding contexts of the same segment (Eq. 2)."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+        return same(query.segment, memory.segment) & earlier(query, memory)
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        return apart(query.segment, memory.segment) or query.position[1] <= memory.position[0]
+
+
+class Long:
+    """Preceding contexts of the same document, whichever segment they are in (Eq. 3 with Eq. 2)."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+        return same(query.document, memory.document) & earlier(query, memory)
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        return apart(query.document, memory.document) or query.position[1] <= memory.position[0]
+
+
+class Others:
+    """All contexts of other segments, before or after: section 4.3 with the local memory dropped."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+        return ~same(query.segment, memory.segment)
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        return query.segment == memory.segment and query.segment[0] == query.segment[1]
+
+
+class External:
+    """All contexts of other segments, and the preceding ones of the own segment (section 4.3)."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+        return ~same(query.segment, memory.segment) | earlier(query, memory)
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        alone = query.segment == memory.segment and query.segment[0] == query.segment[1]
+        return alone and query.position[1] <= memory.position[0]
+
+
+class Everything:
+    """Every entry: what a memory of earlier windows shows."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+        shape = len(query.segment), len(memory.segment)
+        return query.segment.new_ones(1, 1).bool().expand(shape)
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        return False
+
+
+class SameDocument:
+    """Every entry of the query's document: a memory of earlier windows that is bounded by documents."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+        return same(query.document, memory.document)
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        return apart(query.document, memory.document)
+
+
+class OtherDocuments:
+    """Every entry of another document: a datastore built from the very split that is being scored."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+        return ~same(query.document, memory.document)
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        return query.document == memory.document and query.document[0] == query.document[1]

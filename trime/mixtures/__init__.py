@@ -1,0 +1,1 @@
+"""Mixtures: how the vocabulary's evidence and the memories' become one probability."""

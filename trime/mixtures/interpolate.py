@@ -1,0 +1,26 @@
+"""A fixed share of the probability for the memory (TRIME Eq. 8 and 9; continuous cache; kNN-LM)."""
+
+from __future__ import annotations
+
+import torch
+
+from trime.types import Float, Mass, Tensor
+
+
+def union(found: list[Mass]) -> Mass:
+    """Several memories as one."""
+    return Mass(
+        torch.logsumexp(torch.stack(torch.broadcast_tensors(*(m.target for m in found))), 0),
+        torch.logsumexp(torch.stack(torch.broadcast_tensors(*(m.total for m in found))), 0),
+    )
+
+
+def interpolate(
+    base: Float[Tensor, "*#s n"], memory: Mass, share: Float[Tensor, "*#s n"] | Float[Tensor, "*#s 1"] | float
+) -> Float[Tensor, "*s n"]:
+    """log((1 - share) P + share P'), P' the memory's own softmax; where the memory is empty, the base."""
+    share = torch.as_tensor(share, dtype=base.dtype, device=base.device)
+    empty = memory.total.isinf()
+    inside = memory.target - torch.where(empty, 0, memory.total)
+    mixed = torch.logaddexp(base + torch.log1p(-share), inside + share.log())
+    return torch.where(empty, base, mixed)

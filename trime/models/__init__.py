@@ -1,0 +1,1 @@
+"""Backbones, embeddings and output heads."""

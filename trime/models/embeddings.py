@@ -1,0 +1,73 @@
+"""From tokens to the first hidden state: adaptive or plain input embeddings, sinusoidal positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from trime.types import Float, Int, Tensor
+
+
+def band_edges(cutoffs: list[int], vocabulary: int) -> list[tuple[int, int]]:
+    """The bands [low, high) of a vocabulary in order of frequency; cutoffs at or above its size fall away."""
+    if sorted(set(cutoffs)) != list(cutoffs) or any(cutoff <= 0 for cutoff in cutoffs):
+        raise ValueError(f"cutoffs={list(cutoffs)} must be positive and rising: mend model.embedding.cutoffs")
+    edges = [0, *(cutoff for cutoff in cutoffs if cutoff < vocabulary), vocabulary]
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+class AdaptiveInput(nn.Module):
+    """Adaptive input representations (Baevski & Auli 2019): rarer bands have narrower tables.
+
+    Band i has width ``width // factor**i`` and a bias-free projection to ``width``. With no cutoffs
+    there is a single band, the usual embedding followed by a square projection.
+    """
+
+    def __init__(self, vocabulary: int, width: int, cutoffs: list[int], factor: float = 4.0):
+        super().__init__()
+        self.vocabulary, self.width = vocabulary, width
+        self.bands = band_edges(cutoffs, vocabulary)
+        dims = [int(width // factor**i) for i in range(len(self.bands))]
+        if min(dims) < 1:
+            raise ValueError(f"width={width} leaves no room for {len(dims)} bands at factor={factor}: use fewer cutoffs")
+        self.tables = nn.ModuleList(
+            nn.Embedding(high - low, dim) for (low, high), dim in zip(self.bands, dims, strict=True)
+        )
+        self.projections = nn.ModuleList(nn.Linear(dim, width, bias=False) for dim in dims)
+        for table, projection in zip(self.tables, self.projections, strict=True):
+            nn.init.normal_(table.weight, std=table.embedding_dim**-0.5)
+            nn.init.xavier_uniform_(projection.weight)
+
+    def forward(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
+        """Embeddings of tokens, unscaled."""
+        flat = tokens.flatten()
+        out = self.projections[0].weight.new_zeros(len(flat), self.width)
+        for (low, high), table, projection in zip(self.bands, self.tables, self.projections, strict=True):
+            inside = ((flat >= low) & (flat < high)).nonzero().squeeze(1)
+            vectors = projection(table(flat[inside] - low))
+            out = out.to(vectors.dtype).index_copy(0, inside, vectors)
+        return out.view(*tokens.shape, self.width)
+
+
+class PlainInput(nn.Module):
+    """One embedding table."""
+
+    def __init__(self, vocabulary: int, width: int):
+        super().__init__()
+        self.vocabulary, self.width = vocabulary, width
+        self.table = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.table.weight, std=width**-0.5)
+
+    def forward(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
+        """Embeddings of tokens, unscaled."""
+        return self.table(tokens)
+
+
+def sinusoids(length: int, width: int, first: int) -> Float[Tensor, "l d"]:
+    """Positions first, first+1, ...: all sines, then all cosines, frequencies exp(-k ln 10^4 / (d/2 - 1))."""
+    half = width // 2
+    frequency = torch.exp(torch.arange(half) * -(math.log(10_000) / max(half - 1, 1)))
+    angle = torch.arange(first, first + length)[:, None] * frequency
+    return nn.functional.pad(torch.cat([angle.sin(), angle.cos()], 1), (0, width % 2))

@@ -1,0 +1,57 @@
+"""A whole language model: embedding, backbone and head, built from conf/model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from safetensors.torch import load_model, save_model
+from torch import nn
+
+from trime.types import Int, Mass, Tensor, UserError
+
+
+class Network(nn.Module):
+    """Tokens to (f, g) by ``backbone``, f to evidence by ``head``; tables may be shared between them."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module):
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    @property
+    def width(self) -> int:
+        """Width of g."""
+        return self.backbone.width  # type: ignore[return-value]
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained numbers, shared ones once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def vocabulary_mass(self, f: Tensor, target: Int[Tensor, "n"]) -> Mass:
+        """The vocabulary's evidence for targets."""
+        return self.head.evidence(f, target)  # type: ignore[operator]
+
+
+def build_network(model: Any, vocabulary: int) -> Network:
+    """The network that conf/model describes, for a vocabulary of that size."""
+    embedding = instantiate(model.embedding, _partial_=True)(vocabulary=vocabulary)
+    backbone = instantiate(model.backbone, _partial_=True)(embedding=embedding)
+    return Network(backbone, instantiate(model.head, _partial_=True)(embedding=embedding))
+
+
+def save_network(network: Network, path: Path) -> None:
+    """Writes the weights as safetensors, shared ones once."""
+    save_model(network, str(path))
+
+
+def load_network(model: Any, vocabulary: int, path: Path) -> Network:
+    """The network with weights from a file; UserError where they do not fit."""
+    network = build_network(model, vocabulary)
+    try:
+        load_model(network, str(path))
+    except Exception as error:  # safetensors raises several kinds, none of them public
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} does not hold this model's weights ({reason}): delete its folder and run stage fit") from None
+    return network

@@ -1,0 +1,70 @@
+"""The pre-norm Transformer language model of Baevski & Auli (2019), the backbone of TRIME (Appendix D)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from trime.models.attention import CausalAttention, feed_forward
+from trime.models.embeddings import AdaptiveInput, PlainInput, sinusoids
+from trime.types import Bool, Encoding, Float, Int, Tensor
+
+
+class Layer(nn.Module):
+    """x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, heads, inner_dropout)
+        self.feed_norm = nn.LayerNorm(width)
+        self.feed = feed_forward(width, inner, inner_dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "b l d"]) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
+        """The layer's output, and the input of its feed-forward block."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        g = self.feed_norm(x)
+        return x + self.dropout(self.feed(g)), g
+
+
+class Transformer(nn.Module):
+    """Sinusoidal positions, ``layers`` pre-norm layers, and a last norm unless ``final_norm=false``.
+
+    ``inner_dropout`` applies to attention weights and ReLU outputs, ``dropout`` elsewhere.
+    ``first_position`` is the number of a row's first token, 2 as in fairseq's checkpoints.
+    """
+
+    def __init__(
+        self,
+        embedding: AdaptiveInput | PlainInput,
+        layers: int,
+        heads: int,
+        inner: int,
+        positions: int,
+        dropout: float = 0.0,
+        inner_dropout: float = 0.0,
+        final_norm: bool = True,
+        first_position: int = 2,
+    ):
+        super().__init__()
+        width = embedding.width
+        self.embedding, self.positions, self.width = embedding, positions, width
+        self.register_buffer("position", sinusoids(positions, width, first_position), persistent=False)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(Layer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
+        self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
+
+    def forward(
+        self, tokens: Int[Tensor, "b l"], state: None = None, fresh: Bool[Tensor, "b"] | None = None
+    ) -> tuple[Encoding, None]:
+        """Encodes each row on its own; there is no state to carry."""
+        length = tokens.shape[1]
+        if length > self.positions:
+            raise ValueError(f"a row of {length} tokens exceeds model.backbone.positions={self.positions}")
+        x = math.sqrt(self.width) * self.embedding(tokens) + self.position[:length]
+        x = g = self.dropout(x)
+        for layer in self.layers:
+            x, g = layer(x)
+        return Encoding(self.final_norm(x), g), None

@@ -1,0 +1,1 @@
+"""Optimisers and schedules that torch does not have as published."""

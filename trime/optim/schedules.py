@@ -1,0 +1,58 @@
+"""Learning rates by update number, counted from 0 (TRIME Table 9; fairseq's schedulers)."""
+
+from __future__ import annotations
+
+import math
+
+
+class Cosine:
+    """Linear warm-up from ``initial`` to ``peak``, then cosine periods from ``peak`` down to ``floor``.
+
+    Each period is ``stretch`` times as long as the one before, its two ends ``shrink`` times as high.
+    ``period`` null: one period up to the last update.
+    """
+
+    def __init__(
+        self,
+        peak: float,
+        updates: int,
+        floor: float = 0.0,
+        warmup: int = 0,
+        initial: float = 0.0,
+        period: int | None = None,
+        stretch: float = 1.0,
+        shrink: float = 0.1,
+    ):
+        self.peak, self.floor, self.warmup, self.initial = peak, floor, warmup, initial
+        self.period, self.stretch, self.shrink = period or max(1, updates - warmup), stretch, shrink
+
+    def __call__(self, update: int) -> float:
+        """The learning rate of an update."""
+        if update < self.warmup:
+            return self.initial + (self.peak - self.initial) * update / self.warmup
+        number, done, length = self.place(update - self.warmup)
+        scale = self.shrink**number
+        return scale * (self.floor + (self.peak - self.floor) / 2 * (1 + math.cos(math.pi * done / length)))
+
+    def place(self, past: int) -> tuple[int, float, float]:
+        """Number of the period, updates done in it, its length."""
+        if self.stretch == 1:
+            return past // self.period, past % self.period, self.period
+        number = math.floor(math.log(1 - past / self.period * (1 - self.stretch), self.stretch))
+        length = self.period * self.stretch**number
+        return number, past - (1 - self.stretch**number) / (1 - self.stretch) * self.period, length
+
+
+class InverseSquareRoot:
+    """Linear warm-up from ``initial`` to ``peak``, then peak sqrt(warmup / update)."""
+
+    def __init__(self, peak: float, warmup: int, updates: int = 0, initial: float = 0.0):
+        if warmup < 1:
+            raise ValueError(f"schedule.warmup={warmup}: inverse square root needs at least one update of warm-up")
+        self.peak, self.warmup, self.initial = peak, warmup, initial
+
+    def __call__(self, update: int) -> float:
+        """The learning rate of an update."""
+        if update < self.warmup:
+            return self.initial + (self.peak - self.initial) * update / self.warmup
+        return self.peak * math.sqrt(self.warmup / update)

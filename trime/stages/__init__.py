@@ -1,0 +1,1 @@
+"""Stages: prepare, pack, fit, encode, datastore, tune, evaluate, report; one file each."""

@@ -1,0 +1,129 @@
+"""An artefact: what a stage leaves, in a folder named by the hash of exactly what determines it.
+
+It is built in ``NAME.partial`` under a lock and renamed when whole; a killed build goes on there. A
+manifest of file sizes lets a truncated artefact be told from a whole one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from abc import ABC, abstractmethod
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from filelock import FileLock, Timeout
+from omegaconf import DictConfig, OmegaConf
+
+from trime.types import UserError
+
+MANIFEST = "manifest.json"
+
+
+class Artefact(ABC):
+    """Built once, found again by its fingerprint. ``format`` goes up when the layout of the folder changes."""
+
+    kind: ClassVar[str]
+    format: ClassVar[int] = 1
+    stage: ClassVar[str]  # the stage that makes it
+
+    def __init__(self, config: DictConfig):
+        self.config = config
+
+    @abstractmethod
+    def settings(self) -> Any:
+        """The part of the configuration, and of the world, that determines the content."""
+
+    def needs(self) -> list[Artefact]:
+        """The artefacts it is made from."""
+        return []
+
+    @abstractmethod
+    def build(self, folder: Path) -> None:
+        """Makes the content in ``folder``, going on with what a killed build left there."""
+
+    def root(self) -> Path:
+        return Path(self.config.paths.outputs) / "artefacts"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of kind, format, settings and what it is made from."""
+        content = [self.kind, self.format, self.settings(), [need.fingerprint for need in self.needs()]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+    @property
+    def folder(self) -> Path:
+        return self.root() / f"{self.kind}-{self.fingerprint}"
+
+    def path(self) -> Path:
+        """The finished folder; UserError where it is missing or truncated."""
+        if not self.folder.is_dir():
+            raise UserError(f"{self.folder} is missing: add {self.stage} to stages, or leave stages= out")
+        check_manifest(self.folder)
+        return self.folder
+
+    def make(self) -> bool:
+        """Builds it unless it exists; True where it was built now."""
+        for need in self.needs():
+            need.path()
+        if self.folder.is_dir():
+            self.path()
+            return False
+        self.root().mkdir(parents=True, exist_ok=True)
+        with self.lock():
+            if not self.folder.is_dir():
+                partial = self.folder.with_name(self.folder.name + ".partial")
+                partial.mkdir(exist_ok=True)
+                self.build(partial)
+                write_manifest(partial)
+                partial.replace(self.folder)
+        return True
+
+    def lock(self) -> FileLock:
+        lock = FileLock(self.root() / f".{self.kind}-{self.fingerprint}.lock")
+        try:
+            lock.acquire(timeout=0)
+            lock.release()
+        except Timeout:
+            print(f"waiting for another run that makes {self.folder}")
+        return lock
+
+
+def write_manifest(folder: Path) -> None:
+    """Lists every file's size."""
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    (folder / MANIFEST).write_text(json.dumps(sizes, indent=0))
+
+
+def check_manifest(folder: Path) -> None:
+    """Raises UserError where a file is missing or has another size."""
+    try:
+        sizes = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        raise UserError(f"{folder} has no readable {MANIFEST}: delete the folder and run again") from None
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise UserError(f"{path} is missing or truncated: delete {folder} and run again")
+
+
+def plain(config: Any) -> Any:
+    """A configuration as dicts and lists, resolved."""
+    return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+
+
+def write_aside(path: Path, content: str) -> None:
+    """Writes a text file whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(content, encoding="utf-8")
+    partial.replace(path)
+
+
+def copied(source: Path, target: Path) -> None:
+    """Copies a file whole or not at all, where there is one."""
+    if source.is_file():
+        partial = target.with_name(target.name + ".partial")
+        shutil.copyfile(source, partial)
+        partial.replace(target)

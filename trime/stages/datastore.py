@@ -1,0 +1,101 @@
+"""datastore: the index over the encoded external corpus (TRIME section 5.2)."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from trime.memory.datastore import Datastore, Nearest
+from trime.memory.search import Exact, Faiss, Search, build_faiss
+from trime.metrics import Meter
+from trime.stages.artefact import Artefact, check_manifest
+from trime.stages.encode import Encode
+from trime.stages.fit import fitted
+from trime.types import UserError
+
+
+class Index(Artefact):
+    """A FAISS index file, or nothing but a description where search is exact by brute force."""
+
+    kind, stage = "datastore", "datastore"
+
+    @cached_property
+    def store(self) -> Artefact:
+        """The encoded corpus: this run's, or the folder ``datastore.path=DIR`` names."""
+        if self.config.datastore.path:
+            return GivenStore(self.config)
+        return Encode(self.config, "datastore", self.config.datastore.split)
+
+    def needs(self) -> list[Artefact]:
+        return [self.store]
+
+    def settings(self) -> Any:
+        return {"factory": self.config.index.factory, "metric": self.config.index.metric}
+
+    def build(self, folder: Path) -> None:
+        meter, store, index = Meter(), Datastore(self.store.path()), self.config.index
+        if index.metric not in ("ip", "l2"):
+            raise UserError(f"index.metric={index.metric}: choose ip (inner product) or l2 (squared distance)")
+        width = self.information()["width"]
+        if index.factory:
+            with tqdm(total=len(store), unit="key", unit_scale=True, desc=f"index {index.factory}", mininterval=1) as bar:
+                build_faiss(store.blocks, len(store), width, index.factory, index.metric, folder / "index.faiss", bar)
+        size = sum(path.stat().st_size for place in (folder, self.store.path()) for path in place.iterdir())
+        content = {
+            "entries": len(store),
+            "bytes": size,
+            "index": index.factory or "exact",
+            "metric": index.metric,
+            "build_seconds": round(meter.seconds + self.information()["seconds"], 1),
+        }
+        (folder / "datastore.json").write_text(json.dumps(content, indent=1))
+
+    def information(self) -> dict[str, Any]:
+        return json.loads((self.store.path() / "encode.json").read_text())
+
+    def statistics(self) -> dict[str, Any]:
+        return json.loads((self.path() / "datastore.json").read_text())
+
+    def nearest(self, split: str) -> Nearest:
+        """The memory of the K nearest entries, for queries of a split."""
+        store, index = Datastore(self.store.path()), self.config.index
+        search: Search = Exact(store.blocks, index.metric)
+        if index.factory:
+            search = Faiss(self.path() / "index.faiss", index.metric, index.probe)
+        own = self.config.datastore
+        same = own.split == split and own.get("dataset") == self.config.evaluate.get("dataset")
+        return Nearest(store, search, index.k, index.metric, index.rescore, hide_own=same)
+
+
+class GivenStore(Artefact):
+    """A datastore that another run encoded; refused where the model or the vocabulary is another."""
+
+    kind, stage = "encode", "encode"
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.datastore.path).expanduser()
+
+    def settings(self) -> Any:
+        check_manifest(self.folder)
+        try:
+            content = json.loads((self.folder / "encode.json").read_text())
+        except (OSError, ValueError):
+            raise UserError(f"datastore.path={self.folder} is no datastore: name a folder encode-… of a run") from None
+        if content["model"] != fitted(self.config).fingerprint:
+            raise UserError(f"datastore.path={self.folder} was encoded by another model: its keys mean nothing to this one")
+        return content
+
+    def build(self, folder: Path) -> None:
+        raise UserError(f"datastore.path={folder} does not exist")
+
+
+def uses_external(config: DictConfig) -> bool:
+    """Some row names the external memory."""
+    rows = config.evaluate.rows
+    return any("external" in [*row.get("joint", []), *sum(map(list, row.get("interpolate", [])), [])] for row in rows)

@@ -1,0 +1,157 @@
+"""encode: each context's g, its token, and the vocabulary's mass, in shards.
+
+Tuning, evaluation and datastores are passes over these, without the model. A shard is written whole or
+not at all, and a killed run goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from trime.data.corpus import Corpus
+from trime.data.module import WindowLoader
+from trime.data.segments import Segments, cut, one_document
+from trime.memory.datastore import Shards
+from trime.metrics import Meter
+from trime.stages.artefact import Artefact
+from trime.stages.fit import fitted, open_network, precision
+from trime.stages.prepare import Prepare, prepared
+from trime.tasks.language_model import vocabulary_evidence
+from trime.tasks.scoring import Window
+from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, is_token
+
+SHARD = 2**17  # scored tokens
+
+
+class Encode(Artefact):
+    """A split as the model sees it. ``section`` is where its dataset and budget stand: evaluate or datastore."""
+
+    kind = "encode"
+
+    def __init__(self, config: DictConfig, section: str, split: str):
+        super().__init__(config)
+        self.section, self.split = section, split
+        self.stage = "evaluate" if split == "test" and section == "evaluate" else "encode"  # type: ignore[misc]
+
+    @cached_property
+    def corpus_artefact(self) -> Prepare:
+        return prepared(self.config, self.section)
+
+    def needs(self) -> list[Artefact]:
+        return [self.corpus_artefact, fitted(self.config)]
+
+    def settings(self) -> Any:
+        evaluate = self.config.evaluate
+        return {
+            "split": self.split,
+            "tokens": self.config[self.section].tokens,
+            "block": evaluate.block,
+            "context": evaluate.context,
+            "bounded": evaluate.bounded,
+            "dtype": self.config[self.section].dtype,
+            "scored_only": self.section == "datastore",
+        }
+
+    def windows(self, corpus: Corpus) -> Segments:
+        text, evaluate = corpus.split(self.split), self.config.evaluate
+        offsets = text.offsets if evaluate.bounded else one_document(text.offsets)
+        return cut(offsets, evaluate.block, evaluate.context, self.config[self.section].tokens)
+
+    def build(self, folder: Path) -> None:
+        corpus, meter = self.corpus_artefact.corpus(), Meter()
+        network, described = open_network(fitted(self.config).path())
+        if described["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
+            raise UserError(
+                f"the model was trained with another vocabulary ({described['vocabulary']:,} symbols) than "
+                f"{corpus.statistics['name']}'s ({len(corpus.vocabulary):,}): evaluate it with the dataset it was "
+                "trained on as dataset=, and name other text by dataset@evaluate.dataset="
+            )
+        windows = self.windows(corpus)
+        device = device_of(self.config)
+        network.to(device)
+        per_shard = max(1, SHARD // self.config.evaluate.block)
+        seconds = 0.0
+        with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}", mininterval=1) as bar:
+            for number, start in enumerate(range(0, len(windows), per_shard)):
+                part = windows.take(slice(start, start + per_shard))
+                file = folder / f"{number:05d}.safetensors"
+                if not file.exists():
+                    before = meter.seconds
+                    self.write(file, network, corpus, part, start, device)
+                    seconds += meter.seconds - before
+                bar.update(part.scored())
+        content = {
+            "tokens": windows.scored(),
+            "seconds": round(seconds, 3),
+            "peak_memory_mb": meter.peak_memory_mb,
+            "width": network.width,
+            "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
+            "model": fitted(self.config).fingerprint,
+            "characters": corpus.statistics["characters"],
+        }
+        (folder / "encode.json").write_text(json.dumps(content, indent=1))
+
+    @torch.no_grad()
+    def write(self, file: Path, network: Any, corpus: Corpus, windows: Segments, first: int, device: Any) -> None:
+        """One shard."""
+        rows = max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
+        parts = []
+        mixed = device.type == "cuda" and str(precision(self.config.trainer.precision)).startswith("bf16")
+        for batch in WindowLoader(corpus.split(self.split), windows, rows, corpus.vocabulary.eos):
+            moved = Batch(*(part.to(device) for part in batch))
+            with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+                parts.append(self.columns(network, moved, first))
+        joined = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
+        aside = file.with_suffix(".partial")
+        save_file(joined, aside)
+        aside.replace(file)
+
+    def columns(self, network: Any, batch: Batch, first: int) -> dict[str, Tensor]:
+        """The columns of a batch: every token of its windows, or the scored ones alone for a datastore."""
+        contexts, vocabulary = vocabulary_evidence(network, batch)
+        scored = batch.scored.flatten()
+        kept = scored if self.section == "datastore" else is_token(batch).flatten()
+        chosen = contexts.take(kept)
+        masses = torch.full((2, len(scored)), math.nan, device=scored.device)
+        masses[:, scored] = torch.stack([vocabulary.target, vocabulary.total]).float()
+        columns = {
+            "g": chosen.g.to(getattr(torch, self.config[self.section].dtype)),
+            "token": chosen.token.int(),
+            "document": chosen.place.document.int(),
+            "segment": (chosen.place.segment + first).int(),
+            "position": chosen.place.position.int(),
+        }
+        if self.section == "evaluate":
+            columns |= {"target": masses[0, kept], "total": masses[1, kept]}
+        return {name: column.cpu() for name, column in columns.items()}
+
+    def information(self) -> dict[str, Any]:
+        return json.loads((self.path() / "encode.json").read_text())
+
+
+def device_of(config: DictConfig) -> torch.device:
+    """Where models run: as the trainer's accelerator says."""
+    return torch.device("cuda" if torch.cuda.is_available() and config.trainer.accelerator != "cpu" else "cpu")
+
+
+def windows_of(folder: Path) -> Iterator[Window]:
+    """The windows of an encoded split, in stream order."""
+    names = ("g", "token", "document", "segment", "position", "target", "total")
+    for g, token, document, segment, position, target, total in Shards(folder).each(*names):
+        place = Place(document.long(), segment.long(), position.long())
+        whole = Contexts(g.float(), token.long(), place)
+        edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
+        for low, high in zip(edges[:-1], edges[1:], strict=True):
+            context = int(total[low:high].isnan().sum())
+            mass = Mass(target[low + context : high], total[low + context : high])
+            yield Window(whole.take(slice(low, high)), context, mass)

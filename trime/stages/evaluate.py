@@ -1,0 +1,64 @@
+"""evaluate: the test split, once, with what tune chose; each row in a pass of its own, for its speed and memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trime.metrics import Meter
+from trime.stages.artefact import Artefact, plain
+from trime.stages.datastore import Index, uses_external
+from trime.stages.encode import Encode
+from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
+from trime.tasks.rows import Row, rows_of
+
+
+class Evaluate(Artefact):
+    """``rows.json``: loss and perplexity of every row on test."""
+
+    kind, stage = "evaluate", "evaluate"
+
+    def encoded(self) -> Encode:
+        return Encode(self.config, "evaluate", "test")
+
+    def needs(self) -> list[Artefact]:
+        index = [Index(self.config)] if uses_external(self.config) else []
+        return [self.encoded(), Tune(self.config), *index]
+
+    def settings(self) -> Any:
+        return {}
+
+    def build(self, folder: Path) -> None:
+        rows = rows_of(plain(self.config.evaluate.rows), self.config.tune)
+        tuned = Tune(self.config).tuned()["rows"]
+        results = [self.row(row.at(found["tuned"]), found["tuned"], folder, i) for i, (row, found) in enumerate(zip(rows, tuned, strict=True))]
+        (folder / "rows.json").write_text(json.dumps(results, indent=1))
+
+    def row(self, row: Row, tuned: dict[str, float], folder: Path, number: int) -> dict[str, Any]:
+        """One row over the whole split; kept aside, so that a killed run goes on with the next row."""
+        aside = folder / f"row-{number}.json"
+        if aside.exists():
+            return json.loads(aside.read_text())
+        meter, sums = Meter(), Sums()
+        scorer = scorer_of(self.config, [row], "test")
+        for window, (score,) in scorer.scores(watched(self.encoded(), row.label)):
+            sums.add(window, score)
+        found = outcome(row, sums)
+        information = self.encoded().information()
+        seconds = meter.seconds + information["seconds"]
+        found |= {
+            "tuned": tuned,
+            "search": scorer.nearest.search.kind if scorer.nearest else None,
+            "k": scorer.nearest.k if scorer.nearest else None,
+            "memory_size": tuned.get("memory_size"),
+            "tokens_per_second": round(found["tokens"] / max(seconds, 1e-9), 1),
+            "peak_memory_mb": max(meter.peak_memory_mb, information["peak_memory_mb"]),
+        }
+        partial = aside.with_suffix(".partial")
+        partial.write_text(json.dumps(found))
+        partial.replace(aside)
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        return json.loads((self.path() / "rows.json").read_text())

@@ -1,0 +1,209 @@
+"""fit: trains the model; goes on from its last checkpoint, mid-epoch, with the same batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from trime.data.module import PlannedLoader, TextModule, WindowLoader
+from trime.data.segments import cut, one_document
+from trime.metrics import Meter
+from trime.models.network import Network, build_network, load_network, save_network
+from trime.stages.artefact import Artefact, check_manifest, plain
+from trime.stages.pack import Pack, training_segments
+from trime.stages.prepare import Prepare
+from trime.tasks.history import History
+from trime.tasks.language_model import LanguageModel, Training
+from trime.types import UserError
+
+SETTINGS = ("segments", "batching", "memory", "train", "optimizer", "schedule", "seed")
+HARMLESS = ("checkpoint_every", "validate_every", "validate_tokens", "log_every")  # of train: no weight depends on them
+
+
+class Fit(Artefact):
+    """The trained model: ``model.safetensors``, ``model.json``, ``train.json``, ``metrics.csv``."""
+
+    kind, stage = "fit", "fit"
+
+    def needs(self) -> list[Artefact]:
+        pack = [Pack(self.config)] if self.config.batching._target_.endswith("BM25") else []
+        return [Prepare(self.config), *pack]
+
+    def settings(self) -> Any:
+        chosen = {name: plain(self.config[name]) for name in SETTINGS}
+        chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in HARMLESS}
+        chosen["model"] = model_of(self.config)
+        chosen["precision"] = self.config.trainer.precision
+        return chosen
+
+    def build(self, folder: Path) -> None:
+        corpus = Prepare(self.config).corpus()
+        pl.seed_everything(self.config.seed, verbose=False)
+        check_positions(self.config)
+        network = build_network(self.config.model, len(corpus.vocabulary))
+        print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
+        meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
+        task = self.task(network)
+        trainer = self.trainer(folder, history)
+        with quiet():
+            trainer.fit(task, datamodule=self.data(corpus), ckpt_path=newest(folder / "checkpoints"), weights_only=True)
+        if trainer.global_step < self.config.train.updates:
+            raise KeyboardInterrupt  # Lightning swallows it; the checkpoint stays
+        save_network(task.network, folder / "model.safetensors")
+        describe(folder, self.config, corpus)
+        history.tick()
+        report = {
+            "updates": trainer.global_step,
+            "tokens": history.tokens,
+            "seconds": round(history.seconds, 1),
+            "tokens_per_second": round(history.tokens / max(history.seconds, 1e-9), 1),
+            "peak_memory_mb": meter.peak_memory_mb,
+            "parameters": network.parameter_count,
+        }
+        (folder / "train.json").write_text(json.dumps(report, indent=1))
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+    def data(self, corpus: Any) -> TextModule:
+        """Training micro-batches in planned order, and the first tokens of the validation split."""
+        train, batching = self.config.train, instantiate(self.config.batching)
+        text, valid, eos = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.eos
+        neighbours = Pack(self.config).neighbours() if batching.needs_neighbours else None
+        segments = training_segments(self.config, text)
+        loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, eos)
+        offsets = valid.offsets if self.config.segments.bounded else one_document(valid.offsets)
+        windows = cut(offsets, self.config.segments.length, tokens=train.validate_tokens)
+        return TextModule(loader, WindowLoader(valid, windows, batching.size, eos))
+
+    def task(self, network: Network) -> LanguageModel:
+        train = self.config.train
+        plain_updates = math.ceil(train.plain_share * train.updates)
+        training = Training(self.config.seed, plain_updates, train.accumulate, train.clip_norm)
+        memory = instantiate(self.config.memory) if self.config.memory.get("_target_") else None
+        optimizer = instantiate(self.config.optimizer, _partial_=True)
+        return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule))
+
+    def trainer(self, folder: Path, history: History) -> pl.Trainer:
+        train, own = self.config.train, plain(self.config.trainer)
+        own["precision"] = precision(own["precision"])
+        if own["devices"] != 1:
+            raise UserError(f"trainer.devices={own['devices']}: several devices are not supported yet, set 1")
+        checkpoints = ModelCheckpoint(
+            folder / "checkpoints", "{step:09d}", every_n_train_steps=train.checkpoint_every, save_top_k=1, monitor="step", mode="max"
+        )
+        every = min(train.validate_every, train.updates) * train.accumulate
+        logger = instantiate(self.config.logger.lightning) if self.config.logger.lightning else False
+        return pl.Trainer(
+            max_steps=train.updates,
+            accumulate_grad_batches=train.accumulate,
+            val_check_interval=every,
+            log_every_n_steps=train.log_every,
+            num_sanity_val_steps=0,
+            callbacks=[checkpoints, history, progress_bar()],
+            logger=logger,
+            enable_model_summary=False,
+            default_root_dir=folder,
+            **own,
+        )
+
+
+class Given(Artefact):
+    """A model that was trained or imported before: the folder ``checkpoint=DIR`` names."""
+
+    kind, stage = "fit", "fit"
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.checkpoint).expanduser()
+
+    def settings(self) -> Any:
+        check_manifest(self.folder)
+        return hashlib.sha256((self.folder / "model.safetensors").read_bytes()).hexdigest()
+
+    def build(self, folder: Path) -> None:
+        raise UserError(f"checkpoint={folder} does not exist: name a folder that stage fit made")
+
+
+def fitted(config: DictConfig) -> Artefact:
+    """The model the run uses: trained, or given."""
+    return Given(config) if config.checkpoint else Fit(config)
+
+
+def model_of(config: DictConfig) -> dict[str, Any]:
+    """The parts of conf/model that build a network."""
+    return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")}
+
+
+def describe(folder: Path, config: DictConfig, corpus: Any) -> None:
+    """What a later stage needs to build the network again, and to refuse another vocabulary."""
+    content = {
+        "model": model_of(config),
+        "vocabulary": len(corpus.vocabulary),
+        "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
+    }
+    (folder / "model.json").write_text(json.dumps(content, indent=1))
+
+
+def open_network(folder: Path) -> tuple[Network, dict[str, Any]]:
+    """The trained network, ready to evaluate, and its description."""
+    from omegaconf import OmegaConf
+
+    try:
+        described = json.loads((folder / "model.json").read_text())
+    except (OSError, ValueError):
+        raise UserError(f"{folder} holds no model.json: name a folder that stage fit made") from None
+    network = load_network(OmegaConf.create(described["model"]), described["vocabulary"], folder / "model.safetensors")
+    return network.eval(), described
+
+
+def check_positions(config: DictConfig) -> None:
+    """Raises UserError where a segment or a window is longer than the model's positions."""
+    positions = config.model.backbone.positions
+    window = config.evaluate.block + config.evaluate.context
+    for name, length in {"segments.length": config.segments.length, "evaluate.block + evaluate.context": window}.items():
+        if length > positions:
+            raise UserError(f"{name}={length} exceeds model.backbone.positions={positions}: lower it, or raise the positions")
+
+
+def precision(chosen: str | int) -> Any:
+    """"auto" is bf16 where the device has it."""
+    if chosen != "auto":
+        return chosen
+    return "bf16-mixed" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "32-true"
+
+
+def newest(folder: Path) -> str | None:
+    """The last checkpoint of a killed run."""
+    found = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    if found:
+        print(f"fit goes on from {found[-1].name}")
+    return str(found[-1]) if found else None
+
+
+def progress_bar() -> pl.Callback:
+    from pytorch_lightning.callbacks import TQDMProgressBar
+
+    return TQDMProgressBar(refresh_rate=20)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Lightning's adverts and hints out of the log."""
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

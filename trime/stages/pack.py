@@ -1,0 +1,74 @@
+"""pack: the BM25 neighbours of every training segment (TRIME Algorithm 1's SimSeg), cached on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from trime.data.corpus import Split
+from trime.data.module import terms_of
+from trime.data.segments import Segments, check_length, cut, one_document
+from trime.stages.artefact import Artefact, plain
+from trime.stages.prepare import Prepare
+
+QUERIES = 2048  # a file
+
+
+def training_segments(config: DictConfig, text: Split) -> Segments:
+    """The training split's segments."""
+    check_length(text, config.segments.length, "training")
+    offsets = text.offsets if config.segments.bounded else one_document(text.offsets)
+    return cut(offsets, config.segments.length)
+
+
+class Pack(Artefact):
+    """``neighbours.npy`` [segments k]."""
+
+    kind, stage = "pack", "pack"
+
+    def root(self) -> Path:
+        return Path(self.config.paths.data) / "packed"
+
+    def needs(self) -> list[Artefact]:
+        return [Prepare(self.config)]
+
+    def settings(self) -> Any:
+        return {
+            "segments": plain(self.config.segments),
+            "k": self.config.batching.k,
+            "backend": plain(self.config.neighbours),
+        }
+
+    def build(self, folder: Path) -> None:
+        corpus = Prepare(self.config).corpus()
+        text = corpus.split("train")
+        segments = training_segments(self.config, text)
+        special = [corpus.vocabulary.eos, corpus.vocabulary.unknown]
+        parts = [folder / f"part-{start:09d}.npy" for start in range(0, len(segments), QUERIES)]
+        if not all(part.exists() for part in parts):
+            backend = instantiate(self.config.neighbours)
+            backend.fit(terms_of(text, segments, special))
+            self.search(backend, parts, len(segments))
+        np.save(folder / "neighbours.npy", np.concatenate([np.load(part) for part in parts]))
+        for part in parts:
+            part.unlink()
+
+    def search(self, backend: Any, parts: list[Path], total: int) -> None:
+        """Answers the queries that no file holds yet."""
+        with tqdm(total=total, unit="segment", desc="pack", mininterval=1) as bar:
+            for number, part in enumerate(parts):
+                queries = list(range(number * QUERIES, min((number + 1) * QUERIES, total)))
+                if not part.exists():
+                    aside = part.with_suffix(".aside.npy")
+                    np.save(aside, backend.nearest(queries, self.config.batching.k))
+                    aside.replace(part)
+                bar.update(len(queries))
+
+    def neighbours(self) -> np.ndarray:
+        """The finished table."""
+        return np.load(self.path() / "neighbours.npy", mmap_mode="r")

@@ -1,0 +1,100 @@
+"""Pictures of one run and of several."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from trime.metrics import perplexity
+from trime.stages.tables import evaluated, measure, unit
+
+BLUE, GREY, ORANGE = "#2a6f97", "#9aa5b1", "#d9772b"
+
+
+def canvas(width: float, height: float, panels: int) -> Any:
+    """A figure without a display, and its panels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, panels, figsize=(width, height), layout="constrained", squeeze=False)
+    for axis in axes[0]:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes[0])
+
+
+def saved(figure: Any, path: Path) -> Path:
+    """Writes the picture whole and closes it."""
+    from matplotlib import pyplot
+
+    partial = path.with_suffix(".partial.png")
+    figure.savefig(partial, dpi=140)
+    pyplot.close(figure)
+    partial.replace(path)
+    return path
+
+
+def bars(axis: Any, names: list[str], values: list[float], kind: str, colours: list[str]) -> None:
+    """Horizontal bars from the top, each with its figure."""
+    places = range(len(names))
+    axis.barh(places, values, color=colours, height=0.66)
+    axis.set_yticks(places, names)
+    axis.invert_yaxis()
+    axis.set_xlabel(f"test {kind} (lower is better)")
+    axis.set_xlim(0, max(values) * 1.14)
+    for place, value in zip(places, values, strict=True):
+        axis.text(value, place, f" {value:.2f}", va="center", fontsize=9)
+
+
+def run_picture(results: dict[str, Any], history: Path, path: Path) -> Path:
+    """Test figures of every row; the training curve; perplexity over memory size where there is a long memory."""
+    rows = results["metrics"]["test"]
+    curves = [row for row in results["metrics"]["valid"] if row["by_memory_size"]]
+    panels = 1 + history.exists() + bool(curves)
+    figure, axes = canvas(1.5 + 5.2 * panels, max(3.2, 1.6 + 0.55 * len(rows)), panels)
+    names = [row["memories"].replace(" ⊕ ", "\n⊕ ") for row in rows]
+    bars(axes[0], names, [measure(row) for row in rows], unit(rows[0]), [GREY, *[BLUE] * (len(rows) - 1)])
+    axes[0].set_title(f"{results['name']} on {evaluated(results)[0]}, seed {results['seed']}")
+    if history.exists():
+        training_curve(axes[1], history)
+    if curves:
+        size_curve(axes[-1], curves)
+    return saved(figure, path)
+
+
+def training_curve(axis: Any, history: Path) -> None:
+    """Training and validation perplexity over updates."""
+    with open(history, newline="") as file:
+        rows = list(csv.DictReader(file))
+    for column, label, colour in (("train/loss", "training (one batch)", GREY), ("valid/loss", "validation", ORANGE)):
+        points = [(int(row["update"]), perplexity(float(row[column]))) for row in rows if row[column]]
+        if points:
+            axis.plot(*zip(*points, strict=True), label=label, color=colour, marker="o" if len(points) < 30 else None, ms=3)
+    axis.set(yscale="log", xlabel="update", ylabel="perplexity of the training objective", title="training")
+    axis.legend(frameon=False)
+
+
+def size_curve(axis: Any, rows: list[dict[str, Any]]) -> None:
+    """Best validation perplexity at each size of the long memory."""
+    for row in rows:
+        sizes, losses = zip(*row["by_memory_size"].items(), strict=True)
+        axis.plot([int(size) for size in sizes], [perplexity(loss) for loss in losses], marker="o", label=row["memories"])
+    axis.set(xscale="log", xlabel="contexts in long memory", ylabel="dev perplexity", title="size of long memory")
+    axis.set_xticks([int(size) for size in sizes], sizes)
+    axis.minorticks_off()
+    axis.legend(frameon=False, fontsize=7)
+
+
+def compare_picture(runs: list[dict[str, Any]], path: Path) -> Path:
+    """The own row of each run, the worst first."""
+    runs = sorted(runs, key=lambda run: -measure(run["metrics"]["test"][-1]))
+    many = len({run["seed"] for run in runs}) > 1
+    names = [run["name"] + (f" (seed {run['seed']})" if many else "") for run in runs]
+    figure, (axis,) = canvas(8, max(2.6, 1.2 + 0.42 * len(runs)), 1)
+    colours = [BLUE if run["name"].startswith("trime") else GREY for run in runs]
+    rows = [run["metrics"]["test"][-1] for run in runs]
+    bars(axis, names, [measure(row) for row in rows], unit(rows[0]), colours)
+    axis.set_title(", ".join(sorted({evaluated(run)[0] for run in runs})))
+    return saved(figure, path)

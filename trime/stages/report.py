@@ -1,0 +1,168 @@
+"""report: results.json, the table and the picture of a run; or one table of several runs."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from trime.metrics import bits, perplexity
+from trime.stages.artefact import copied, plain, write_aside
+from trime.stages.datastore import Index, uses_external
+from trime.stages.encode import Encode
+from trime.stages.evaluate import Evaluate
+from trime.stages.fit import fitted
+from trime.stages.picture import compare_picture, run_picture
+from trime.stages.prepare import Prepare, prepared
+from trime.stages.tables import compare_table, csv_of, markdown, run_table
+from trime.stages.tune import Tune
+from trime.types import UserError
+
+PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
+
+
+def run_folder(config: DictConfig) -> Path:
+    """Where a run's results lie: its name, seed and what determines its figures."""
+    return Path(config.paths.outputs) / "runs" / config.name / f"seed{config.seed}-{Evaluate(config).fingerprint[:8]}"
+
+
+def report_run(config: DictConfig) -> dict[str, Any]:
+    """Writes results.json, config.yaml, metrics.csv, table and picture; prints the table and the picture's path."""
+    folder = run_folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    results = collected(config)
+    write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_aside(folder / "results.json", json.dumps(results, indent=1, ensure_ascii=False))
+    if config.logger.history:
+        copied(fitted(config).path() / "metrics.csv", folder / "metrics.csv")
+    header, lines = run_table(results)
+    write_aside(folder / "table.md", markdown(header, lines))
+    picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
+    print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{markdown(header, lines)}")
+    print(f"results: {folder / 'results.json'}\npicture: {picture}")
+    return results
+
+
+def collected(config: DictConfig) -> dict[str, Any]:
+    """The run contract."""
+    model = fitted(config).path()
+    train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
+    tuned = Tune(config).tuned()
+    characters = Encode(config, "evaluate", "test").information()["characters"]
+    results = {
+        "name": config.name,
+        "seed": config.seed,
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "dataset": dataset_of(config, None),
+        "parameters": train.pop("parameters", None),
+        "train": train,
+        "tuned": tuned["rows"][-1]["tuned"],
+        "metrics": {
+            "valid": [with_bits(row, characters) for row in tuned["rows"]],
+            "test": [with_bits(row, characters) for row in Evaluate(config).rows()],
+        },
+        "command": config.get("command"),
+        "artefacts": {"fit": str(model), "evaluate": str(Evaluate(config).folder)},
+    }
+    if config.evaluate.get("dataset"):
+        results["evaluated"] = dataset_of(config, "evaluate")
+    if uses_external(config):
+        kept = "dataset" if config.datastore.get("dataset") else None
+        source = dataset_of(config, "datastore" if kept else None)["name"]
+        results["datastore"] = Index(config).statistics() | tuned["recall"] | {"dataset": source, "split": config.datastore.split}
+    return results
+
+
+def dataset_of(config: DictConfig, section: str | None) -> dict[str, Any]:
+    """Name, fingerprint, tokens and vocabulary of a corpus."""
+    artefact: Prepare = prepared(config, section)
+    statistics = artefact.corpus().statistics
+    return {
+        "name": statistics["name"],
+        "fingerprint": statistics["fingerprint"],
+        "tokens": {name: split["tokens"] for name, split in statistics["splits"].items()},
+        "vocabulary": statistics["vocabulary"],
+        "notes": statistics["notes"],
+    }
+
+
+def with_bits(row: dict[str, Any], characters: bool) -> dict[str, Any]:
+    """A row with bits per character beside its loss, where tokens are characters."""
+    found = row | {"perplexity": perplexity(row["loss"])}
+    return found | ({"bits_per_character": bits(row["loss"])} if characters else {})
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the figures depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The machine."""
+    names = [line.split(":")[1].strip() for line in cpuinfo() if line.startswith("model name")]
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "gpu": device}
+
+
+def cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def commit() -> str | None:
+    """The commit of the code, where it runs from a checkout."""
+    here = Path(__file__).resolve().parents[2]
+    try:
+        found = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run(["git", "-C", str(here), "status", "--porcelain", "-uno"], capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
+
+
+def report_several(config: DictConfig) -> None:
+    """One table (Markdown and CSV) and one picture of the runs that ``report.runs`` finds."""
+    patterns = [config.report.runs] if isinstance(config.report.runs, str) else plain(config.report.runs)
+    runs = found_runs(patterns)
+    if not runs:
+        raise UserError(f"report.runs={config.report.runs} finds no results.json: name folders of finished runs")
+    folder = Path(config.paths.outputs) / "reports" / config.report.name
+    folder.mkdir(parents=True, exist_ok=True)
+    header, lines = compare_table(runs)
+    write_aside(folder / "table.md", markdown(header, lines))
+    write_aside(folder / "table.csv", csv_of(header, lines))
+    picture = compare_picture(runs, folder / "picture.png")
+    print(f"\n{markdown(header, lines)}\ntable: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
+
+
+def found_runs(patterns: list[str]) -> list[dict[str, Any]]:
+    """The results.json files at, in or below what the patterns match, each once."""
+    paths: set[Path] = set()
+    for pattern in patterns:
+        for place in map(Path, glob.glob(os.path.expanduser(pattern), recursive=True)):
+            paths |= {place} if place.name == "results.json" else set(place.glob("results.json")) if place.is_dir() else set()
+    runs = []
+    for path in sorted(path.resolve() for path in paths):
+        try:
+            runs.append(json.loads(path.read_text()))
+        except ValueError:
+            raise UserError(f"{path} is truncated: delete it and run its experiment again") from None
+    return runs

@@ -1,0 +1,137 @@
+"""Tables of runs, as Markdown and CSV, beside the paper's figures where a row is a published one."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+Lines = list[list[str]]
+
+# TRIME Table 10 (7M) and Table 2 (247M), WikiText-103, perplexity dev / test.
+PUBLISHED = {
+    "7m": {
+        "vanilla": (82.68, 83.66),
+        "cache": (67.45, 68.08),
+        "knn_lm": (51.88, 52.24),
+        "knn_lm_cache": (45.15, 45.82),
+        "trime": (54.78, 54.69),
+        "trime_long": (60.71, 60.10),
+        "trime_ext": (41.50, 42.36),
+    },
+    "247m": {
+        "vanilla": (18.04, 18.70),
+        "cache": (17.65, 18.26),
+        "trime": (17.10, 17.76),
+        "trime_long": (17.01, 17.64),
+        "knn_lm": (16.40, 16.37),
+        "knn_lm_cache": (16.23, 16.23),
+        "trime_ext_no_long": (15.62, 15.55),
+        "trime_ext": (15.51, 15.41),
+    },
+}
+
+
+def markdown(header: list[str], lines: Lines) -> str:
+    """A Markdown table with aligned columns, numbers to the right."""
+    widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
+    right = [i > 0 and all(is_number(line[i]) for line in lines) for i in range(len(header))]
+
+    def joined(line: list[str]) -> str:
+        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
+        return f"| {' | '.join(cells)} |"
+
+    rule = ["-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True)]
+    return "\n".join([joined(header), f"| {' | '.join(rule)} |", *map(joined, lines)]) + "\n"
+
+
+def is_number(cell: str) -> bool:
+    return cell == "" or cell.lstrip("+-−").replace(",", "").replace(".", "", 1).replace(" / ", "").replace(".", "").isdigit()
+
+
+def csv_of(header: list[str], lines: Lines) -> str:
+    """The same as CSV."""
+    out = io.StringIO()
+    csv.writer(out).writerows([header, *lines])
+    return out.getvalue()
+
+
+def measure(row: dict[str, Any]) -> float:
+    """Bits per character where tokens are characters, else perplexity."""
+    return row.get("bits_per_character", row["perplexity"])
+
+
+def unit(row: dict[str, Any]) -> str:
+    return "bits/char" if "bits_per_character" in row else "perplexity"
+
+
+def tuned_text(row: dict[str, Any]) -> str:
+    """What was tuned, in the paper's letters."""
+    letters = {
+        "temperature": "τ",
+        "interpolation_temperature": "τ'",
+        "lambda": "λ",
+        "cache_temperature": "τ' cache",
+        "cache_lambda": "λ cache",
+        "memory_size": "M",
+    }
+    return ", ".join(f"{letters[name]} {value:g}" for name, value in row["tuned"].items())
+
+
+def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
+    """Every row of one run, dev and test."""
+    pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
+    header = ["memories", f"dev {unit(pairs[0][0])}", f"test {unit(pairs[0][1])}", "search", "tokens/s", "tuned on dev"]
+    return header, [
+        [
+            test["memories"],
+            f"{measure(valid):.2f}",
+            f"{measure(test):.2f}",
+            test["search"] or "",
+            f"{test['tokens_per_second']:,.0f}",
+            tuned_text(test),
+        ]
+        for valid, test in pairs
+    ]
+
+
+def compare_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:
+    """Each run's own (last) row, the difference to the vanilla run of the same data and seed, the paper's figures."""
+    runs = sorted(runs, key=lambda run: (run["dataset"]["name"], -measure(run["metrics"]["test"][-1])))
+    kind = unit(runs[0]["metrics"]["test"][-1])
+    header = ["run", "seed", "data", "memories", "params", f"dev {kind}", f"test {kind}", "vs vanilla", "search",
+              "recall", "train tok/s", "eval tok/s", "paper 7M", "paper 247M"]
+    return header, [compared(run, baseline(run, runs)) for run in runs]
+
+
+def baseline(run: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The vanilla run on the same data with the same seed."""
+    same = [r for r in runs if r["name"] == "vanilla" and r["seed"] == run["seed"] and evaluated(r) == evaluated(run)]
+    return same[0] if same else None
+
+
+def evaluated(run: dict[str, Any]) -> tuple[str, str, int]:
+    """Name and fingerprint of the text the run was evaluated on, and how many tokens of it."""
+    dataset = run.get("evaluated", run["dataset"])
+    return dataset["name"], dataset["fingerprint"], run["metrics"]["test"][-1]["tokens"]
+
+
+def compared(run: dict[str, Any], vanilla: dict[str, Any] | None) -> list[str]:
+    valid, test = run["metrics"]["valid"][-1], run["metrics"]["test"][-1]
+    difference = measure(test) - measure(vanilla["metrics"]["test"][-1]) if vanilla else None
+    speed, parameters = run["train"].get("tokens_per_second"), run["parameters"]
+    return [
+        run["name"],
+        str(run["seed"]),
+        evaluated(run)[0],
+        test["memories"],
+        f"{parameters / 1e6:.1f}M" if parameters else "",
+        f"{measure(valid):.2f}",
+        f"{measure(test):.2f}",
+        "" if difference is None else f"{difference:+.2f}",
+        test["search"] or "",
+        f"{run['datastore']['recall']:.2f}" if test["search"] else "",
+        f"{speed:,.0f}" if speed else "",
+        f"{test['tokens_per_second']:,.0f}",
+        *(" / ".join(f"{x:.2f}" for x in PUBLISHED[size].get(run["name"], ())) for size in ("7m", "247m")),
+    ]

@@ -1,0 +1,158 @@
+"""tune: the full grid of τ, τ', λ and memory sizes for every row, in one pass over the validation split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from trime.memory.datastore import Datastore, Nearest
+from trime.memory.recent import Recent
+from trime.memory.search import Exact
+from trime.metrics import Meter, perplexity
+from trime.stages.artefact import Artefact, plain
+from trime.stages.datastore import Index, uses_external
+from trime.stages.encode import Encode, windows_of
+from trime.tasks.rows import Row, rows_of
+from trime.tasks.scoring import Scorer, Window
+from trime.types import Float, Tensor
+
+SAMPLE = 256  # validation queries on which an approximate index's recall is measured
+
+
+class Tune(Artefact):
+    """``tuned.json``: each row's best setting, and its loss over the grid."""
+
+    kind, stage = "tune", "tune"
+
+    def encoded(self) -> Encode:
+        return Encode(self.config, "evaluate", "valid")
+
+    def needs(self) -> list[Artefact]:
+        return [self.encoded(), *([Index(self.config)] if uses_external(self.config) else [])]
+
+    def settings(self) -> Any:
+        return {"rows": plain(self.config.evaluate.rows), "grid": plain(self.config.tune), **reading(self.config)}
+
+    def build(self, folder: Path) -> None:
+        meter, encoded = Meter(), self.encoded()
+        rows = rows_of(plain(self.config.evaluate.rows), self.config.tune)
+        scorer = scorer_of(self.config, rows, "valid")
+        sums = [Sums() for _ in rows]
+        for window, scores in scorer.scores(watched(encoded, "tune")):
+            for total, score in zip(sums, scores, strict=True):
+                total.add(window, score)
+        found = [outcome(row, total) for row, total in zip(rows, sums, strict=True)]
+        for row in found:
+            warn_at_edges(row, self.config.tune)
+        content = {"rows": found, "seconds": round(meter.seconds, 1), "peak_memory_mb": meter.peak_memory_mb}
+        if scorer.nearest is not None:
+            content["recall"] = recall(self.config, encoded.path(), scorer.nearest)
+        (folder / "tuned.json").write_text(json.dumps(content, indent=1))
+
+    def tuned(self) -> dict[str, Any]:
+        return json.loads((self.path() / "tuned.json").read_text())
+
+
+class Sums:
+    """Summed loss over the grid, document by document."""
+
+    def __init__(self) -> None:
+        self.by_document: dict[int, Tensor] = {}
+        self.counts: dict[int, int] = {}
+
+    def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
+        document = int(window.contexts.place.document[0])
+        loss = -score.double().sum(-1)
+        self.by_document[document] = self.by_document.get(document, torch.zeros_like(loss)) + loss
+        self.counts[document] = self.counts.get(document, 0) + score.shape[-1]
+
+    @property
+    def total(self) -> Float[Tensor, "s a"]:
+        return torch.stack(list(self.by_document.values())).sum(0)
+
+
+def outcome(row: Row, sums: Sums) -> dict[str, Any]:
+    """The best choice of a row, its loss there, and the best loss at each memory size."""
+    tokens = sum(sums.counts.values())
+    mean = sums.total / tokens
+    best = int(mean.argmin())
+    size, choice = divmod(best, mean.shape[1])
+    tuned: dict[str, float] = dict(row.choices()[choice])
+    curve = {}
+    if "long" in row.memories:
+        tuned["memory_size"] = row.sizes[size]
+        curve = dict(zip(map(str, row.sizes), mean.min(1).values.tolist(), strict=True))
+    loss = float(mean[size, choice])
+    documents = [[float(part[size, choice]), sums.counts[d]] for d, part in sums.by_document.items()]
+    return {
+        "memories": row.label,
+        "mixture": row.mixture,
+        "tuned": tuned,
+        "loss": loss,
+        "perplexity": perplexity(loss),
+        "tokens": tokens,
+        "by_memory_size": curve,
+        "documents": documents,
+    }
+
+
+def warn_at_edges(found: dict[str, Any], grid: Any) -> None:
+    """Says where the best value lies at the grid's edge, so that a better one may lie beyond."""
+    keys = {"cache_temperature": "interpolation_temperature", "cache_lambda": "lambda"}
+    for name, value in found["tuned"].items():
+        values = list(grid[keys.get(name, name)])
+        if len(values) > 2 and value in (min(values), max(values)) and name != "memory_size":
+            print(f"tune: {found['memories']}: {name}={value} lies at the edge of the grid: widen tune.{keys.get(name, name)}")
+
+
+def recall(config: DictConfig, folder: Path, nearest: Nearest) -> dict[str, Any]:
+    """The share of the exact K nearest that the index finds, over a sample of validation queries."""
+    if nearest.search.kind == "exact":
+        return {"recall": 1.0, "queries": 0}
+    windows = [window.query.g for window in windows_of(folder)]
+    queries = torch.cat(windows)
+    queries = queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
+    store = Datastore(Index(config).store.path())
+    _, exact = Exact(store.blocks, nearest.metric).nearest(queries, nearest.k)
+    _, found = nearest.search.nearest(queries, nearest.k)
+    hits = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(exact, found, strict=True))
+    return {"recall": round(hits / exact.numel(), 4), "queries": len(queries)}
+
+
+def reading(config: DictConfig) -> dict[str, Any]:
+    """What decides how memories are read."""
+    index = {key: plain(config.index)[key] for key in ("k", "probe", "rescore")} if uses_external(config) else {}
+    return {
+        "long": plain(config.long),
+        "scaled_interpolation": config.evaluate.scaled_interpolation,
+        "index": index,
+        "sampled": SAMPLE,
+    }
+
+
+def scorer_of(config: DictConfig, rows: list[Row], split: str) -> Scorer:
+    """The scorer with the memories that the rows name."""
+    sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
+    recent = Recent(sizes, config.long.crossing, config.long.repeats) if sizes else None
+    external = any("external" in row.memories for row in rows)
+    nearest = Index(config).nearest(split) if external else None
+    return Scorer(rows, recent, nearest, config.evaluate.scaled_interpolation)
+
+
+def watched(encoded: Encode, what: str) -> Iterator[Window]:
+    """The windows of an encoded split under a progress bar."""
+    folder = encoded.path()
+    total = encoded.information()["tokens"]
+    with tqdm(total=total, unit="tok", unit_scale=True, desc=f"{what} {encoded.split}", mininterval=1) as bar:
+        for window in windows_of(folder):
+            yield window
+            bar.update(len(window.vocabulary.total))
+
+
+__all__ = ["Sums", "Tune", "outcome", "reading", "scorer_of", "watched"]

@@ -1,0 +1,69 @@
+"""A callback: metrics.csv that survives a resume, tokens per second, seconds spent."""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from trime.types import Batch
+
+COLUMNS = ["update", "train/loss", "train/memory_share", "train/lr", "tokens_per_second", "valid/loss", "valid/perplexity"]
+
+
+class History(pl.Callback):
+    """Appends a row every ``every`` updates and after each validation; counts tokens and seconds over resumes."""
+
+    def __init__(self, path: Path, every: int):
+        self.path, self.every = path, every
+        self.tokens, self.seconds = 0, 0.0
+        self.marked_tokens, self.written = 0, -1
+        self.clock = self.marked = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        self.tick()
+        return {"tokens": self.tokens, "seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.tokens, self.seconds = state_dict["tokens"], state_dict["seconds"]
+        self.marked_tokens = self.tokens
+
+    def tick(self) -> None:
+        now = time.perf_counter()
+        self.seconds, self.clock = self.seconds + now - self.clock, now
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Drops rows of updates that the resumed run does again."""
+        rows = []
+        if self.path.exists():
+            with open(self.path, newline="") as file:
+                rows = [row for row in csv.DictReader(file) if int(row["update"]) <= trainer.global_step]
+        with open(self.path, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+        self.clock = self.marked = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        batch: Batch = args[2]
+        self.tokens += int(batch.scored.sum())
+        if trainer.global_step % self.every == 0 and trainer.global_step != self.written:
+            now = time.perf_counter()
+            speed = (self.tokens - self.marked_tokens) / max(now - self.marked, 1e-9)
+            self.marked, self.marked_tokens, self.written = now, self.tokens, trainer.global_step
+            self.append(trainer, {"tokens_per_second": round(speed, 1)}, "train/")
+            for logger in trainer.loggers:
+                logger.log_metrics({"tokens_per_second": speed}, trainer.global_step)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.append(trainer, {}, "valid/")
+
+    def append(self, trainer: pl.Trainer, row: dict[str, Any], prefix: str) -> None:
+        found = {name: round(float(value), 6) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
+        with open(self.path, "a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            writer.writerow({"update": trainer.global_step, **found, **row})

@@ -1,0 +1,112 @@
+"""The Lightning module of every language-model row: plain or with in-batch memories (TRIME Eq. 1, 5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from trime.memory.in_batch import InBatch, local_draw
+from trime.mixtures.joint import joint, memory_share
+from trime.models.network import Network
+from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, is_token
+
+
+@dataclass(frozen=True)
+class Training:
+    """What an update does. ``plain_updates`` of the ordinary loss come first (TRIME section 5.2)."""
+
+    seed: int
+    plain_updates: int
+    accumulate: int
+    clip_norm: float
+
+
+def vocabulary_evidence(network: Network, batch: Batch) -> tuple[Contexts, Mass]:
+    """Every cell as a context, padding included, and the vocabulary's mass for the scored ones."""
+    encoding, _ = network.backbone(batch.tokens, None, batch.fresh)
+    contexts = contexts_of(batch, encoding.g)
+    scored = batch.scored.flatten()
+    f = encoding.f.flatten(0, 1)
+    if scored.all():
+        return contexts, network.vocabulary_mass(f, contexts.token)
+    return contexts, network.vocabulary_mass(f[scored], contexts.token[scored])
+
+
+class LanguageModel(pl.LightningModule):
+    """Sums the loss of scored tokens; gradients are divided once by the update's number of targets."""
+
+    def __init__(
+        self,
+        network: Network,
+        memory: InBatch | None,
+        training: Training,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        schedule: Callable[[int], float],
+    ):
+        super().__init__()
+        self.network, self.memory, self.training_ = network, memory, training
+        self.optimizer_factory, self.schedule = optimizer, schedule
+        self.targets = 0
+        self.valid_sum, self.valid_count = 0.0, 0
+
+    def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
+        """Loss of each scored token in nats, and the memory's share of the mass."""
+        contexts, vocabulary = vocabulary_evidence(self.network, batch)
+        if self.memory is None or plain:
+            return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
+        query = contexts.take(batch.scored.flatten())
+        seen = contexts.take(is_token(batch).flatten())
+        divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=torch.float32)
+        found = self.memory.evidence(query, seen, divisor, draw)
+        memory = Mass(found.target[0], found.total[0])
+        return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seeds the update and sets its learning rate, so that a resumed run is the same run."""
+        if batch_idx % self.training_.accumulate == 0:
+            torch.manual_seed(self.training_.seed * 1_000_003 + self.global_step)
+            for group in self.optimizers().param_groups:  # type: ignore[union-attr]
+                group["lr"] = self.schedule(self.global_step)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        draw = local_draw(self.training_.seed, self.global_step)
+        plain = self.global_step < self.training_.plain_updates
+        losses, share = self.losses(batch, draw, plain)
+        loss = losses.sum()
+        if not torch.isfinite(loss):
+            raise UserError(f"the loss is {loss.item()} at update {self.global_step}: lower schedule.peak or raise schedule.warmup")
+        self.targets += len(losses)
+        mean = loss.detach() / len(losses)
+        values = {"loss": mean, "memory_share": share.mean(), "lr": self.schedule(self.global_step)}
+        self.log_dict({f"train/{name}": value for name, value in values.items()})
+        self.log("ppl", mean.exp(), prog_bar=True, logger=False)
+        return loss * self.training_.accumulate  # Lightning divides by it
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        """The mean over the update's targets, then the clip; called before every optimiser step."""
+        parameters = [p for p in self.parameters() if p.grad is not None]
+        for parameter in parameters:
+            parameter.grad.div_(self.targets)  # type: ignore[union-attr]
+        self.targets = 0
+        if self.training_.clip_norm > 0:
+            torch.nn.utils.clip_grad_norm_(parameters, self.training_.clip_norm)
+
+    def on_validation_epoch_start(self) -> None:
+        self.valid_sum, self.valid_count = 0.0, 0
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        losses, _ = self.losses(batch, draw=1.0, plain=False)
+        self.valid_sum += float(losses.double().sum())
+        self.valid_count += len(losses)
+
+    def on_validation_epoch_end(self) -> None:
+        loss = self.valid_sum / max(1, self.valid_count)
+        self.log_dict({"valid/loss": loss, "valid/perplexity": math.exp(min(loss, 700.0))})
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimizer_factory(self.parameters(), lr=self.schedule(0))

@@ -1,0 +1,141 @@
+"""Rows of a table: which memories, mixed how, over which grid of τ, τ', λ and memory sizes.
+
+A row first joins ``joint`` memories with the vocabulary (Eq. 6, temperature τ), then interpolates one
+memory softmax after the other (Eq. 9): the continuous cache, the external memory. Axes of a score are
+[s a n]: memory sizes, all other choices flattened, contexts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+
+from trime.mixtures.interpolate import interpolate, union
+from trime.mixtures.joint import joint
+from trime.types import Float, Mass, Tensor, UserError
+
+MEMORIES = ("local", "long", "external")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One interpolation: memories, and the grids of its temperature and share."""
+
+    memories: tuple[str, ...]
+    temperature: tuple[float, ...]
+    share: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row with its grid; single values where tuned."""
+
+    joint: tuple[str, ...]
+    layers: tuple[Layer, ...]
+    temperature: tuple[float, ...] = (1.0,)
+    sizes: tuple[int, ...] = field(default=(0,))
+
+    @property
+    def memories(self) -> set[str]:
+        return {*self.joint, *(name for layer in self.layers for name in layer.memories)}
+
+    @property
+    def label(self) -> str:
+        parts = ["vocabulary", *self.joint]
+        mixed = [f"({' + '.join(layer.memories)})" for layer in self.layers]
+        return " ⊕ ".join([" + ".join(parts), *mixed])
+
+    @property
+    def mixture(self) -> str:
+        return "interpolate" if self.layers else "joint"
+
+    def divisors(self, joint_scale: float, layer_scale: float) -> list[float]:
+        """All divisors of raw similarities, the joint ones first: one search serves them all."""
+        own = [joint_scale * t for t in self.temperature] if self.joint else []
+        return own + [layer_scale * t for layer in self.layers for t in layer.temperature]
+
+    def score(self, vocabulary: Mass, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+        """log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
+        done = len(self.temperature) if self.joint else 0
+        own = [cut(masses[name], 0, done) for name in self.joint]
+        result = joint(vocabulary, own)
+        result = result if own else result[None, None]
+        for layer in self.layers:
+            after = done + len(layer.temperature)
+            memory = union([cut(masses[name], done, after) for name in layer.memories])
+            result, done = mixed(result, memory, layer.share), after
+        return result
+
+    def choices(self) -> list[dict[str, float]]:
+        """The settings of axis a, in order."""
+        axes: list[list[dict[str, float]]] = [
+            [{"temperature": t} for t in self.temperature] if self.joint else [{}]
+        ]
+        for number, layer in enumerate(self.layers):
+            last = number == len(self.layers) - 1
+            names = ("interpolation_temperature", "lambda") if last else ("cache_temperature", "cache_lambda")
+            axes += [[{names[0]: t} for t in layer.temperature], [{names[1]: s} for s in layer.share]]
+        return [dict(item for part in parts for item in part.items()) for parts in product(*axes)]
+
+    def at(self, chosen: dict[str, float]) -> Row:
+        """The row at one choice."""
+        temperature = (chosen["temperature"],) if self.joint else self.temperature
+        layers = []
+        for number, layer in enumerate(self.layers):
+            last = number == len(self.layers) - 1
+            t, share = ("interpolation_temperature", "lambda") if last else ("cache_temperature", "cache_lambda")
+            layers.append(Layer(layer.memories, (chosen[t],), (chosen[share],)))
+        sizes = (int(chosen["memory_size"]),) if "long" in self.memories else self.sizes
+        return Row(self.joint, tuple(layers), temperature, sizes)
+
+
+def cut(mass: Mass, start: int, end: int) -> Mass:
+    """The divisors start to end of a mass [s t n]."""
+    return Mass(mass.target[:, start:end], mass.total[:, start:end])
+
+
+def mixed(base: Float[Tensor, "s a n"], memory: Mass, shares: tuple[float, ...]) -> Float[Tensor, "s b n"]:
+    """Every base with every temperature of the memory and every share: b = a · t · shares."""
+    share = base.new_tensor(shares)[None, None, None, :, None]
+    inside = Mass(memory.target[:, None, :, None], memory.total[:, None, :, None])
+    return interpolate(base[:, :, None, None], inside, share).flatten(1, 3)
+
+
+def rows_of(specifications: list[Any], grid: Any) -> list[Row]:
+    """Rows as conf/experiment states them, each over the grid that conf/config.yaml's tune states."""
+    rows = [row_of(dict(specification), grid) for specification in specifications]
+    if not rows:
+        raise UserError("evaluate.rows is empty: name at least one row, for instance [{joint: []}]")
+    return rows
+
+
+def row_of(specification: dict[str, Any], grid: Any) -> Row:
+    """One row: {joint: [names], interpolate: [[names], ...]}."""
+    joined = tuple(specification.pop("joint", ()))
+    layers = tuple(
+        Layer(tuple(names), tuple(grid.interpolation_temperature), tuple(grid["lambda"]))
+        for names in specification.pop("interpolate", ())
+    )
+    row = Row(joined, layers, tuple(grid.temperature) if joined else (1.0,))
+    unknown = [*specification, *(row.memories - set(MEMORIES))]
+    if unknown or len(layers) > 2 or any(not layer.memories for layer in layers):
+        raise UserError(
+            f"evaluate.rows: {unknown or layers} is not understood: "
+            f"a row is {{joint: [...], interpolate: [[...]]}} over the memories {', '.join(MEMORIES)}, at most two layers"
+        )
+    if any(not 0 < share < 1 for layer in layers for share in layer.share):
+        raise UserError(f"tune.lambda={list(grid['lambda'])} must lie strictly between 0 and 1")
+    if any(t <= 0 for t in (*row.temperature, *grid.interpolation_temperature)):
+        raise UserError("tune.temperature and tune.interpolation_temperature must be positive")
+    return Row(joined, layers, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
+
+
+def scales(width: int, scaled_interpolation: bool) -> tuple[float, float]:
+    """Divisors of raw similarity at τ = 1 and τ' = 1: √d, and √d (Eq. 8) or 1 (the published code)."""
+    return math.sqrt(width), math.sqrt(width) if scaled_interpolation else 1.0
+
+
+__all__ = ["Layer", "Row", "rows_of", "scales"]

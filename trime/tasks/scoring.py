@@ -1,0 +1,79 @@
+"""Scores encoded windows with memories, a window at a time: the pass that tune and evaluate make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from trime.memory.blockwise import blockwise_mass
+from trime.memory.datastore import Nearest
+from trime.memory.recent import Recent
+from trime.memory.visibility import Local
+from trime.tasks.rows import Row, scales
+from trime.types import Contexts, Float, Mass, Tensor
+
+
+class Window(NamedTuple):
+    """All contexts of a window, the first ``context`` of which are not scored; the vocabulary's mass of the others."""
+
+    contexts: Contexts
+    context: int
+    vocabulary: Mass
+
+    @property
+    def query(self) -> Contexts:
+        return self.contexts.take(slice(self.context, None))
+
+
+class Scorer:
+    """Evidence of every memory for a window, and every row's score from it."""
+
+    def __init__(self, rows: list[Row], recent: Recent | None, nearest: Nearest | None, scaled_interpolation: bool):
+        self.rows, self.recent, self.nearest = rows, recent, nearest
+        self.scaled_interpolation = scaled_interpolation
+
+    def scores(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
+        """For each window in stream order, log P(target) of each row over its grid."""
+        if self.recent is not None:
+            self.recent.reset()
+        for window in windows:
+            divisors = self.divisors(window.contexts.g.shape[1])
+            every = torch.tensor(sorted(set(sum(divisors, []))))
+            found = self.evidence(window, every) if len(every) else {}
+            yield window, [
+                row.score(window.vocabulary, self.chosen(found, row, every, own))
+                for row, own in zip(self.rows, divisors, strict=True)
+            ]
+            if self.recent is not None:
+                self.recent.write(window.query, overlap=len(window.contexts.token))
+
+    def divisors(self, width: int) -> list[list[float]]:
+        return [row.divisors(*scales(width, self.scaled_interpolation)) for row in self.rows]
+
+    def evidence(self, window: Window, divisor: Float[Tensor, "t"]) -> dict[str, Mass]:
+        """Mass [s t n] of each memory that some row names."""
+        query, names = window.query, set().union(*(row.memories for row in self.rows))
+        found = {}
+        if "local" in names:
+            found["local"] = blockwise_mass(query, window.contexts, Local(), divisor)
+        if "external" in names and self.nearest is not None:
+            found["external"] = self.nearest.evidence(query, divisor)
+        result = {name: Mass(mass.target[None], mass.total[None]) for name, mass in found.items()}
+        if "long" in names and self.recent is not None:
+            result["long"] = self.recent.evidence(query, divisor, overlap=window.context)
+        return result
+
+    def chosen(self, found: dict[str, Mass], row: Row, every: Tensor, divisors: list[float]) -> dict[str, Mass]:
+        """The masses of the row's memories at its own divisors and memory sizes, in the row's order."""
+        index = torch.searchsorted(every, torch.tensor(divisors))
+        held = self.recent.sizes if self.recent is not None else []
+        sizes = [held.index(size) for size in row.sizes] if "long" in row.memories else []
+        result = {}
+        for name in row.memories:
+            mass = found[name]
+            if name == "long":
+                mass = Mass(mass.target[sizes], mass.total[sizes])
+            result[name] = Mass(mass.target[:, index], mass.total[:, index])
+        return result
