@@ -7,11 +7,12 @@ and costs a second per segment at 30,000 of them. Terms are token ids.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 
+@runtime_checkable
 class Backend(Protocol):
     def fit(self, segments: list[np.ndarray]) -> None:
         """Indexes the segments."""

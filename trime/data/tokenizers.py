@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         """The symbols of a document, in pieces of any size."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -23,6 +23,7 @@ def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], met
     return 2 * product - query.square().sum(-1, keepdim=True) - key.square().sum(-1).unsqueeze(-2)
 
 
+@runtime_checkable
 class Search(Protocol):
     kind: str  # "exact" or "approximate"
 

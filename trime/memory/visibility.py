@@ -5,7 +5,7 @@ Each visibility also says which tiles hold no visible pair at all, so that they 
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from trime.types import Bool, Int, Place, Tensor
 
@@ -18,6 +18,7 @@ class Extent(NamedTuple):
     position: tuple[int, int]
 
 
+@runtime_checkable
 class Visibility(Protocol):
     """``sees`` answers pair by pair; ``rules_out`` only where no pair of two tiles can be visible."""
 

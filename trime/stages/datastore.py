@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from trime.memory.datastore import Datastore, Nearest
 from trime.memory.search import Exact, Faiss, Search, build_faiss
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact, check_manifest
-from trime.stages.encode import Encode
-from trime.stages.fit import fitted
 from trime.types import UserError
 
 
@@ -24,12 +21,9 @@ class Index(Artefact):
 
     kind, stage = "datastore", "datastore"
 
-    @cached_property
-    def store(self) -> Artefact:
-        """The encoded corpus: this run's, or the folder ``datastore.path=DIR`` names."""
-        if self.config.datastore.path:
-            return GivenStore(self.config)
-        return Encode(self.config, "datastore", self.config.datastore.split)
+    def __init__(self, config: DictConfig, store: Artefact):
+        super().__init__(config)
+        self.store = store
 
     def needs(self) -> list[Artefact]:
         return [self.store]
@@ -69,6 +63,11 @@ class Index(Artefact):
             search = Faiss(self.path() / "index.faiss", index.metric, index.probe)
         own = self.config.datastore
         same = own.split == split and own.get("dataset") == self.config.evaluate.get("dataset")
+        if same and not self.config.evaluate.bounded:
+            raise UserError(
+                f"the datastore holds the {split} split that is scored, and with evaluate.bounded=false no document "
+                "can be told from another: set evaluate.bounded=true, or another datastore.split"
+            )
         return Nearest(store, search, index.k, index.metric, index.rescore, hide_own=same)
 
 
@@ -76,6 +75,10 @@ class GivenStore(Artefact):
     """A datastore that another run encoded; refused where the model or the vocabulary is another."""
 
     kind, stage = "encode", "encode"
+
+    def __init__(self, config: DictConfig, model: Artefact):
+        super().__init__(config)
+        self.model = model
 
     @property
     def folder(self) -> Path:
@@ -87,7 +90,7 @@ class GivenStore(Artefact):
             content = json.loads((self.folder / "encode.json").read_text())
         except (OSError, ValueError):
             raise UserError(f"datastore.path={self.folder} is no datastore: name a folder encode-… of a run") from None
-        if content["model"] != fitted(self.config).fingerprint:
+        if content["model"] != self.model.fingerprint:
             raise UserError(f"datastore.path={self.folder} was encoded by another model: its keys mean nothing to this one")
         return content
 

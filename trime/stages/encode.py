@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from trime.data.segments import Segments, cut, one_document
 from trime.memory.datastore import Shards
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact
-from trime.stages.fit import fitted, open_network, precision
-from trime.stages.prepare import Prepare, prepared
+from trime.stages.fit import open_network, precision
+from trime.stages.prepare import Prepare
 from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.scoring import Window
 from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, is_token
@@ -38,17 +37,13 @@ class Encode(Artefact):
 
     kind = "encode"
 
-    def __init__(self, config: DictConfig, section: str, split: str):
+    def __init__(self, config: DictConfig, section: str, split: str, corpus: Prepare, model: Artefact):
         super().__init__(config)
-        self.section, self.split = section, split
+        self.section, self.split, self.corpus, self.model = section, split, corpus, model
         self.stage = "evaluate" if split == "test" and section == "evaluate" else "encode"  # type: ignore[misc]
 
-    @cached_property
-    def corpus_artefact(self) -> Prepare:
-        return prepared(self.config, self.section)
-
     def needs(self) -> list[Artefact]:
-        return [self.corpus_artefact, fitted(self.config)]
+        return [self.corpus, self.model]
 
     def settings(self) -> Any:
         evaluate = self.config.evaluate
@@ -68,8 +63,8 @@ class Encode(Artefact):
         return cut(offsets, evaluate.block, evaluate.context, self.config[self.section].tokens)
 
     def build(self, folder: Path) -> None:
-        corpus, meter = self.corpus_artefact.corpus(), Meter()
-        network, described = open_network(fitted(self.config).path())
+        corpus, meter = self.corpus.corpus(), Meter()
+        network, described = open_network(self.model.path())
         if described["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
             raise UserError(
                 f"the model was trained with another vocabulary ({described['vocabulary']:,} symbols) than "
@@ -96,7 +91,7 @@ class Encode(Artefact):
             "peak_memory_mb": meter.peak_memory_mb,
             "width": network.width,
             "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
-            "model": fitted(self.config).fingerprint,
+            "model": self.model.fingerprint,
             "characters": corpus.statistics["characters"],
         }
         (folder / "encode.json").write_text(json.dumps(content, indent=1))

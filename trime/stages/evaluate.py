@@ -8,7 +8,6 @@ from typing import Any
 
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact, plain
-from trime.stages.datastore import Index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
 from trime.tasks.rows import Row, rows_of
@@ -19,33 +18,35 @@ class Evaluate(Artefact):
 
     kind, stage = "evaluate", "evaluate"
 
-    def encoded(self) -> Encode:
-        return Encode(self.config, "evaluate", "test")
+    def __init__(self, config: DictConfig, encoded: Encode, tune: Tune):
+        super().__init__(config)
+        self.encoded, self.tune = encoded, tune
 
     def needs(self) -> list[Artefact]:
-        index = [Index(self.config)] if uses_external(self.config) else []
-        return [self.encoded(), Tune(self.config), *index]
+        return [self.encoded, self.tune]
 
     def settings(self) -> Any:
         return {}
 
     def build(self, folder: Path) -> None:
         rows = rows_of(plain(self.config.evaluate.rows), self.config.tune)
-        tuned = Tune(self.config).tuned()["rows"]
-        results = [self.row(row.at(found["tuned"]), found["tuned"], folder, i) for i, (row, found) in enumerate(zip(rows, tuned, strict=True))]
+        tuned = self.tune.tuned()["rows"]
+        results = [
+            self.row(row.at(found["tuned"]), found["tuned"], folder / f"row-{number}.json")
+            for number, (row, found) in enumerate(zip(rows, tuned, strict=True))
+        ]
         (folder / "rows.json").write_text(json.dumps(results, indent=1))
 
-    def row(self, row: Row, tuned: dict[str, float], folder: Path, number: int) -> dict[str, Any]:
+    def row(self, row: Row, tuned: dict[str, float], aside: Path) -> dict[str, Any]:
         """One row over the whole split; kept aside, so that a killed run goes on with the next row."""
-        aside = folder / f"row-{number}.json"
         if aside.exists():
             return json.loads(aside.read_text())
         meter, sums = Meter(), Sums()
-        scorer = scorer_of(self.config, [row], "test")
-        for window, (score,) in scorer.scores(watched(self.encoded(), row.label)):
+        scorer = scorer_of(self.config, [row], self.tune.index, "test")
+        for window, (score,) in scorer.scores(watched(self.encoded, row.label)):
             sums.add(window, score)
         found = outcome(row, sums)
-        information = self.encoded().information()
+        information = self.encoded.information()
         seconds = meter.seconds + information["seconds"]
         found |= {
             "tuned": tuned,

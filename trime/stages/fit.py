@@ -39,9 +39,12 @@ class Fit(Artefact):
 
     kind, stage = "fit", "fit"
 
+    def __init__(self, config: DictConfig, corpus: Prepare, pack: Pack | None):
+        super().__init__(config)
+        self.corpus, self.pack = corpus, pack
+
     def needs(self) -> list[Artefact]:
-        pack = [Pack(self.config)] if self.config.batching._target_.endswith("BM25") else []
-        return [Prepare(self.config), *pack]
+        return [self.corpus, *([self.pack] if self.pack else [])]
 
     def settings(self) -> Any:
         chosen = {name: plain(self.config[name]) for name in SETTINGS}
@@ -51,7 +54,7 @@ class Fit(Artefact):
         return chosen
 
     def build(self, folder: Path) -> None:
-        corpus = Prepare(self.config).corpus()
+        corpus = self.corpus.corpus()
         pl.seed_everything(self.config.seed, verbose=False)
         check_positions(self.config)
         network = build_network(self.config.model, len(corpus.vocabulary))
@@ -81,7 +84,7 @@ class Fit(Artefact):
         """Training micro-batches in planned order, and the first tokens of the validation split."""
         train, batching = self.config.train, instantiate(self.config.batching)
         text, valid, eos = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.eos
-        neighbours = Pack(self.config).neighbours() if batching.needs_neighbours else None
+        neighbours = self.pack.neighbours() if self.pack else None
         segments = training_segments(self.config, text)
         loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, eos)
         offsets = valid.offsets if self.config.segments.bounded else one_document(valid.offsets)
@@ -135,11 +138,6 @@ class Given(Artefact):
 
     def build(self, folder: Path) -> None:
         raise UserError(f"checkpoint={folder} does not exist: name a folder that stage fit made")
-
-
-def fitted(config: DictConfig) -> Artefact:
-    """The model the run uses: trained, or given."""
-    return Given(config) if config.checkpoint else Fit(config)
 
 
 def model_of(config: DictConfig) -> dict[str, Any]:

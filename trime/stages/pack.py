@@ -31,11 +31,15 @@ class Pack(Artefact):
 
     kind, stage = "pack", "pack"
 
+    def __init__(self, config: DictConfig, corpus: Prepare):
+        super().__init__(config)
+        self.corpus = corpus
+
     def root(self) -> Path:
         return Path(self.config.paths.data) / "packed"
 
     def needs(self) -> list[Artefact]:
-        return [Prepare(self.config)]
+        return [self.corpus]
 
     def settings(self) -> Any:
         return {
@@ -45,7 +49,7 @@ class Pack(Artefact):
         }
 
     def build(self, folder: Path) -> None:
-        corpus = Prepare(self.config).corpus()
+        corpus = self.corpus.corpus()
         text = corpus.split("train")
         segments = training_segments(self.config, text)
         special = [corpus.vocabulary.eos, corpus.vocabulary.unknown]

@@ -18,14 +18,13 @@ PLACES = ("path", "cache")  # where text lies does not decide what it is
 
 
 class Prepare(Artefact):
-    """The corpus of ``section``'s dataset; all but the main one are encoded with the main one's vocabulary."""
+    """The corpus of a dataset's configuration, with the vocabulary of ``main`` where that is given."""
 
     kind, stage = "prepare", "prepare"
 
-    def __init__(self, config: DictConfig, section: str | None = None):
+    def __init__(self, config: DictConfig, own: DictConfig, main: Prepare | None = None):
         super().__init__(config)
-        self.section = section
-        self.own = config[section].get("dataset") if section else config.dataset
+        self.own, self.main = own, main
 
     def root(self) -> Path:
         return Path(self.config.paths.data) / "prepared"
@@ -35,14 +34,14 @@ class Prepare(Artefact):
         return instantiate(self.own)
 
     def needs(self) -> list[Artefact]:
-        return [Prepare(self.config)] if self.section else []
+        return [self.main] if self.main else []
 
     def settings(self) -> Any:
         kept = {key: value for key, value in plain(self.own).items() if key not in PLACES}
         return {"dataset": kept, "content": self.dataset.fingerprint(), "vocabulary": plain(self.config.vocabulary)}
 
     def build(self, folder: Path) -> None:
-        vocabulary = self.needs()[0].corpus().vocabulary if self.section else None  # type: ignore[attr-defined]
+        vocabulary = self.main.corpus().vocabulary if self.main else None
         build_corpus(self.dataset, folder, self.config.vocabulary.limit, self.config.vocabulary.minimum, vocabulary)
         statistics = json.loads((folder / "statistics.json").read_text())
         statistics["fingerprint"] = self.dataset.fingerprint()
@@ -52,11 +51,6 @@ class Prepare(Artefact):
     def corpus(self) -> Corpus:
         """The finished corpus."""
         return Corpus(self.path())
-
-
-def prepared(config: DictConfig, section: str | None) -> Prepare:
-    """The corpus a section reads: its own dataset's, or the main one."""
-    return Prepare(config, section if section and config[section].get("dataset") else None)
 
 
 def table(statistics: dict[str, Any]) -> str:

@@ -16,33 +16,24 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.metrics import bits, perplexity
 from trime.stages.artefact import copied, plain, write_aside
-from trime.stages.datastore import Index, uses_external
-from trime.stages.encode import Encode
-from trime.stages.evaluate import Evaluate
-from trime.stages.fit import fitted
 from trime.stages.picture import compare_picture, run_picture
-from trime.stages.prepare import Prepare, prepared
+from trime.stages.plan import Plan
+from trime.stages.prepare import Prepare
 from trime.stages.tables import compare_table, csv_of, markdown, run_table
-from trime.stages.tune import Tune
 from trime.types import UserError
 
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
 
 
-def run_folder(config: DictConfig) -> Path:
-    """Where a run's results lie: its name, seed and what determines its figures."""
-    return Path(config.paths.outputs) / "runs" / config.name / f"seed{config.seed}-{Evaluate(config).fingerprint[:8]}"
-
-
-def report_run(config: DictConfig) -> dict[str, Any]:
+def report_run(plan: Plan) -> dict[str, Any]:
     """Writes results.json, config.yaml, metrics.csv, table and picture; prints the table and the picture's path."""
-    folder = run_folder(config)
+    config, folder = plan.config, plan.run_folder
     folder.mkdir(parents=True, exist_ok=True)
-    results = collected(config)
+    results = collected(plan)
     write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_aside(folder / "results.json", json.dumps(results, indent=1, ensure_ascii=False))
     if config.logger.history:
-        copied(fitted(config).path() / "metrics.csv", folder / "metrics.csv")
+        copied(plan.model.path() / "metrics.csv", folder / "metrics.csv")
     header, lines = run_table(results)
     write_aside(folder / "table.md", markdown(header, lines))
     picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
@@ -51,42 +42,39 @@ def report_run(config: DictConfig) -> dict[str, Any]:
     return results
 
 
-def collected(config: DictConfig) -> dict[str, Any]:
+def collected(plan: Plan) -> dict[str, Any]:
     """The run contract."""
-    model = fitted(config).path()
+    config, model = plan.config, plan.model.path()
     train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
-    tuned = Tune(config).tuned()
-    characters = Encode(config, "evaluate", "test").information()["characters"]
+    tuned = plan.tune.tuned()
+    characters = plan.test.information()["characters"]
     results = {
         "name": config.name,
         "seed": config.seed,
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
-        "dataset": dataset_of(config, None),
+        "dataset": dataset_of(plan.corpus),
         "parameters": train.pop("parameters", None),
         "train": train,
         "tuned": tuned["rows"][-1]["tuned"],
         "metrics": {
             "valid": [with_bits(row, characters) for row in tuned["rows"]],
-            "test": [with_bits(row, characters) for row in Evaluate(config).rows()],
+            "test": [with_bits(row, characters) for row in plan.evaluate.rows()],
         },
-        "command": config.get("command"),
-        "artefacts": {"fit": str(model), "evaluate": str(Evaluate(config).folder)},
+        "artefacts": {"fit": str(model), "evaluate": str(plan.evaluate.folder)},
     }
-    if config.evaluate.get("dataset"):
-        results["evaluated"] = dataset_of(config, "evaluate")
-    if uses_external(config):
-        kept = "dataset" if config.datastore.get("dataset") else None
-        source = dataset_of(config, "datastore" if kept else None)["name"]
-        results["datastore"] = Index(config).statistics() | tuned["recall"] | {"dataset": source, "split": config.datastore.split}
+    if plan.evaluated is not plan.corpus:
+        results["evaluated"] = dataset_of(plan.evaluated)
+    if plan.index:
+        source = {"dataset": plan.stored.dataset.name, "split": config.datastore.split}
+        results["datastore"] = plan.index.statistics() | tuned["recall"] | source
     return results
 
 
-def dataset_of(config: DictConfig, section: str | None) -> dict[str, Any]:
+def dataset_of(prepared: Prepare) -> dict[str, Any]:
     """Name, fingerprint, tokens and vocabulary of a corpus."""
-    artefact: Prepare = prepared(config, section)
-    statistics = artefact.corpus().statistics
+    statistics = prepared.corpus().statistics
     return {
         "name": statistics["name"],
         "fingerprint": statistics["fingerprint"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from omegaconf import DictConfig, open_dict
 
 
 @contextmanager
-def tracked(config: DictConfig, folder: Callable[[DictConfig], Path]) -> Iterator[Tracker]:
+def tracked(config: DictConfig, place: Path) -> Iterator[Tracker]:
     """Points the logger at the run's folder, and closes its run whatever happens."""
     tracker = Tracker(config)
     if config.logger.lightning:
         os.environ.setdefault("WANDB_SILENT", "true")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        place = folder(config)
         place.mkdir(parents=True, exist_ok=True)
         with open_dict(config):
             config.logger.lightning.save_dir = str(place)

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from trime.memory.datastore import Datastore, Nearest
+from trime.memory.datastore import Nearest
 from trime.memory.recent import Recent
 from trime.memory.search import Exact
 from trime.metrics import Meter, perplexity
@@ -30,19 +30,20 @@ class Tune(Artefact):
 
     kind, stage = "tune", "tune"
 
-    def encoded(self) -> Encode:
-        return Encode(self.config, "evaluate", "valid")
+    def __init__(self, config: DictConfig, encoded: Encode, index: Index | None):
+        super().__init__(config)
+        self.encoded, self.index = encoded, index
 
     def needs(self) -> list[Artefact]:
-        return [self.encoded(), *([Index(self.config)] if uses_external(self.config) else [])]
+        return [self.encoded, *([self.index] if self.index else [])]
 
     def settings(self) -> Any:
         return {"rows": plain(self.config.evaluate.rows), "grid": plain(self.config.tune), **reading(self.config)}
 
     def build(self, folder: Path) -> None:
-        meter, encoded = Meter(), self.encoded()
+        meter, encoded = Meter(), self.encoded
         rows = rows_of(plain(self.config.evaluate.rows), self.config.tune)
-        scorer = scorer_of(self.config, rows, "valid")
+        scorer = scorer_of(self.config, rows, self.index, "valid")
         sums = [Sums() for _ in rows]
         for window, scores in scorer.scores(watched(encoded, "tune")):
             for total, score in zip(sums, scores, strict=True):
@@ -52,7 +53,7 @@ class Tune(Artefact):
             warn_at_edges(row, self.config.tune)
         content = {"rows": found, "seconds": round(meter.seconds, 1), "peak_memory_mb": meter.peak_memory_mb}
         if scorer.nearest is not None:
-            content["recall"] = recall(self.config, encoded.path(), scorer.nearest)
+            content["recall"] = recall(scorer.nearest, encoded.path())
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
 
     def tuned(self) -> dict[str, Any]:
@@ -111,15 +112,14 @@ def warn_at_edges(found: dict[str, Any], grid: Any) -> None:
             print(f"tune: {found['memories']}: {name}={value} lies at the edge of the grid: widen tune.{keys.get(name, name)}")
 
 
-def recall(config: DictConfig, folder: Path, nearest: Nearest) -> dict[str, Any]:
+def recall(nearest: Nearest, folder: Path) -> dict[str, Any]:
     """The share of the exact K nearest that the index finds, over a sample of validation queries."""
     if nearest.search.kind == "exact":
         return {"recall": 1.0, "queries": 0}
     windows = [window.query.g for window in windows_of(folder)]
     queries = torch.cat(windows)
     queries = queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
-    store = Datastore(Index(config).store.path())
-    _, exact = Exact(store.blocks, nearest.metric).nearest(queries, nearest.k)
+    _, exact = Exact(nearest.store.blocks, nearest.metric).nearest(queries, nearest.k)
     _, found = nearest.search.nearest(queries, nearest.k)
     hits = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(exact, found, strict=True))
     return {"recall": round(hits / exact.numel(), 4), "queries": len(queries)}
@@ -136,12 +136,12 @@ def reading(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def scorer_of(config: DictConfig, rows: list[Row], split: str) -> Scorer:
+def scorer_of(config: DictConfig, rows: list[Row], index: Index | None, split: str) -> Scorer:
     """The scorer with the memories that the rows name."""
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
     recent = Recent(sizes, config.long.crossing, config.long.repeats) if sizes else None
     external = any("external" in row.memories for row in rows)
-    nearest = Index(config).nearest(split) if external else None
+    nearest = index.nearest(split) if external and index else None
     return Scorer(rows, recent, nearest, config.evaluate.scaled_interpolation)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from trime.data.segments import Segments
 
 
+@runtime_checkable
 class Batching(Protocol):
     """Plans the batches of an epoch: lists of segment numbers, each segment once, deterministic in (seed, epoch).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import sysconfig
 from collections.abc import Iterator
@@ -31,15 +32,18 @@ class StandardLibrary(Dataset):
 
     @cached_property
     def by_split(self) -> dict[str, list[Path]]:
-        found = (path.relative_to(self.place) for path in self.place.rglob("*.py"))
-        names = [path for path in found if not LEFT_OUT.intersection(path.parts)]
-        names = sorted(names, key=lambda path: self.draw(path))[: self.modules]
+        names = sorted(self.sources(), key=self.draw)[: self.modules]
         splits: dict[str, list[Path]] = {split: [] for split in SPLITS}
         for path in sorted(names):
             # The same bytes decide the split whatever the limit, so that small runs keep it.
             ratio = self.draw(path) * 997 % 1
             splits["train" if ratio < 0.9 else "valid" if ratio < 0.95 else "test"].append(self.place / path)
         return splits
+
+    def sources(self) -> Iterator[Path]:
+        for folder, folders, names in os.walk(self.place):
+            folders[:] = sorted(set(folders) - LEFT_OUT)
+            yield from (Path(folder, name).relative_to(self.place) for name in names if name.endswith(".py"))
 
     @staticmethod
     def draw(path: Path) -> float:

@@ -1,0 +1,5 @@
+"""Laws, contracts, golden numbers, experiments, errors, README commands."""
+
+from tests import typechecker
+
+__all__ = ["typechecker"]

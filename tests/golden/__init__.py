@@ -1,0 +1,1 @@
+"""Numbers computed with the published code; the folder is named by TRIME_GOLDEN."""

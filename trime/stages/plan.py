@@ -1,0 +1,95 @@
+"""The artefacts of an experiment, each linked to those it is made from: the way of the data as a graph."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from trime.stages.artefact import Artefact
+from trime.stages.datastore import GivenStore, Index, uses_external
+from trime.stages.encode import Encode
+from trime.stages.evaluate import Evaluate
+from trime.stages.fit import Fit, Given
+from trime.stages.pack import Pack
+from trime.stages.prepare import Prepare
+from trime.stages.tune import Tune
+
+
+class Plan:
+    """corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
+
+    def __init__(self, config: DictConfig):
+        self.config = config
+
+    def prepared(self, section: str) -> Prepare:
+        """The corpus a section reads: its own dataset's in the main vocabulary, or the main one."""
+        own = self.config[section].get("dataset")
+        return Prepare(self.config, own, self.corpus) if own else self.corpus
+
+    @cached_property
+    def corpus(self) -> Prepare:
+        return Prepare(self.config, self.config.dataset)
+
+    @cached_property
+    def evaluated(self) -> Prepare:
+        return self.prepared("evaluate")
+
+    @cached_property
+    def stored(self) -> Prepare:
+        return self.prepared("datastore")
+
+    @cached_property
+    def pack(self) -> Pack | None:
+        return Pack(self.config, self.corpus) if "k" in self.config.batching else None
+
+    @cached_property
+    def model(self) -> Artefact:
+        return Given(self.config) if self.config.checkpoint else Fit(self.config, self.corpus, self.pack)
+
+    @cached_property
+    def valid(self) -> Encode:
+        return Encode(self.config, "evaluate", "valid", self.evaluated, self.model)
+
+    @cached_property
+    def test(self) -> Encode:
+        return Encode(self.config, "evaluate", "test", self.evaluated, self.model)
+
+    @cached_property
+    def store(self) -> Artefact:
+        """The encoded external corpus: this run's, or the folder ``datastore.path=DIR`` names."""
+        if self.config.datastore.path:
+            return GivenStore(self.config, self.model)
+        return Encode(self.config, "datastore", self.config.datastore.split, self.stored, self.model)
+
+    @cached_property
+    def index(self) -> Index | None:
+        return Index(self.config, self.store) if uses_external(self.config) else None
+
+    @cached_property
+    def tune(self) -> Tune:
+        return Tune(self.config, self.valid, self.index)
+
+    @cached_property
+    def evaluate(self) -> Evaluate:
+        return Evaluate(self.config, self.test, self.tune)
+
+    @cached_property
+    def run_folder(self) -> Path:
+        """Where a run's results lie: its name, seed and what determines its figures."""
+        place = Path(self.config.paths.outputs) / "runs" / self.config.name
+        return place / f"seed{self.config.seed}-{self.evaluate.fingerprint[:8]}"
+
+    def made_by(self, stage: str) -> list[Artefact]:
+        """What a stage makes for this experiment, in order."""
+        nodes: dict[str, list[Artefact | None]] = {
+            "prepare": [self.corpus, self.evaluated, self.stored if self.index else None],
+            "pack": [self.pack],
+            "fit": [None if self.config.checkpoint else self.model],
+            "encode": [self.valid, self.store if self.index and not self.config.datastore.path else None],
+            "datastore": [self.index],
+            "tune": [self.tune],
+            "evaluate": [self.test, self.evaluate],
+        }
+        return list(dict.fromkeys(node for node in nodes[stage] if node is not None))
