@@ -15,6 +15,9 @@ from trime.data.corpus import Split
 from trime.types import Batch, UserError
 
 
+SCALES = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
 class Segments(NamedTuple):
     """Row i covers tokens [start, start + length) of a document; the first ``context`` of them are not scored.
 
@@ -36,6 +39,17 @@ class Segments(NamedTuple):
 
     def take(self, index: np.ndarray | list[int] | slice) -> Segments:
         return Segments(*(column[index] for column in self))
+
+
+def count_of(tokens: int | str | None) -> int | None:
+    """A budget of tokens: a number, or one with k, M or G behind it (100k, 2M)."""
+    if tokens is None or isinstance(tokens, int):
+        return tokens
+    digits, scale = (tokens[:-1], SCALES[tokens[-1]]) if tokens[-1:] in SCALES else (tokens, 1)
+    try:
+        return int(float(digits) * scale)
+    except ValueError:
+        raise UserError(f"tokens={tokens} is no number of tokens: write 100000, 100k or 2M") from None
 
 
 def one_document(offsets: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from trime.data.corpus import Corpus
 from trime.data.module import WindowLoader
-from trime.data.segments import Segments, cut, one_document
+from trime.data.segments import Segments, count_of, cut, one_document
 from trime.memory.datastore import Shards
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact
@@ -49,7 +49,7 @@ class Encode(Artefact):
         evaluate = self.config.evaluate
         return {
             "split": self.split,
-            "tokens": self.config[self.section].tokens,
+            "tokens": count_of(self.config[self.section].tokens),
             "block": evaluate.block,
             "context": evaluate.context,
             "bounded": evaluate.bounded,
@@ -60,7 +60,7 @@ class Encode(Artefact):
     def windows(self, corpus: Corpus) -> Segments:
         text, evaluate = corpus.split(self.split), self.config.evaluate
         offsets = text.offsets if evaluate.bounded else one_document(text.offsets)
-        return cut(offsets, evaluate.block, evaluate.context, self.config[self.section].tokens)
+        return cut(offsets, evaluate.block, evaluate.context, count_of(self.config[self.section].tokens))
 
     def build(self, folder: Path) -> None:
         corpus, meter = self.corpus.corpus(), Meter()

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from trime.data.module import PlannedLoader, TextModule, WindowLoader
-from trime.data.segments import cut, one_document
+from trime.data.segments import count_of, cut, one_document
 from trime.metrics import Meter
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.stages.artefact import Artefact, check_manifest, plain
@@ -61,8 +61,8 @@ class Fit(Artefact):
         print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
         task = self.task(network)
-        trainer = self.trainer(folder, history)
         with quiet():
+            trainer = self.trainer(folder, history)
             trainer.fit(task, datamodule=self.data(corpus), ckpt_path=newest(folder / "checkpoints"), weights_only=True)
         if trainer.global_step < self.config.train.updates:
             raise KeyboardInterrupt  # Lightning swallows it; the checkpoint stays
@@ -88,7 +88,7 @@ class Fit(Artefact):
         segments = training_segments(self.config, text)
         loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, eos)
         offsets = valid.offsets if self.config.segments.bounded else one_document(valid.offsets)
-        windows = cut(offsets, self.config.segments.length, tokens=train.validate_tokens)
+        windows = cut(offsets, self.config.segments.length, tokens=count_of(train.validate_tokens))
         return TextModule(loader, WindowLoader(valid, windows, batching.size, eos))
 
     def task(self, network: Network) -> LanguageModel:
