@@ -41,7 +41,8 @@ def told(error: BaseException) -> str:
     if isinstance(cause, ValueError) and cause is not error:
         return one_line(cause)
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-        return f"the disk is full ({cause.filename or 'while writing'}): free space or set paths.outputs and paths.data, then run the same command"
+        place = cause.filename or "while writing"
+        return f"the disk is full ({place}): free space or set paths.outputs and paths.data; the same command goes on"
     if isinstance(cause, PermissionError | FileNotFoundError):
         return f"{cause.strerror}: {cause.filename}"
     raise error

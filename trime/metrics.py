@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -43,10 +44,8 @@ class Meter:
 
 def reset_process_peak() -> None:
     """Linux forgets the peak resident size when told so; elsewhere it stays the whole process's."""
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
 
 
 def process_peak() -> int:

@@ -83,9 +83,7 @@ def places_of(batch: Batch) -> Place:
     """Document, segment and position of every cell of a batch, flattened row after row."""
     length = batch.tokens.shape[1]
     position = batch.start[:, None] + torch.arange(length, device=batch.start.device)
-    return Place(
-        batch.document.repeat_interleave(length), batch.segment.repeat_interleave(length), position.flatten()
-    )
+    return Place(batch.document.repeat_interleave(length), batch.segment.repeat_interleave(length), position.flatten())
 
 
 def is_token(batch: Batch) -> Bool[Tensor, "b l"]:

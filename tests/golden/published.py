@@ -49,12 +49,12 @@ def adaptive_head(case: dict[str, Any], weights: dict[str, np.ndarray]) -> Adapt
     """The output layer of a loss case, in float64."""
     embedding = AdaptiveInput(case["V"], weights["head_emb"].shape[1], case["cutoff"][:-1], case["factor"])
     head = AdaptiveSoftmax(embedding, tied_projections=False).double()
-    copy(head.tables[0].weight, weights["head_emb"])
+    copy(head.tables[0], weights["head_emb"])
     if "head_class" in weights:
         copy(head.classes, weights["head_class"])
     for tail, projection in enumerate(head.projections):
-        copy(head.tables[tail + 1].weight, weights[f"tail{tail}_emb"])
-        copy(projection.weight, weights[f"tail{tail}_proj"])
+        copy(head.tables[tail + 1], weights[f"tail{tail}_emb"])
+        copy(projection, weights[f"tail{tail}_proj"])
     return head
 
 
@@ -78,7 +78,9 @@ def network(model: str, which: str = "checkpoint_last") -> Network:
         final_norm="layer_norm.weight" in weights,
     )
     for number, layer in enumerate(backbone.layers):
-        load_layer(layer, {k.removeprefix(f"layers.{number}."): v for k, v in weights.items() if k.startswith(f"layers.{number}.")})
+        load_layer(
+            layer, {k.removeprefix(f"layers.{number}."): v for k, v in weights.items() if k.startswith(f"layers.{number}.")}
+        )
     if "layer_norm.weight" in weights:
         copy(backbone.final_norm.weight, weights["layer_norm.weight"])
         copy(backbone.final_norm.bias, weights["layer_norm.bias"])
@@ -95,17 +97,19 @@ def plain(args: argparse.Namespace, weights: dict[str, torch.Tensor]) -> tuple[n
 
 
 def adaptive(args: argparse.Namespace, weights: dict[str, torch.Tensor]) -> tuple[nn.Module, nn.Module]:
-    tables = [weights[f"embed_tokens.embeddings.{i}.0.weight"] for i in range(9) if f"embed_tokens.embeddings.{i}.0.weight" in weights]
+    tables = [
+        weights[f"embed_tokens.embeddings.{i}.0.weight"] for i in range(9) if f"embed_tokens.embeddings.{i}.0.weight" in weights
+    ]
     cutoffs = np.cumsum([len(table) for table in tables]).tolist()
     embedding = AdaptiveInput(cutoffs[-1], args.decoder_embed_dim, cutoffs[:-1], args.adaptive_softmax_factor)
     head = AdaptiveSoftmax(embedding, tied_projections=args.tie_adaptive_proj)
     for i, table in enumerate(tables):
-        copy(embedding.tables[i].weight, table)
-        copy(embedding.projections[i].weight, weights[f"embed_tokens.embeddings.{i}.1.weight"])
+        copy(embedding.tables[i], table)
+        copy(embedding.projections[i], weights[f"embed_tokens.embeddings.{i}.1.weight"])
     if len(tables) > 1:
         copy(head.classes, weights["adaptive_softmax.head.class_proj.weight"])
-    for i, projection in enumerate(head.projections):
-        copy(projection.weight, weights[f"adaptive_softmax.tail.{i}.0.weight"])
+    for i, projection in enumerate([] if args.tie_adaptive_proj else head.projections):
+        copy(projection, weights[f"adaptive_softmax.tail.{i}.0.weight"])
     return embedding, head
 
 
@@ -129,4 +133,6 @@ def window_batch(window: dict[str, Any], pad: int) -> Batch:
     tokens, targets = source[None, :length], shifted[None]
     one = torch.ones(1, dtype=torch.long)
     begin = one * int(window["start"])
-    return Batch(tokens, targets, one * length, target[None, :length] != pad, one * 0, one * int(window["id"]), begin, begin == 0)
+    return Batch(
+        tokens, targets, one * length, target[None, :length] != pad, one * 0, one * int(window["id"]), begin, begin == 0
+    )

@@ -93,7 +93,13 @@ def test_scored_tokens(name: str, rescore: bool, tmp_path: Path) -> None:
     assert abs(-scores.double().mean().item() / np.log(2) - case["loss_base2"]) < (2e-2 if first else 1e-4)
 
 
-UNBROKEN = sorted({(case["windows"], case["block"], case["context_window"]) for case in CASES.values() if case["break_mode"] == "none" and case["context_window"]})
+UNBROKEN = sorted(
+    {
+        (case["windows"], case["block"], case["context_window"])
+        for case in CASES.values()
+        if case["break_mode"] == "none" and case["context_window"]
+    }
+)
 
 
 @parametrized("case", UNBROKEN)

@@ -77,9 +77,9 @@ def test_loss_and_gradients(name: str, block: int) -> None:
 
 def assert_weight_gradients(head: object, found: dict) -> None:
     """Gradients of the output weights (stored in float32)."""
-    pairs = {"grad_head_emb": head.tables[0].weight, "grad_head_class": head.classes}
+    pairs = {"grad_head_emb": head.tables[0], "grad_head_class": head.classes}
     for tail, projection in enumerate(head.projections):
-        pairs |= {f"grad_tail{tail}_proj": projection.weight, f"grad_tail{tail}_emb": head.tables[tail + 1].weight}
+        pairs |= {f"grad_tail{tail}_proj": projection, f"grad_tail{tail}_emb": head.tables[tail + 1]}
     for name, weight in pairs.items():
         if name in found and weight.numel():
             assert torch.allclose(weight.grad, torch.as_tensor(found[name]).double(), rtol=1e-5, atol=1e-6), name

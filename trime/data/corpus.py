@@ -107,9 +107,7 @@ def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
     return int((ids == unknown).sum())
 
 
-def build_corpus(
-    dataset: Dataset, folder: Path, limit: int | None, minimum: int, vocabulary: Vocabulary | None = None
-) -> None:
+def build_corpus(dataset: Dataset, folder: Path, limit: int | None, minimum: int, vocabulary: Vocabulary | None = None) -> None:
     """Tokenises every split into ``folder``; a given vocabulary (another corpus's) is kept as it is."""
     splits = dataset.splits()
     if vocabulary is None:

@@ -44,9 +44,7 @@ class Fast:
         from bm25s.tokenization import Tokenized
 
         asked = Tokenized(ids=[self.ids[query] for query in queries], vocab=self.vocabulary)
-        found, scores = self.index.retrieve(
-            asked, k=min(k + 1, len(self.ids)), show_progress=False, n_threads=self.threads
-        )
+        found, scores = self.index.retrieve(asked, k=min(k + 1, len(self.ids)), show_progress=False, n_threads=self.threads)
         return others(np.where(scores > 0, found, -1), queries, k)
 
 

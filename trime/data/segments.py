@@ -14,7 +14,6 @@ import torch
 from trime.data.corpus import Split
 from trime.types import Batch, UserError
 
-
 SCALES = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -94,8 +93,8 @@ def collate(split: Split, segments: Segments, index: list[int], eos: int) -> Bat
         tokens[i, 0] = split.tokens[begin + start - 1] if start else eos
     column = np.arange(width)
     scored = (column >= rows.context[:, None]) & (column < rows.length[:, None])
-    whole = [torch.as_tensor(np.asarray(part)) for part in (rows.length, scored, rows.document, np.array(index), rows.start)]
-    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), *whole, torch.from_numpy(rows.start == 0))
+    columns = (tokens, targets, rows.length, scored, rows.document, np.array(index), rows.start, rows.start == 0)
+    return Batch(*(torch.from_numpy(part) for part in columns))
 
 
 def check_length(split: Split, length: int, what: str) -> None:

@@ -108,9 +108,7 @@ def blockwise_mass(
     Differentiable in both g. Scores are computed in float32 at least.
     """
     dtype = torch.promote_types(torch.promote_types(query.g.dtype, memory.g.dtype), torch.float32)
-    tiles = Tiles(
-        query._replace(g=query.g.detach()), memory._replace(g=memory.g.detach()), visibility, block
-    )
+    tiles = Tiles(query._replace(g=query.g.detach()), memory._replace(g=memory.g.detach()), visibility, block)
     with torch.autocast(query.g.device.type, enabled=False):
         target, total = _Blockwise.apply(query.g.to(dtype), memory.g.to(dtype), divisor.to(query.g.device, dtype), tiles)
     return Mass(target, total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 
@@ -39,7 +40,7 @@ class Recent:
         """Mass [s t n] at every size, in order."""
         held = 0 if self.seen is None else len(self.seen.token) - (0 if self.repeats else overlap)
         edges = [max(held - size, 0) for size in (0, *self.sizes)]
-        bands = [self.band(query, divisor, low, high) for high, low in zip(edges[:-1], edges[1:], strict=True)]
+        bands = [self.band(query, divisor, low, high) for high, low in pairwise(edges)]
         return Mass(
             torch.stack([band.target for band in bands]).logcumsumexp(0),
             torch.stack([band.total for band in bands]).logcumsumexp(0),

@@ -27,9 +27,7 @@ def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], met
 class Search(Protocol):
     kind: str  # "exact" or "approximate"
 
-    def nearest(
-        self, query: Float[Tensor, "n d"], k: int
-    ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Similarity and number of the k nearest keys, the best first; (-inf, -1) where fewer are found."""
         ...
 

@@ -37,11 +37,8 @@ class CausalAttention(nn.Module):
 
 def feed_forward(width: int, inner: int, dropout: float) -> nn.Sequential:
     """Linear, ReLU, dropout, linear."""
-    layers = nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Dropout(dropout), nn.Linear(inner, width))
-    for layer in (layers[0], layers[3]):
+    inward, outward = nn.Linear(width, inner), nn.Linear(inner, width)
+    for layer in (inward, outward):
         nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(layer.bias)
-    return layers
-
-
-
+    return nn.Sequential(inward, nn.ReLU(), nn.Dropout(dropout), outward)

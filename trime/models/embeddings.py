@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from trime.types import Float, Int, Tensor
 
@@ -15,7 +17,7 @@ def band_edges(cutoffs: list[int], vocabulary: int) -> list[tuple[int, int]]:
     if sorted(set(cutoffs)) != list(cutoffs) or any(cutoff <= 0 for cutoff in cutoffs):
         raise ValueError(f"cutoffs={list(cutoffs)} must be positive and rising: mend model.embedding.cutoffs")
     edges = [0, *(cutoff for cutoff in cutoffs if cutoff < vocabulary), vocabulary]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 class AdaptiveInput(nn.Module):
@@ -32,21 +34,17 @@ class AdaptiveInput(nn.Module):
         dims = [int(width // factor**i) for i in range(len(self.bands))]
         if min(dims) < 1:
             raise ValueError(f"width={width} leaves no room for {len(dims)} bands at factor={factor}: use fewer cutoffs")
-        self.tables = nn.ModuleList(
-            nn.Embedding(high - low, dim) for (low, high), dim in zip(self.bands, dims, strict=True)
-        )
-        self.projections = nn.ModuleList(nn.Linear(dim, width, bias=False) for dim in dims)
-        for table, projection in zip(self.tables, self.projections, strict=True):
-            nn.init.normal_(table.weight, std=table.embedding_dim**-0.5)
-            nn.init.xavier_uniform_(projection.weight)
+        sizes = [high - low for low, high in self.bands]
+        self.tables = nn.ParameterList(torch.randn(n, dim) * dim**-0.5 for n, dim in zip(sizes, dims, strict=True))
+        self.projections = nn.ParameterList(nn.init.xavier_uniform_(torch.empty(width, dim)) for dim in dims)
 
     def forward(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
         """Embeddings of tokens, unscaled."""
         flat = tokens.flatten()
-        out = self.projections[0].weight.new_zeros(len(flat), self.width)
+        out = self.projections[0].new_zeros(len(flat), self.width)
         for (low, high), table, projection in zip(self.bands, self.tables, self.projections, strict=True):
             inside = ((flat >= low) & (flat < high)).nonzero().squeeze(1)
-            vectors = projection(table(flat[inside] - low))
+            vectors = F.linear(F.embedding(flat[inside] - low, table), projection)
             out = out.to(vectors.dtype).index_copy(0, inside, vectors)
         return out.view(*tokens.shape, self.width)
 

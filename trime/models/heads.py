@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from trime.models.embeddings import AdaptiveInput, PlainInput, band_edges
+from trime.models.embeddings import AdaptiveInput, PlainInput
 from trime.types import Float, Int, Mass, Tensor
 
 CELLS = 2**23  # of logits held at a time: 32 MiB in float32
@@ -41,9 +41,7 @@ def by_blocks(
     return torch.cat(first), torch.cat(second)
 
 
-def linear_picked(
-    f: Tensor, index: Tensor, weight: Tensor, classes: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def linear_picked(f: Tensor, index: Tensor, weight: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Picked logits of an output matrix whose last rows may be separate class rows."""
     logits = F.linear(f, weight)
     return picked(logits if classes is None else torch.cat([logits, F.linear(f, classes)], 1), index)
@@ -83,19 +81,17 @@ class AdaptiveSoftmax(nn.Module):
         self.classes = nn.Parameter(torch.empty(len(self.bands) - 1, embedding.width))
         if len(self.bands) > 1:
             nn.init.xavier_uniform_(self.classes)
-        self.projections = nn.ModuleList() if tied_projections else self.own_projections(embedding)
-        self.shared = list(embedding.projections)[1:] if tied_projections else []
+        self.tied = tied_projections
+        own = [] if tied_projections else [self.new_projection(table, embedding.width) for table in self.tables[1:]]
+        self.projections = embedding.projections if tied_projections else nn.ParameterList(own)
 
     @staticmethod
-    def own_projections(embedding: AdaptiveInput) -> nn.ModuleList:
-        tails = [nn.Linear(embedding.width, table.embedding_dim, bias=False) for table in embedding.tables][1:]
-        for tail in tails:
-            nn.init.xavier_uniform_(tail.weight)
-        return nn.ModuleList(tails)
+    def new_projection(table: Tensor, width: int) -> Tensor:
+        return nn.init.xavier_uniform_(torch.empty(table.shape[1], width))
 
     def project(self, band: int, f: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
-        """f in the width of a tail band."""
-        weight = self.shared[band - 1].weight.T if self.shared else self.projections[band - 1].weight
+        """f in the width of a tail band (counted from 1)."""
+        weight = self.projections[band].T if self.tied else self.projections[band - 1]
         return self.dropout(F.linear(f, weight))
 
     def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, "n"]) -> Mass:
@@ -105,25 +101,22 @@ class AdaptiveSoftmax(nn.Module):
         chosen = target.clamp(max=first - 1)
         for band, (low, high) in enumerate(self.bands[1:]):
             chosen = torch.where((target >= low) & (target < high), first + band, chosen)
-        words = self.tables[0].weight
+        words = self.tables[0]
         logit, total = by_blocks(linear_picked, first + len(self.classes), f, chosen, words, self.classes)
         for band, (low, high) in list(enumerate(self.bands))[1:]:
             inside = ((target >= low) & (target < high)).nonzero().squeeze(1)
             if len(inside):
                 tail = self.project(band, f[inside])
-                own, all_ = by_blocks(linear_picked, high - low, tail, target[inside] - low, self.tables[band].weight)
+                own, all_ = by_blocks(linear_picked, high - low, tail, target[inside] - low, self.tables[band])
                 logit = logit.index_add(0, inside, own - all_)
         return Mass(logit, total)
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Log-probabilities of every token, for generation."""
         first = self.bands[0][1]
-        head = F.linear(f, torch.cat([self.tables[0].weight, self.classes])).log_softmax(1)
+        head = F.linear(f, torch.cat([self.tables[0], self.classes])).log_softmax(1)
         tails = [
-            head[:, first + band - 1, None] + F.linear(self.project(band, f), self.tables[band].weight).log_softmax(1)
+            head[:, first + band - 1, None] + F.linear(self.project(band, f), self.tables[band]).log_softmax(1)
             for band in range(1, len(self.bands))
         ]
         return torch.cat([head[:, :first], *tails], 1)
-
-
-__all__ = ["AdaptiveSoftmax", "Softmax", "band_edges"]

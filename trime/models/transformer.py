@@ -49,6 +49,7 @@ class Transformer(nn.Module):
         first_position: int = 2,
     ):
         super().__init__()
+        self.position: Tensor
         width = embedding.width
         self.embedding, self.positions, self.width = embedding, positions, width
         self.register_buffer("position", sinusoids(positions, width, first_position), persistent=False)

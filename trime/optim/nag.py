@@ -30,6 +30,7 @@ class NAG(torch.optim.Optimizer):
         return loss
 
     def move(self, parameter: torch.Tensor, lr: float, momentum: float, ratio: float, decay: float) -> None:
+        assert parameter.grad is not None
         buffer = self.state[parameter].setdefault("buffer", torch.zeros_like(parameter))
         parameter.mul_(1 - lr * decay).add_(buffer, alpha=momentum**2 * ratio)
         parameter.add_(parameter.grad, alpha=-(1 + momentum) * lr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -101,4 +102,4 @@ class GivenStore(Artefact):
 def uses_external(config: DictConfig) -> bool:
     """Some row names the external memory."""
     rows = config.evaluate.rows
-    return any("external" in [*row.get("joint", []), *sum(map(list, row.get("interpolate", [])), [])] for row in rows)
+    return any("external" in chain(row.get("joint", []), *row.get("interpolate", [])) for row in rows)

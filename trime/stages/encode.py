@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def windows_of(folder: Path) -> Iterator[Window]:
         place = Place(document.long(), segment.long(), position.long())
         whole = Contexts(g.float(), token.long(), place)
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
+        for low, high in pairwise(edges):
             context = int(total[low:high].isnan().sum())
             mass = Mass(target[low + context : high], total[low + context : high])
             yield Window(whole.take(slice(low, high)), context, mass)

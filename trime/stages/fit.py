@@ -105,7 +105,12 @@ class Fit(Artefact):
         if own["devices"] != 1:
             raise UserError(f"trainer.devices={own['devices']}: several devices are not supported yet, set 1")
         checkpoints = ModelCheckpoint(
-            folder / "checkpoints", "{step:09d}", every_n_train_steps=train.checkpoint_every, save_top_k=1, monitor="step", mode="max"
+            folder / "checkpoints",
+            "{step:09d}",
+            every_n_train_steps=train.checkpoint_every,
+            save_top_k=1,
+            monitor="step",
+            mode="max",
         )
         every = min(train.validate_every, train.updates) * train.accumulate
         logger = instantiate(self.config.logger.lightning) if self.config.logger.lightning else False
@@ -177,7 +182,7 @@ def check_positions(config: DictConfig) -> None:
 
 
 def precision(chosen: str | int) -> Any:
-    """"auto" is bf16 where the device has it."""
+    """ "auto" is bf16 where the device has it."""
     if chosen != "auto":
         return chosen
     return "bf16-mixed" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "32-true"

@@ -99,8 +99,22 @@ def compare_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:
     """Each run's own (last) row, the difference to the vanilla run of the same data and seed, the paper's figures."""
     runs = sorted(runs, key=lambda run: (run["dataset"]["name"], -measure(run["metrics"]["test"][-1])))
     kind = unit(runs[0]["metrics"]["test"][-1])
-    header = ["run", "seed", "data", "memories", "params", f"dev {kind}", f"test {kind}", "vs vanilla", "search",
-              "recall", "train tok/s", "eval tok/s", "paper 7M", "paper 247M"]
+    header = [
+        "run",
+        "seed",
+        "data",
+        "memories",
+        "params",
+        f"dev {kind}",
+        f"test {kind}",
+        "vs vanilla",
+        "search",
+        "recall",
+        "train tok/s",
+        "eval tok/s",
+        "paper 7M",
+        "paper 247M",
+    ]
     return header, [compared(run, baseline(run, runs)) for run in runs]
 
 

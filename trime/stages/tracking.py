@@ -32,7 +32,8 @@ class Tracker:
     """Logs a run's last figures beside its training curves."""
 
     def __init__(self, config: DictConfig):
-        self.config, self.logger = config, None
+        self.config = config
+        self.logger: Any = None
 
     def finish(self, results: dict[str, Any]) -> None:
         """Hyperparameters, and dev and test figures of every row."""

@@ -79,11 +79,12 @@ class LanguageModel(pl.LightningModule):
         losses, share = self.losses(batch, draw, plain)
         loss = losses.sum()
         if not torch.isfinite(loss):
-            raise UserError(f"the loss is {loss.item()} at update {self.global_step}: lower schedule.peak or raise schedule.warmup")
+            raise UserError(
+                f"the loss is {loss.item()} at update {self.global_step}: lower schedule.peak or raise schedule.warmup"
+            )
         self.targets += len(losses)
         mean = loss.detach() / len(losses)
-        values = {"loss": mean, "memory_share": share.mean(), "lr": self.schedule(self.global_step)}
-        self.log_dict({f"train/{name}": value for name, value in values.items()})
+        self.log_dict({"train/loss": mean, "train/memory_share": share.mean(), "train/lr": self.schedule(self.global_step)})
         self.log("ppl", mean.exp(), prog_bar=True, logger=False)
         return loss * self.training_.accumulate  # Lightning divides by it
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-
 from trime.mixtures.interpolate import interpolate, union
 from trime.mixtures.joint import joint
 from trime.types import Float, Mass, Tensor, UserError
@@ -71,9 +70,7 @@ class Row:
 
     def choices(self) -> list[dict[str, float]]:
         """The settings of axis a, in order."""
-        axes: list[list[dict[str, float]]] = [
-            [{"temperature": t} for t in self.temperature] if self.joint else [{}]
-        ]
+        axes: list[list[dict[str, float]]] = [[{"temperature": t} for t in self.temperature] if self.joint else [{}]]
         for number, layer in enumerate(self.layers):
             last = number == len(self.layers) - 1
             names = ("interpolation_temperature", "lambda") if last else ("cache_temperature", "cache_lambda")

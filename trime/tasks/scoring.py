@@ -40,12 +40,15 @@ class Scorer:
             self.recent.reset()
         for window in windows:
             divisors = self.divisors(window.contexts.g.shape[1])
-            every = torch.tensor(sorted(set(sum(divisors, []))))
+            every = torch.tensor(sorted({divisor for own in divisors for divisor in own}))
             found = self.evidence(window, every) if len(every) else {}
-            yield window, [
-                row.score(window.vocabulary, self.chosen(found, row, every, own))
-                for row, own in zip(self.rows, divisors, strict=True)
-            ]
+            yield (
+                window,
+                [
+                    row.score(window.vocabulary, self.chosen(found, row, every, own))
+                    for row, own in zip(self.rows, divisors, strict=True)
+                ],
+            )
             if self.recent is not None:
                 self.recent.write(window.query, overlap=len(window.contexts.token))
 

@@ -18,9 +18,7 @@ class Folder(Dataset):
     A split may also be a single file ``train.txt``. ``ratio`` is the share of files for valid and for test.
     """
 
-    def __init__(
-        self, path: str | None, tokenizer: Tokenizer, name: str = "folder", ratio: float = 0.05, seed: int = 0
-    ):
+    def __init__(self, path: str | None, tokenizer: Tokenizer, name: str = "folder", ratio: float = 0.05, seed: int = 0):
         self.place = existing_folder(path, f"dataset {name}")
         self.tokenizer, self.name, self.ratio, self.seed = tokenizer, name, ratio, seed
         self.characters = isinstance(tokenizer, Bytes)

@@ -64,7 +64,7 @@ class WikiText(Dataset):
     def documents(self, split: str) -> Iterator[Document]:
         for path in self.files(split):
             lines: list[bytes] = []  # of the current document
-            for line in open(path, "rb"):  # noqa: SIM115 - closed with the generator
+            for line in open(path, "rb"):
                 if TITLE.match(line) and any(map(bytes.strip, lines)) and not lines[-1].strip():
                     yield Document(title(lines), lines)
                     lines = []
