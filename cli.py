@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
 
@@ -16,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 failed: list[str] = []
 
 
-@hydra.main(config_path="conf", config_name="config", version_base="1.3")
+@hydra.main(config_path=str(Path(__file__).resolve().parent / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> float | None:
     """One run; in a sweep, a failed run is told and the others go on."""
     from trime.run import run  # here, so that --help and a wrong override answer at once

@@ -35,10 +35,15 @@ class Network(nn.Module):
 
 
 def build_network(model: Any, vocabulary: int) -> Network:
-    """The network that conf/model describes, for a vocabulary of that size."""
-    embedding = instantiate(model.embedding, _partial_=True)(vocabulary=vocabulary)
-    backbone = instantiate(model.backbone, _partial_=True)(embedding=embedding)
-    return Network(backbone, instantiate(model.head, _partial_=True)(embedding=embedding))
+    """The network that conf/model describes, for a vocabulary of that size; UserError where it is impossible."""
+    embedding, backbone, head = (
+        instantiate(model[part], _partial_=True, _convert_="all") for part in ("embedding", "backbone", "head")
+    )
+    try:
+        table = embedding(vocabulary=vocabulary)
+        return Network(backbone(embedding=table), head(embedding=table))
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def save_network(network: Network, path: Path) -> None:

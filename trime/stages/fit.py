@@ -17,7 +17,7 @@ import pytorch_lightning as pl
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 
 from trime.data.module import PlannedLoader, TextModule, WindowLoader
 from trime.data.segments import count_of, cut, one_document
@@ -82,7 +82,7 @@ class Fit(Artefact):
 
     def data(self, corpus: Any) -> TextModule:
         """Training micro-batches in planned order, and the first tokens of the validation split."""
-        train, batching = self.config.train, instantiate(self.config.batching)
+        train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
         text, valid, eos = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.eos
         neighbours = self.pack.neighbours() if self.pack else None
         segments = training_segments(self.config, text)
@@ -95,9 +95,9 @@ class Fit(Artefact):
         train = self.config.train
         plain_updates = math.ceil(train.plain_share * train.updates)
         training = Training(self.config.seed, plain_updates, train.accumulate, train.clip_norm)
-        memory = instantiate(self.config.memory) if self.config.memory.get("_target_") else None
-        optimizer = instantiate(self.config.optimizer, _partial_=True)
-        return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule))
+        memory = instantiate(self.config.memory, _convert_="all") if self.config.memory.get("_target_") else None
+        optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
+        return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule, _convert_="all"))
 
     def trainer(self, folder: Path, history: History) -> pl.Trainer:
         train, own = self.config.train, plain(self.config.trainer)
@@ -113,14 +113,14 @@ class Fit(Artefact):
             mode="max",
         )
         every = min(train.validate_every, train.updates) * train.accumulate
-        logger = instantiate(self.config.logger.lightning) if self.config.logger.lightning else False
+        logger = instantiate(self.config.logger.lightning, _convert_="all") if self.config.logger.lightning else False
         return pl.Trainer(
             max_steps=train.updates,
             accumulate_grad_batches=train.accumulate,
             val_check_interval=every,
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
-            callbacks=[checkpoints, history, progress_bar()],
+            callbacks=[checkpoints, history, *([TQDMProgressBar(refresh_rate=20)] if own["enable_progress_bar"] else [])],
             logger=logger,
             enable_model_summary=False,
             default_root_dir=folder,
@@ -194,12 +194,6 @@ def newest(folder: Path) -> str | None:
     if found:
         print(f"fit goes on from {found[-1].name}")
     return str(found[-1]) if found else None
-
-
-def progress_bar() -> pl.Callback:
-    from pytorch_lightning.callbacks import TQDMProgressBar
-
-    return TQDMProgressBar(refresh_rate=20)
 
 
 @contextmanager

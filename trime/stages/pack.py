@@ -55,7 +55,7 @@ class Pack(Artefact):
         special = [corpus.vocabulary.eos, corpus.vocabulary.unknown]
         parts = [folder / f"part-{start:09d}.npy" for start in range(0, len(segments), QUERIES)]
         if not all(part.exists() for part in parts):
-            backend = instantiate(self.config.neighbours)
+            backend = instantiate(self.config.neighbours, _convert_="all")
             backend.fit(terms_of(text, segments, special))
             self.search(backend, parts, len(segments))
         np.save(folder / "neighbours.npy", np.concatenate([np.load(part) for part in parts]))

@@ -31,7 +31,7 @@ class Prepare(Artefact):
 
     @cached_property
     def dataset(self) -> Dataset:
-        return instantiate(self.own)
+        return instantiate(self.own, _convert_="all")
 
     def needs(self) -> list[Artefact]:
         return [self.main] if self.main else []

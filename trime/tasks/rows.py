@@ -94,7 +94,7 @@ def cut(mass: Mass, start: int, end: int) -> Mass:
     return Mass(mass.target[:, start:end], mass.total[:, start:end])
 
 
-def mixed(base: Float[Tensor, "s a n"], memory: Mass, shares: tuple[float, ...]) -> Float[Tensor, "s b n"]:
+def mixed(base: Float[Tensor, "_ a n"], memory: Mass, shares: tuple[float, ...]) -> Float[Tensor, "_ _ n"]:
     """Every base with every temperature of the memory and every share: b = a · t · shares."""
     share = base.new_tensor(shares)[None, None, None, :, None]
     inside = Mass(memory.target[:, None, :, None], memory.total[:, None, :, None])

@@ -1,0 +1,54 @@
+# TRIME Lab. `make run` and `make test` do everything on a fresh machine; `make help` lists the rest.
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+SIZE   ?= paper
+# faiss-gpu where there is a CUDA device, else faiss-cpu: they must never be installed together.
+EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+RUN    := $(VENV)/bin/python cli.py
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint type test-slow test-gpu wikitext103 enwik8 report clean
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/.installed-$(EXTRA) ## .venv with the pinned dependencies (EXTRA=cpu|gpu chooses FAISS)
+
+$(VENV)/.installed-%: pyproject.toml requirements.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.txt -e ".[$*,dev]"
+	touch $@
+
+run: install ## the main experiment on the embedded corpus: a table and a picture, in under 10 minutes on 2 cores
+	$(RUN) experiment=trime_ext
+
+test: lint type ## ruff, mypy and all tests but the slow ones
+	$(VENV)/bin/python -m pytest
+
+lint: install ## ruff
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+type: install ## mypy
+	$(VENV)/bin/mypy
+
+test-slow: install ## the tests that take minutes
+	$(VENV)/bin/python -m pytest -m slow
+
+test-gpu: install ## the tests that need a CUDA device
+	$(VENV)/bin/python -m pytest -m gpu
+
+wikitext103: install ## TrimeLM_ext on WikiText-103 with the paper's settings (SIZE=tiny: a look at the path)
+	$(RUN) experiment=trime_ext size=$(SIZE) dataset=wikitext103
+
+enwik8: install ## TrimeLM_long on enwik8 (SIZE=tiny: a look at the path)
+	$(RUN) experiment=trime_long size=$(subst paper,paper_enwik8,$(SIZE)) dataset=enwik8
+
+report: install ## one table of all runs under outputs/
+	$(RUN) stages=[report] report.runs='outputs/runs/**'
+
+clean: ## caches (not data/ and outputs/)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -exec rm -rf {} +

@@ -1,0 +1,52 @@
+"""Shared means: configurations composed as the command line composes them, one place for tiny artefacts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+ROOT = Path(__file__).parents[1]
+SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
+sys.path.insert(0, str(ROOT))
+
+
+def composed(*overrides: str) -> DictConfig:
+    """The configuration of a command line."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session's artefacts lie, so that tests share what they have in common."""
+    return tmp_path_factory.mktemp("trime")
+
+
+@pytest.fixture(scope="session")
+def tiny(place: Path) -> Callable[..., DictConfig]:
+    """Composes an experiment at size=tiny, two updates long, under the session's place."""
+
+    def make(*overrides: str) -> DictConfig:
+        fixed = [f"paths.data={place}/data", f"paths.outputs={place}/outputs", "logger=none"]
+        return composed("size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", *fixed, *overrides)
+
+    return make
+
+
+@pytest.fixture()
+def text_folder(tmp_path: Path) -> Path:
+    """A folder of text with train/ valid/ test/, some kilobytes in all."""
+    words = "the cat sat on a mat and the dog ran to the house while it rained in May .".split()
+    for number, split in enumerate(("train", "valid", "test")):
+        (tmp_path / "text" / split).mkdir(parents=True)
+        for document in range(3):
+            order = [words[(i * (7 + document + number) + i // 5) % len(words)] for i in range(600)]
+            lines = [" ".join(order[i : i + 12]) for i in range(0, len(order), 12)]
+            (tmp_path / "text" / split / f"{document}.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path / "text"

@@ -1,0 +1,138 @@
+"""The command line as a person meets it: help, README's commands, CONTRIBUTING's examples, reports."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+import cli
+from tests.conftest import ROOT, composed
+from trime.run import STAGES, run
+from trime.stages.plan import Plan
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_help_names_groups_stages_and_common_overrides() -> None:
+    shown = subprocess.run([sys.executable, "cli.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for group in (path.name for path in (ROOT / "conf").iterdir() if path.is_dir()):
+        assert f"{group}: " in shown
+    for word in (*STAGES, "dataset.path=DIR", "report.runs", "seed=0,1,2", "logger.offline"):
+        assert word in shown
+
+
+def test_make_help_lists_every_target() -> None:
+    targets = re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert len(targets) > 8 and all(re.search(rf"^{target} ", shown, re.M) for target in targets)
+
+
+def commands() -> list[str]:
+    """Every `python cli.py …` line of the README's code blocks."""
+    blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", README, re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [" ".join(line.split()) for line in lines if line.strip().startswith("python cli.py")]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_readme_command_runs(
+    command: str, place: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As written, with the tiny size, the session's artefacts, and a small folder in place of one's own text."""
+    words = shlex.split(command)[2:]
+    words = [re.sub(r"(path=)(DIR|\.\./shared/data/[\w-]+|\S*TEXT)$", rf"\1{text_folder}", word) for word in words]
+    words = [re.sub(r"^((?:dataset|dataset@\w+\.dataset)=)wikitext\d+$", r"\1folder", word) for word in words]
+    words = [
+        word for word in words if not word.startswith(("size=", "train.", "datastore.tokens", "evaluate.tokens", "logger"))
+    ]
+    if any("report.runs" in word for word in words):
+        run(composed_tiny(place, "experiment=vanilla"))
+        words = [word.replace("outputs/", f"{place}/outputs/") for word in words]
+    tiny = [
+        "size=tiny",
+        "train.updates=2",
+        "trainer.enable_progress_bar=false",
+        "logger=none",
+        "index.k=16",
+        "index.factory=null",
+        "evaluate.tokens=200",
+        f"paths.data={place}/data",
+        f"paths.outputs={place}/outputs",
+    ]
+    monkeypatch.setattr("sys.argv", ["cli.py", *words, *tiny])
+    cli.failed.clear()
+    assert cli.main() == 0
+
+
+def composed_tiny(place: Path, *overrides: str) -> DictConfig:
+    places = [f"paths.data={place}/data", f"paths.outputs={place}/outputs"]
+    return composed("size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", "logger=none", *places, *overrides)
+
+
+def test_readme_has_commands() -> None:
+    assert len(commands()) >= 4
+
+
+def test_contributing_examples_work(tmp_path: Path) -> None:
+    """Writes the files that CONTRIBUTING.md shows into a copy of the project and runs its commands there."""
+    for name in ("cli.py", "conf", "trime"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    files = re.findall(r"`([\w/.]+)`:\n\n```(?:python|yaml)\n(.*?)```", text, re.S)
+    examples = re.findall(r"```bash\n(python cli\.py.*?)```", text, re.S)
+    assert len(files) >= 6 and len(examples) >= 3
+    for name, content in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (tmp_path / "poems").mkdir()
+    for number in range(8):
+        (tmp_path / "poems" / f"{number}.txt").write_text("a rose is a rose\nis a rose and so on\n\n" * 60)
+    for example in examples:
+        words = [sys.executable, *shlex.split(example.replace("\\\n", " "))[1:]]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "results: " in done.stdout
+
+
+def test_report_of_several_runs(tiny: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    for experiment in ("vanilla", "trime", "knn_lm"):
+        run(tiny(f"experiment={experiment}"))
+    config = tiny("stages=[report]")
+    config.report.runs = f"{config.paths.outputs}/runs/**"
+    capsys.readouterr()
+    run(config)
+    folder = Path(config.paths.outputs) / "reports" / "comparison"
+    shown, table = capsys.readouterr().out, (folder / "table.md").read_text()
+    assert table in shown and str(folder / "picture.png") in shown and (folder / "picture.png").stat().st_size > 5000
+    lines = (folder / "table.csv").read_text().splitlines()
+    header = lines[0].split(",")
+    assert {"params", "dev perplexity", "test perplexity", "vs vanilla", "eval tok/s", "paper 7M"} <= set(header)
+    assert "54.78 / 54.69" in table, "the paper's figure beside a published row"
+    results = json.loads((Plan(tiny("experiment=trime")).run_folder / "results.json").read_text())
+    assert f"{results['metrics']['test'][-1]['perplexity']:.2f}" in table
+
+
+def test_wandb_is_offline_by_default_and_in_the_runs_folder(place: Path, tmp_path: Path) -> None:
+    config = composed(
+        "size=tiny",
+        "train.updates=2",
+        "experiment=trime",
+        "trainer.enable_progress_bar=false",
+        f"paths.data={place}/data",
+        f"paths.outputs={tmp_path}",
+    )
+    assert config.logger.offline is True
+    folder = Plan(config).run_folder
+    run(config)
+    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    assert "train/loss" in (folder / "metrics.csv").read_text()

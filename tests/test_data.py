@@ -1,0 +1,244 @@
+"""Text to rows: tokenizers, vocabulary, datasets, segments, batchings, neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import SHARED
+from trime.data.batching.bm25 import BM25
+from trime.data.batching.consecutive import Consecutive
+from trime.data.batching.shuffled import Shuffled
+from trime.data.corpus import Corpus, Split, build_corpus, smallest_type
+from trime.data.datasets.enwik8 import Enwik8
+from trime.data.datasets.folder import Folder
+from trime.data.datasets.stdlib import StandardLibrary
+from trime.data.datasets.wikitext import WikiText
+from trime.data.module import PlannedLoader
+from trime.data.neighbours import Fast, Reference
+from trime.data.segments import collate, count_of, cut, shares
+from trime.data.tokenizers import Bytes, PythonSource, Whitespace, Words
+from trime.data.vocabulary import Vocabulary
+from trime.types import UserError
+
+
+def flat(tokenizer: object, *lines: bytes) -> list[str]:
+    return [token for piece in tokenizer.tokens(lines) for token in piece]  # type: ignore[attr-defined]
+
+
+def test_tokenizers() -> None:
+    assert flat(Whitespace(), b" = A = \n", b"\n", b"b <unk>\n") == ["=", "A", "=", "<eos>", "<eos>", "b", "<unk>", "<eos>"]
+    assert flat(Words(), b"\n", b"Don't go.\n", b"\n", b" \n", b"So-so\n") == ["Don't", "go", ".", "<eos>", "So", "-", "so"]
+    source = flat(PythonSource(), b"\n", b"    x1 **= 2.5e-3 -> y  # it's ok\n")
+    assert source == ["x1", "**=", "2.5e-3", "->", "y", "#", "it", "'", "s", "ok", "<eos>"]
+    assert flat(Bytes(), b"a\xff\n") == ["a", "\xff", "\n"]
+
+
+def test_vocabulary_is_ordered_by_frequency_and_maps_the_rest_to_unk(tmp_path: Path) -> None:
+    made = Vocabulary.of_counts(Counter({"b": 5, "a": 5, "c": 1, "d": 9, "<eos>": 3, "<unk>": 2}), limit=5, minimum=2)
+    assert made.symbols == ["<eos>", "<unk>", "d", "a", "b"] and made.counts == [3, 3, 9, 5, 5]
+    made.save(tmp_path / "v.json")
+    read = Vocabulary.load(tmp_path / "v.json")
+    assert read.symbols == made.symbols and read.fingerprint == made.fingerprint
+    assert [read.index[s] for s in ("d", "c", "zzz")] == [2, 1, 1]
+    (tmp_path / "v.json").write_text("{")
+    with pytest.raises(UserError, match="prepare"):
+        Vocabulary.load(tmp_path / "v.json")
+
+
+def test_smallest_integer_type() -> None:
+    assert [smallest_type(n).itemsize for n in (2, 256, 257, 65_536, 65_537)] == [1, 1, 2, 2, 4]
+
+
+def test_corpus_is_memory_mapped_and_whole(text_folder: Path, tmp_path: Path) -> None:
+    dataset = Folder(str(text_folder), Words())
+    build_corpus(dataset, tmp_path, limit=None, minimum=1)
+    corpus = Corpus(tmp_path)
+    text = corpus.split("train")
+    assert isinstance(text.tokens, np.memmap) and text.tokens.dtype.itemsize == 1
+    for number, document in enumerate(dataset.documents("train")):
+        symbols = flat(Words(), *document.lines)
+        ids = text.tokens[text.offsets[number] : text.offsets[number + 1]]
+        assert [corpus.vocabulary.symbols[i] for i in ids] == symbols
+    assert corpus.statistics["splits"]["train"]["tokens"] == len(text.tokens)
+    (tmp_path / "train.bin").write_bytes(b"1234")
+    with pytest.raises(UserError, match="truncated"):
+        corpus.split("train")
+
+
+def test_stdlib_is_real_text_split_by_name() -> None:
+    whole, few = StandardLibrary(), StandardLibrary(modules=40)
+    names = {split: {d.name for d in whole.documents(split)} for split in whole.splits()}
+    assert sum(map(len, names.values())) > 300 and all(len(found) > 5 for found in names.values())
+    assert not set.intersection(*names.values())
+    for split in few.splits():
+        assert {d.name for d in few.documents(split)} <= names[split]
+    assert whole.fingerprint() == StandardLibrary().fingerprint() != few.fingerprint()
+
+
+def test_folder_split_by_ratio_and_seed(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}\n")
+    one, other = Folder(str(tmp_path), Words(), ratio=0.1), Folder(str(tmp_path), Words(), ratio=0.1, seed=1)
+    sizes = [len(one.files(split)) for split in ("train", "valid", "test")]
+    assert sizes == [16, 2, 2] and one.files("valid") != other.files("valid")
+    assert one.by_split == Folder(str(tmp_path), Words(), ratio=0.1).by_split
+
+
+def test_wikitext_counts_and_documents(tmp_path: Path) -> None:
+    place = SHARED / "data" / "wikitext-2"
+    if not place.is_dir():
+        pytest.skip(f"no WikiText at {place}")
+    dataset = WikiText(2, str(tmp_path), str(place))
+    assert dataset.splits() == ["valid", "test"]
+    for split in dataset.splits():
+        documents = list(dataset.documents(split))
+        assert len(documents) == 60
+        tokens = sum(len(flat(Whitespace(), *document.lines)) for document in documents)
+        assert tokens == WikiText.published[split]
+
+
+def test_wikitext_of_the_same_form_tells_why_counts_differ(tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        text = " \n = One = \n \n = = Part = = \n a b <unk> \n where \n = 1 = \n \n = Two = \n \n c \n"
+        (tmp_path / f"wiki.{split}.tokens").write_text(text)
+    dataset = WikiText(103, str(tmp_path), str(tmp_path))
+    assert [d.name for d in dataset.documents("train")] == ["One", "Two"]
+    (tmp_path / "out").mkdir()
+    build_corpus(dataset, tmp_path / "out", None, 1)
+    notes = Corpus(tmp_path / "out").statistics["notes"]
+    assert len(notes) == 2 and "217,646" in notes[0] and "not the published" in notes[0]
+
+
+def test_enwik8_form_is_split_90_5_5_by_bytes(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 40
+    (tmp_path / "enwik8").write_bytes(data)
+    dataset = Enwik8(str(tmp_path), str(tmp_path))
+    parts = {split: b"".join(next(dataset.documents(split)).lines) for split in dataset.splits()}
+    assert parts["train"] + parts["valid"] + parts["test"] == data
+    assert [len(parts[s]) for s in ("train", "valid", "test")] == [9216, 512, 512]
+    (tmp_path / "out").mkdir()
+    build_corpus(dataset, tmp_path / "out", None, 1)
+    corpus = Corpus(tmp_path / "out")
+    assert corpus.statistics["characters"] and len(corpus.vocabulary) == 258
+    assert "100,000,000" in corpus.statistics["notes"][0]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 17), st.integers(0, 20), st.integers(1, 200))
+@settings(max_examples=60, deadline=None)
+def test_every_token_is_scored_once_with_the_tokens_before_it(
+    lengths: list[int], block: int, context: int, budget: int
+) -> None:
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    text = Split(np.arange(offsets[-1]) + 100, offsets)
+    kept = shares(np.array(lengths), budget)
+    assert kept.sum() == min(budget, sum(lengths)) and (kept <= lengths).all()
+    windows = cut(offsets, block, context, budget)
+    assert windows.scored() == kept.sum()
+    seen = []
+    for i in range(len(windows)):
+        batch = collate(text, windows, [i], eos=0)
+        row, length = batch.targets[0].tolist(), int(batch.length)
+        assert batch.tokens[0, 1:length].tolist() == row[: length - 1]
+        before = int(batch.tokens[0, 0])
+        assert before == (0 if int(batch.start) == 0 else row[0] - 1), "<eos> before a document, else the token before"
+        assert int((~batch.scored[0, :length]).sum()) <= context
+        seen += [token for token, scored in zip(row, batch.scored[0].tolist(), strict=True) if scored]
+    first = [100 + begin + i for begin, n in zip(offsets[:-1].tolist(), kept.tolist(), strict=True) for i in range(n)]
+    assert seen == first
+
+
+def test_padding_is_told_from_text() -> None:
+    text = Split(np.arange(10) + 5, np.array([0, 7, 10]))
+    batch = collate(text, cut(text.offsets, 4), [0, 1, 2], eos=0)
+    assert batch.length.tolist() == [4, 3, 3]
+    assert batch.scored.sum() == 10 and not batch.scored[1, 3]
+    assert batch.document.tolist() == [0, 0, 1] and batch.fresh.tolist() == [True, False, True]
+    assert batch.start.tolist() == [0, 4, 0]
+
+
+def test_budgets_of_tokens() -> None:
+    assert [count_of(t) for t in (None, 7, "100k", "2M", "1.5k", "12")] == [None, 7, 100_000, 2_000_000, 1500, 12]
+    with pytest.raises(UserError, match="2M"):
+        count_of("many")
+
+
+SEGMENTS = cut(np.array([0, 95, 130, 131, 400]), 10)
+NEIGHBOURS = np.random.default_rng(0).permuted(np.tile(np.arange(len(SEGMENTS), dtype=np.int32), (len(SEGMENTS), 1)), axis=1)[
+    :, :5
+]
+BATCHINGS = [Shuffled(4, 3), Consecutive(4, 4, 3), Consecutive(6, 3, 3), BM25(4, 5, 3)]
+
+
+@pytest.mark.parametrize("batching", BATCHINGS, ids=lambda b: type(b).__name__)
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_plan_uses_every_segment_once_and_is_deterministic(batching: object, epoch: int) -> None:
+    plan = batching.plan(SEGMENTS, epoch, NEIGHBOURS)  # type: ignore[attr-defined]
+    assert sorted(segment for batch in plan for segment in batch) == list(range(len(SEGMENTS)))
+    assert max(map(len, plan)) == batching.size  # type: ignore[attr-defined]
+    assert plan == batching.plan(SEGMENTS, epoch, NEIGHBOURS)  # type: ignore[attr-defined]
+    assert plan != batching.plan(SEGMENTS, epoch + 1, NEIGHBOURS)  # type: ignore[attr-defined]
+
+
+def test_consecutive_batches_hold_runs_of_one_document() -> None:
+    for batch in Consecutive(4, 4, 0).plan(SEGMENTS, 0):
+        steps = [(b - a, SEGMENTS.document[b] == SEGMENTS.document[a]) for a, b in zip(batch, batch[1:], strict=False)]
+        broken = sum(step != (1, True) for step in steps)
+        assert broken <= 2, "at most a run's end, a short run and another run's start share a batch of one run's size"
+
+
+def test_loader_goes_on_where_it_stopped() -> None:
+    text = Split(np.arange(400) % 200, np.array([0, 95, 130, 131, 400]))
+
+    def loader() -> PlannedLoader:
+        return PlannedLoader(text, SEGMENTS, Shuffled(7, 1), None, steps=20, eos=0)
+
+    whole = [batch.segment.tolist() for batch in loader()]
+    first, resumed = loader(), loader()
+    steps = iter(first)
+    begun = [next(steps).segment.tolist() for _ in range(9)]
+    resumed.load_state_dict(first.state_dict())
+    assert begun + [batch.segment.tolist() for batch in resumed] == whole and len(whole) == len(first) == 20
+
+
+def lucene(segments: list[list[int]], query: list[int], k1: float, b: float) -> list[float]:
+    """BM25 as Lucene has it: idf = log(1 + (N - df + 1/2) / (df + 1/2)), in plain loops."""
+    mean = sum(map(len, segments)) / len(segments)
+    scores = []
+    for segment in segments:
+        total = 0.0
+        for term in query:
+            df = sum(term in other for other in segments)
+            tf = segment.count(term)
+            total += math.log(1 + (len(segments) - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * (1 - b + b * len(segment) / mean))
+        scores.append(total)
+    return scores
+
+
+def test_fast_neighbours_are_lucenes() -> None:
+    random = np.random.default_rng(1)
+    segments = [random.zipf(1.4, random.integers(10, 30)) % 50 for _ in range(25)]
+    fast = Fast()
+    fast.fit(segments)
+    found = fast.nearest(list(range(25)), 5)
+    lists = [segment.tolist() for segment in segments]
+    for i in range(25):
+        scores = lucene(lists, lists[i], 0.9, 0.4)
+        best = sorted((j for j in range(25) if j != i), key=lambda j: -scores[j])[:5]
+        assert i not in found[i]
+        assert np.allclose([scores[j] for j in found[i]], [scores[j] for j in best], rtol=1e-4)
+
+
+def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> None:
+    segments = [np.array(s) for s in ([1, 2, 3], [1, 2, 3], [7, 8], [3, 9, 9], [20, 21], [22, 23], [24, 25])]
+    for backend in (Fast(), Reference()):
+        backend.fit(segments)
+        found = backend.nearest([0, 1, 3], 3)
+        assert found[0, 0] == 1 and found[1, 0] == 0, "a duplicate stands first, whichever comes first in the list"
+        assert all(query not in row for query, row in zip([0, 1, 3], found, strict=True))

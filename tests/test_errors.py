@@ -1,0 +1,177 @@
+"""A user's mistake is one line that says how to mend it, exit status 1, no traceback, nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+import cli
+from trime.run import run
+from trime.stages import encode
+from trime.stages.plan import Plan
+
+
+class Said:
+    """Runs the command line in this process and reads what it said."""
+
+    def __init__(self, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+        self.place, self.capsys, self.monkeypatch = place, capsys, monkeypatch
+
+    def __call__(self, *overrides: str, where: Path | None = None) -> str:
+        fixed = [
+            "size=tiny",
+            "logger=none",
+            "train.updates=2",
+            "trainer.enable_progress_bar=false",
+            f"paths.data={where or self.place}/data",
+            f"paths.outputs={where or self.place}/outputs",
+        ]
+        self.monkeypatch.setattr("sys.argv", ["cli.py", *fixed, *overrides])
+        cli.failed.clear()
+        self.capsys.readouterr()
+        assert cli.main() == 1, "exit status"
+        err = self.capsys.readouterr().err
+        lines = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1 and "Traceback" not in err, err
+        return lines[0]
+
+
+@pytest.fixture()
+def said(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
+    return Said(place, capsys, monkeypatch)
+
+
+def test_missing_folder_and_path(said: Said, tmp_path: Path) -> None:
+    assert "dataset.path" in said("dataset=folder", f"dataset.path={tmp_path}/nowhere")
+    assert "dataset.path=DIR" in said("dataset=folder")
+    assert "enwik8" in said("dataset=enwik8", f"dataset.path={tmp_path}/nowhere")
+    assert "wiki.train.tokens" in said("dataset=wikitext103", f"dataset.path={tmp_path}")
+
+
+def test_empty_file_and_empty_split(said: Said, text_folder: Path) -> None:
+    for file in (text_folder / "valid").iterdir():
+        file.write_text("")
+    assert "'valid'" in said("dataset=folder", f"dataset.path={text_folder}")
+    shutil.rmtree(text_folder / "train")
+    assert "training split" in said("dataset=folder", f"dataset.path={text_folder}")
+    for folder in ("valid", "test"):
+        shutil.rmtree(text_folder / folder)
+    assert "3" in said("dataset=folder", f"dataset.path={text_folder}")
+
+
+def test_corpus_shorter_than_a_segment(said: Said, text_folder: Path) -> None:
+    message = said("dataset=folder", f"dataset.path={text_folder}", "segments.length=5000", "model.backbone.positions=5000")
+    assert "segments.length" in message
+
+
+def test_segment_longer_than_the_models_positions(said: Said) -> None:
+    assert "model.backbone.positions=128" in said("segments.length=500")
+    assert "evaluate.context" in said("evaluate.context=500")
+
+
+def test_checkpoint_of_another_vocabulary_or_none(said: Said, tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+    config = tiny("experiment=vanilla")
+    run(config)
+    model = Plan(config).model.path()
+    other = ["dataset=folder", f"dataset.path={text_folder}"]
+    assert "another vocabulary" in said(f"checkpoint={model}", *other)
+    assert "manifest" in said(f"checkpoint={text_folder}")
+
+
+def test_datastore_of_another_model(said: Said, tiny: Callable[..., DictConfig]) -> None:
+    config = tiny("experiment=knn_lm")
+    run(config)
+    store = Plan(config).store.path()
+    assert "another model" in said("experiment=trime_ext", f"datastore.path={store}")
+    assert "no datastore" in said("experiment=knn_lm", f"datastore.path={Plan(config).tune.path()}")
+
+
+@pytest.mark.parametrize("kind", ["prepare", "fit", "encode", "datastore", "tune", "evaluate"])
+def test_truncated_artefact(kind: str, said: Said, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
+    config = tiny("experiment=knn_lm", "dataset.modules=30", *places)
+    run(config)
+    plan = Plan(config)
+    artefact = {
+        "prepare": plan.corpus,
+        "fit": plan.model,
+        "encode": plan.valid,
+        "datastore": plan.index,
+        "tune": plan.tune,
+        "evaluate": plan.evaluate,
+    }[kind]
+    assert artefact is not None
+    file = max((f for f in artefact.path().iterdir() if f.name != "manifest.json"), key=lambda f: f.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-7])
+    message = said("experiment=knn_lm", "dataset.modules=30", where=tmp_path)
+    assert str(artefact.folder) in message and "delete" in message
+    shutil.rmtree(artefact.folder)
+    assert run(config) is not None, "the advice mends it"
+
+
+def test_impossible_settings(said: Said) -> None:
+    assert "lower index.k" in said("experiment=knn_lm", "index.k=100000")
+    assert "index=exact" in said("experiment=knn_lm", "index.factory=IVF4096_SQ8")
+    assert "factory string" in said("experiment=knn_lm", "index.factory=Nonsense99")
+    assert "ip" in said("experiment=knn_lm", "index.metric=cosine")
+    assert "at least one segment" in said("batching.size=0")
+    assert "in 1..batching.size" in said("experiment=trime_long", "batching.run=9")
+    assert "[0, 1]" in said("experiment=trime_ext", "memory.drop_local=2")
+    assert "model.backbone.heads" in said("model.backbone.heads=3")
+    assert "there is no stage" in said("stages=[fit,cook]")
+    assert "evaluate.rows" in said("evaluate.rows=[{joint:[shortterm]}]")
+    assert "tune.lambda" in said("experiment=cache", "tune.lambda=[0.1,1.0]")
+    assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[9,3]")
+    assert "no number of tokens" in said("evaluate.tokens=lots")
+    assert "set 1" in said("trainer.devices=2", "seed=77")
+
+
+def test_unknown_group_choice_and_key(said: Said) -> None:
+    assert "memri" in said("memri=long")
+    assert "longest" in said("memory=longest")
+    assert "updtes" in said("train.updtes=3")
+
+
+def test_full_disk(said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "shard")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encode, "save_file", full)
+        assert "disk is full" in said("experiment=vanilla", "seed=5", where=tmp_path)
+    assert list((tmp_path / "outputs" / "artefacts").glob("fit-*/model.safetensors")), "the model is kept"
+
+
+def test_no_network(said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    for dataset, file in (("wikitext103", "wikitext-103-v1.zip"), ("enwik8", "enwik8.zip")):
+        message = said(f"dataset={dataset}", where=tmp_path)
+        assert file in message and str(tmp_path) in message and "md5" in message or "sha256" in message
+
+
+def test_no_runs_and_a_truncated_result(said: Said, tmp_path: Path) -> None:
+    assert "report.runs" in said("stages=[report]", f"report.runs={tmp_path}/none")
+    (tmp_path / "results.json").write_text("{")
+    assert "truncated" in said("stages=[report]", f"report.runs={tmp_path}")
+
+
+def test_a_sweep_goes_on_after_a_failed_run(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [f"paths.data={place}/data", f"paths.outputs={place}/outputs"]
+    fixed = ["size=tiny", "logger=none", "train.updates=2", "trainer.enable_progress_bar=false", *places]
+    monkeypatch.setattr("sys.argv", ["cli.py", "-m", *fixed, "experiment=trime_ext,trime", "memory.drop_local=2,0"])
+    cli.failed.clear()
+    assert cli.main() == 1
+    said = capsys.readouterr()
+    assert said.err.count("error: ") == 2 and said.out.count("results: ") == 2

@@ -1,0 +1,141 @@
+"""Every experiment composes, trains two updates and reports at size=tiny; every choice of every group instantiates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from tests.conftest import ROOT, composed
+from trime.models.network import build_network
+from trime.run import run
+from trime.stages.plan import Plan
+from trime.tasks.rows import rows_of
+
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
+    config = tiny(f"experiment={name}")
+    loss = run(config)
+    results = json.loads((Plan(config).run_folder / "results.json").read_text())
+    assert results["name"] == name and loss == results["metrics"]["test"][-1]["loss"]
+    assert (Plan(config).run_folder / "picture.png").stat().st_size > 5000
+    keys = {"name", "seed", "commit", "versions", "hardware", "dataset", "parameters", "train", "tuned", "metrics"}
+    assert keys <= results.keys()
+    assert {"updates", "tokens_per_second", "seconds", "peak_memory_mb"} <= results["train"].keys()
+    assert {"name", "fingerprint", "tokens", "vocabulary"} <= results["dataset"].keys()
+    row_keys = {
+        "memories",
+        "mixture",
+        "search",
+        "k",
+        "memory_size",
+        "perplexity",
+        "loss",
+        "tokens",
+        "tokens_per_second",
+        "peak_memory_mb",
+        "documents",
+    }
+    for row in results["metrics"]["test"]:
+        assert row_keys <= row.keys()
+        assert sum(count for _, count in row["documents"]) == row["tokens"] == 1000
+        assert abs(sum(loss for loss, _ in row["documents"]) / row["tokens"] - row["loss"]) < 1e-9
+        assert row["tokens_per_second"] > 0 and row["peak_memory_mb"] > 50
+    if any("external" in row["memories"] for row in results["metrics"]["test"]):
+        assert {"entries", "bytes", "index", "build_seconds", "recall"} <= results["datastore"].keys()
+        assert results["metrics"]["test"][-1]["search"] in ("exact", "approximate")
+
+
+def test_experiments_of_the_same_training_share_one_model() -> None:
+    shared = ["vanilla", "cache", "cache_long", "knn_lm", "knn_lm_cache"], ["trime_ext", "trime_ext_no_long"]
+    prints = [{Plan(composed(f"experiment={name}", "size=tiny")).model.fingerprint for name in names} for names in shared]
+    assert [len(found) for found in prints] == [1, 1] and prints[0] != prints[1]
+    apart = {Plan(composed("experiment=trime", "size=tiny", f"seed={seed}")).model.fingerprint for seed in (0, 1)}
+    assert len(apart) == 2
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("size", ["tiny", "small", "paper", "paper_150m", "paper_7m", "paper_enwik8"])
+def test_every_size_fits_every_experiment(name: str, size: str) -> None:
+    config = composed(f"experiment={name}", f"size={size}")
+    OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert rows_of(OmegaConf.to_container(config.evaluate.rows), config.tune)
+    assert config.segments.length <= config.model.backbone.positions
+    assert config.evaluate.block + config.evaluate.context <= config.model.backbone.positions
+    with torch.device("meta"):
+        build_network(config.model, 5000)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_choice_of_every_group_is_understood(group: str, text_folder: Path) -> None:
+    for choice in sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")):
+        config = composed(f"{group}={choice}")
+        if group in ("batching", "neighbours", "schedule"):
+            assert instantiate(config[group], _convert_="all") is not None
+        if group == "memory" and choice != "none":
+            assert instantiate(config.memory, _convert_="all").visibility
+        if group == "optimizer":
+            instantiate(config.optimizer, _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        if group == "dataset" and "path" in config.dataset and choice not in ("enwik8", "wikitext2", "wikitext103"):
+            config.dataset.path = str(text_folder)
+            assert list(instantiate(config.dataset, _convert_="all").documents("train"))
+
+
+def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
+    tiny: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trime.types import UserError
+
+    here = f"paths.outputs={tmp_path}"
+    with pytest.raises(UserError, match="add fit to stages"):
+        run(tiny("experiment=trime", here, "stages=[encode]"))
+    for stage in ("prepare", "fit", "encode", "tune", "evaluate", "report"):
+        run(tiny("experiment=trime", here, f"stages=[{stage}]"))
+    capsys.readouterr()
+    run(tiny("experiment=trime", here))
+    assert "made" not in capsys.readouterr().out
+
+
+def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+    """TRIME's domain adaptation: model of one corpus, memory and test text of another."""
+    other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}"]
+    store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}"]
+    config = tiny("experiment=trime_ext", *other, *store)
+    run(config)
+    results = json.loads((Plan(config).run_folder / "results.json").read_text())
+    assert results["evaluated"]["vocabulary"] == results["dataset"]["vocabulary"]
+    assert results["evaluated"]["fingerprint"] != results["dataset"]["fingerprint"]
+    assert results["datastore"]["dataset"] == "folder" and results["datastore"]["entries"] > 1000
+
+
+def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
+    tiny: Callable[..., DictConfig], text_folder: Path
+) -> None:
+    other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}"]
+    store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=valid"]
+    plan = Plan(tiny("experiment=trime_ext", *other, *store))
+    run(plan.config)
+    assert plan.index is not None
+    assert plan.index.nearest("valid").hide_own and not plan.index.nearest("test").hide_own
+
+
+def test_neighbours_and_index_backends(tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path) -> None:
+    few = ["dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
+    run(tiny("experiment=trime_ext", "neighbours=reference", "stages=[prepare,pack]", *few))
+    losses = {}
+    for index in ("factory=null", "factory=Flat", "factory=IVF16_SQ8", "rescore=true"):
+        losses[index] = run(tiny("experiment=knn_lm", f"index.{index}", "index.probe=16", *few))
+    exact = losses["factory=null"]
+    assert exact is not None
+    assert losses["factory=Flat"] == pytest.approx(exact, abs=1e-4), "FAISS flat = exact"
+    assert losses["rescore=true"] == pytest.approx(exact, abs=1e-4)
+    assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)

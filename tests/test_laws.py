@@ -1,0 +1,244 @@
+"""The paper's equations and the design's equivalences, in float64, against loops written from the text."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from trime.data.batching.bm25 import chain
+from trime.data.batching.base import generator
+from trime.memory.blockwise import blockwise_mass
+from trime.memory.in_batch import InBatch, local_draw
+from trime.memory.recent import Recent
+from trime.memory.visibility import Everything, External, Local, Long, OtherDocuments, Others, SameDocument
+from trime.mixtures.interpolate import interpolate, union
+from trime.mixtures.joint import joint, memory_share
+from trime.types import Contexts, Mass, Place
+
+VISIBILITIES = [Local(), Long(), Others(), External(), Everything(), SameDocument(), OtherDocuments()]
+WORDS = 11
+
+
+def contexts(seed: int, rows: list[tuple[int, int, int]], width: int = 6) -> Contexts:
+    """Random contexts of rows (document, start, length), in float64."""
+    torch.manual_seed(seed)
+    places = [(document, row, start + i) for row, (document, start, length) in enumerate(rows) for i in range(length)]
+    columns = torch.tensor(places, dtype=torch.long).reshape(-1, 3).T
+    g = torch.randn(len(places), width, dtype=torch.float64)
+    return Contexts(g, torch.randint(WORDS, (len(places),)), Place(*columns))
+
+
+ROWS = [(0, 0, 7), (0, 7, 7), (1, 0, 5), (1, 20, 6), (2, 3, 1)]
+
+
+def visible(visibility: object, query: Contexts, memory: Contexts) -> list[list[bool]]:
+    """The sentences of the paper, pair by pair."""
+    sentence = {
+        "Local": lambda own, same, before: own and before,
+        "Long": lambda own, same, before: same and before,
+        "Others": lambda own, same, before: not own,
+        "External": lambda own, same, before: not own or before,
+        "Everything": lambda own, same, before: True,
+        "SameDocument": lambda own, same, before: same,
+        "OtherDocuments": lambda own, same, before: not same,
+    }[type(visibility).__name__]
+    places = [list(zip(*(column.tolist() for column in part.place), strict=True)) for part in (query, memory)]
+    return [[sentence(m[1] == q[1], m[0] == q[0], m[2] < q[2]) for m in places[1]] for q in places[0]]
+
+
+def eq5(logits: Tensor, query: Contexts, memory: Contexts, visibility: object, divisor: float) -> Tensor:
+    """P(w | c_i) for every context and word by Eq. 5 / 6, in plain numbers."""
+    seen, tokens = visible(visibility, query, memory), memory.token.tolist()
+    products = (query.g @ memory.g.T).tolist()
+    rows = []
+    for i, row in enumerate(logits.tolist()):
+        weights = [math.exp(logit) for logit in row]
+        for j, token in enumerate(tokens):
+            if seen[i][j]:
+                weights[token] += math.exp(products[i][j] / divisor)
+        rows.append([weight / sum(weights) for weight in weights])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def plain_mass(logits: Tensor, token: Tensor) -> Mass:
+    return Mass(logits.gather(1, token[:, None]).squeeze(1), logits.logsumexp(1))
+
+
+@pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("block", [4, 512])
+@pytest.mark.parametrize("tau", [1.0, 1.3])
+def test_eq_5_and_6(visibility: object, block: int, tau: float) -> None:
+    seen = contexts(1, ROWS)
+    logits = torch.randn(len(seen.token), WORDS, dtype=torch.float64)
+    divisor = math.sqrt(6) * tau
+    expected = eq5(logits, seen, seen, visibility, divisor)
+    for word in range(WORDS):  # each word as the target, so that all of the distribution is compared
+        query = seen._replace(token=torch.full_like(seen.token, word))
+        found = blockwise_mass(query, seen, visibility, torch.tensor([divisor], dtype=torch.float64), block)
+        result = joint(plain_mass(logits, query.token), [Mass(found.target[0], found.total[0])])
+        assert (result.exp() - expected[:, word]).abs().max() < 1e-12
+
+
+def test_several_memories_share_one_softmax() -> None:
+    """Eq. 7: the union of memories is the memory that holds the entries of all."""
+    first, second = contexts(2, ROWS[:2]), contexts(3, ROWS[2:])
+    query = contexts(4, [(5, 0, 9)])
+    divisor = torch.tensor([1.7, 0.4], dtype=torch.float64)
+    parts = [blockwise_mass(query, memory, Everything(), divisor) for memory in (first, second)]
+    whole = blockwise_mass(query, Contexts.joined([first, second]), Everything(), divisor)
+    assert torch.allclose(union(parts).target, whole.target)
+    assert torch.allclose(union(parts).total, whole.total)
+    logits = torch.randn(9, WORDS, dtype=torch.float64)
+    vocabulary = plain_mass(logits, query.token)
+    assert torch.allclose(joint(vocabulary, parts), joint(vocabulary, [whole]))
+
+
+def test_eq_8_and_9() -> None:
+    memory, query = contexts(5, ROWS), contexts(6, [(9, 0, 4)])
+    base = torch.randn(4, WORDS, dtype=torch.float64).log_softmax(1)
+    tau, share = 0.8, 0.3
+    for word in range(WORDS):
+        asked = query._replace(token=torch.full_like(query.token, word))
+        found = blockwise_mass(asked, memory, Everything(), torch.tensor([tau * math.sqrt(6)], dtype=torch.float64))
+        mixed = interpolate(base[:, word], Mass(found.target[0], found.total[0]), share)
+        for i in range(4):
+            weights = [math.exp(float(query.g[i] @ key) / (tau * math.sqrt(6))) for key in memory.g]
+            inside = sum(w for w, token in zip(weights, memory.token.tolist(), strict=True) if token == word)
+            expected = (1 - share) * math.exp(base[i, word]) + share * inside / sum(weights)
+            assert abs(mixed[i].exp().item() - expected) < 1e-12
+
+
+def test_every_mixture_sums_to_one_with_empty_memories_too() -> None:
+    seen = contexts(7, ROWS)
+    logits = torch.randn(len(seen.token), WORDS, dtype=torch.float64)
+    divisor = torch.tensor([2.0], dtype=torch.float64)
+    joined, mixed = torch.zeros(len(seen.token)).double(), torch.zeros(len(seen.token)).double()
+    for word in range(WORDS):
+        query = seen._replace(token=torch.full_like(seen.token, word))
+        found = blockwise_mass(query, seen, Local(), divisor)
+        memory, vocabulary = Mass(found.target[0], found.total[0]), plain_mass(logits, query.token)
+        joined += joint(vocabulary, [memory]).exp()
+        mixed += interpolate(vocabulary.target - vocabulary.total, memory, 0.4).exp()
+    assert torch.allclose(joined, torch.ones_like(joined), atol=1e-13)
+    assert torch.allclose(mixed, torch.ones_like(mixed), atol=1e-13)
+    assert found.total[0].isinf().any(), "the first context of a segment sees nothing: the law covers that"
+
+
+def test_interpolation_with_an_empty_memory_or_no_share_is_the_base() -> None:
+    base = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
+    nothing = Mass(torch.full((3,), -math.inf).double(), torch.full((3,), -math.inf).double())
+    assert torch.equal(interpolate(base, nothing, 0.5), base)
+    some = Mass(torch.tensor([-math.inf, -1.0, 0.0]).double(), torch.zeros(3).double())
+    assert torch.allclose(interpolate(base, some, 1e-12), base, atol=1e-10)
+
+
+@pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("block", [3, 64])
+def test_blockwise_is_direct_with_gradients(visibility: object, block: int) -> None:
+    query, memory = contexts(8, ROWS), contexts(9, [(0, 2, 9), (1, 0, 4), (3, 0, 8)])
+    divisor = torch.tensor([0.7, 2.0], dtype=torch.float64)
+    weights = torch.randn(2, 2, len(query.token), dtype=torch.float64)
+
+    def loss(mass: Mass) -> Tensor:
+        parts = [
+            torch.where(part.isinf(), 0, part) * weight for part, weight in zip((mass.target, mass.total), weights, strict=True)
+        ]
+        return torch.stack(parts).sum()
+
+    gradients = []
+    for direct in (False, True):
+        q, m = (part.g.clone().requires_grad_() for part in (query, memory))
+        asked, held = query._replace(g=q), memory._replace(g=m)
+        mass = (
+            direct_mass(asked, held, visibility, divisor) if direct else blockwise_mass(asked, held, visibility, divisor, block)
+        )
+        loss(mass).backward()
+        gradients.append((mass, q.grad, m.grad))
+    (one, *ours), (other, *theirs) = gradients
+    assert torch.allclose(one.target, other.target) and torch.allclose(one.total, other.total)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, theirs, strict=True))
+    assert all(part.isfinite().all() for part in ours)
+
+
+def direct_mass(query: Contexts, memory: Contexts, visibility: object, divisor: Tensor) -> Mass:
+    """The whole matrix at once; rows without an entry are -inf and carry no gradient."""
+    seen = torch.tensor(visible(visibility, query, memory))
+    hit = seen & (query.token[:, None] == memory.token)
+    scores = (query.g @ memory.g.T) / divisor[:, None, None]
+
+    def masked(mask: Tensor) -> Tensor:
+        some = mask.any(1)
+        filled = scores.masked_fill(~mask, -math.inf)
+        return torch.where(some, torch.where(some[:, None], filled, 0.0).logsumexp(-1), -math.inf)
+
+    return Mass(masked(hit), masked(seen))
+
+
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_reading_segments_with_recent_is_one_batch_with_long(overlap: int) -> None:
+    whole = contexts(10, [(0, 0, 20), (1, 0, 12)])
+    divisor = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    expected = blockwise_mass(whole, whole, Long(), divisor)
+    recent, found = Recent([1000]), []
+    for document, length in ((0, 20), (1, 12)):
+        own = whole.take(whole.place.document == document)
+        for start in range(0, length, 4):
+            low = max(0, start - overlap)
+            window = own.take(slice(low, start + 4))  # one segment, as the rows here are documents
+            query = window.take(slice(start - low, None))
+            local = blockwise_mass(query, window, Local(), divisor)
+            memory = recent.evidence(query, divisor, overlap=start - low)
+            found.append(union([Mass(local.target[None], local.total[None]), memory]))
+            recent.write(query, overlap=4 + overlap)
+    assert torch.allclose(torch.cat([part.target[0] for part in found], 1), expected.target)
+    assert torch.allclose(torch.cat([part.total[0] for part in found], 1), expected.total)
+
+
+def test_nested_sizes_are_memories_of_each_size() -> None:
+    written, query = contexts(11, [(0, 0, 30)]), contexts(12, [(0, 30, 5)])
+    divisor = torch.tensor([1.0], dtype=torch.float64)
+    nested = Recent([4, 9, 50])
+    for start in range(0, 30, 6):
+        nested.write(written.take(slice(start, start + 6)))
+    together = nested.evidence(query, divisor)
+    for position, size in enumerate((4, 9, 50)):
+        alone = blockwise_mass(query, written.take(slice(max(0, 30 - size), 30)), SameDocument(), divisor)
+        assert torch.allclose(together.total[position], alone.total)
+        assert torch.allclose(together.target[position], alone.target)
+
+
+def test_memory_share_is_the_probability_that_memory_gives() -> None:
+    vocabulary, memory = Mass(torch.tensor([0.0]), torch.tensor([1.0])), Mass(torch.tensor([0.5]), torch.tensor([2.0]))
+    assert math.isclose(float(memory_share(vocabulary, [memory])), math.e**2 / (math.e + math.e**2), rel_tol=1e-6)
+
+
+def test_dropping_local_memory_is_a_pure_function_of_seed_and_update() -> None:
+    draws = [local_draw(3, update) for update in range(2000)]
+    assert draws == [local_draw(3, update) for update in range(2000)]
+    assert draws != [local_draw(4, update) for update in range(2000)]
+    assert abs(sum(draw < 0.9 for draw in draws) / 2000 - 0.9) < 0.03
+    seen = contexts(13, ROWS)
+    divisor, memory = torch.tensor([1.0]), InBatch(External(), 0.9)
+    kept, dropped = (memory.evidence(seen, seen, divisor, draw).total for draw in (0.95, 0.1))
+    assert torch.equal(kept, blockwise_mass(seen, seen, External(), divisor).total)
+    assert torch.equal(dropped, blockwise_mass(seen, seen, Others(), divisor).total)
+
+
+def test_algorithm_1() -> None:
+    torch.manual_seed(0)
+    neighbours = torch.stack([torch.randperm(40)[:6] for _ in range(40)]).numpy()
+    neighbours[3:20:4, 2:] = -1
+    order = chain(neighbours, generator(5, 2))
+    # From the text: l, c, S; SimSeg gives the list; a random sample of S where no neighbour is left in S.
+    starts = iter(generator(5, 2).permutation(40).tolist())
+    unused, expected, current = set(range(40)), [], None
+    while unused:
+        if current is None:
+            current = next(start for start in starts if start in unused)
+        expected.append(current)
+        unused.remove(current)
+        current = next((int(other) for other in neighbours[current] if int(other) in unused), None)
+    assert order == expected and sorted(order) == list(range(40))

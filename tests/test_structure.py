@@ -1,0 +1,55 @@
+"""Imports point one way, and heavy or optional packages stand only where they belong."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+BELOW = {
+    "types": set(),
+    "metrics": set(),
+    "memory": {"types", "memory"},
+    "data": {"types", "data"},
+    "models": {"types", "models"},
+    "mixtures": {"types", "mixtures"},
+    "optim": {"optim"},
+    "tasks": {"types", "data", "memory", "models", "mixtures", "tasks"},
+    "stages": {"types", "metrics", "data", "memory", "models", "mixtures", "optim", "tasks", "stages"},
+    "run": {"types", "stages"},
+}
+ONLY_IN = {
+    "faiss": {"trime/memory/search.py"},
+    "rank_bm25": {"trime/data/neighbours.py"},
+    "bm25s": {"trime/data/neighbours.py"},
+    "wandb": set(),
+    "transformers": set(),
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module a file imports, whole names."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+
+
+def test_imports_point_one_way() -> None:
+    files = [path for path in (ROOT / "trime").rglob("*.py") if path.parent != ROOT / "trime" or path.stem != "__init__"]
+    assert len(files) > 40
+    for path in files:
+        layer = path.relative_to(ROOT / "trime").parts[0].removesuffix(".py")
+        for name in imports(path):
+            if name.startswith("trime."):
+                assert name.split(".")[1] in BELOW[layer], f"{path} imports {name}"
+            place = ONLY_IN.get(name.split(".")[0], {str(path.relative_to(ROOT))})
+            assert str(path.relative_to(ROOT)) in place, f"{path} imports {name}"
+
+
+def test_no_pickle_is_read() -> None:
+    """Nothing is unpickled but Lightning's own checkpoints, by torch with weights_only."""
+    for path in (ROOT / "trime").rglob("*.py"):
+        text = path.read_text()
+        assert "pickle" not in imports(path) and "torch.load" not in text and "allow_pickle" not in text, path
+        assert "weights_only=False" not in text, path

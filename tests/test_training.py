@@ -1,0 +1,194 @@
+"""Training: the loss is a sum divided once, a resumed run is the unbroken run, a killed one goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from safetensors.torch import load_file
+
+from tests.conftest import ROOT
+from trime.memory.in_batch import InBatch
+from trime.memory.visibility import Local
+from trime.models.embeddings import AdaptiveInput
+from trime.models.heads import AdaptiveSoftmax
+from trime.models.network import Network
+from trime.models.transformer import Transformer
+from trime.stages.plan import Plan
+from trime.tasks.language_model import LanguageModel, Training
+from trime.types import Batch, UserError
+
+Tiny = Callable[..., DictConfig]
+
+
+def module(memory: InBatch | None, accumulate: int = 1, clip: float = 0.0) -> LanguageModel:
+    torch.manual_seed(0)
+    embedding = AdaptiveInput(30, 16, [8])
+    backbone = Transformer(embedding, layers=1, heads=2, inner=16, positions=8)
+    network = Network(backbone, AdaptiveSoftmax(embedding)).double()
+    backbone.position = backbone.position.double()
+    return LanguageModel(network, memory, Training(0, 0, accumulate, clip), torch.optim.SGD, lambda update: 1.0)
+
+
+def batch(seed: int, rows: int = 3, short: int = 0) -> Batch:
+    torch.manual_seed(seed)
+    tokens, targets = torch.randint(30, (rows, 8)), torch.randint(30, (rows, 8))
+    length = torch.full((rows,), 8)
+    length[-1] -= short
+    scored = torch.arange(8) < length[:, None]
+    zero = torch.zeros(rows, dtype=torch.long)
+    return Batch(tokens, targets, length, scored, zero, torch.arange(rows), zero, zero == 0)
+
+
+def test_padding_is_neither_scored_nor_memory() -> None:
+    model, padded = module(InBatch(Local())), batch(1, short=3)
+    changed = padded._replace(
+        tokens=padded.tokens.masked_fill(~padded.scored, 5), targets=padded.targets.masked_fill(~padded.scored, 9)
+    )
+    one, other = model.losses(padded, 1.0, False)[0], model.losses(changed, 1.0, False)[0]
+    assert len(one) == 21 and torch.equal(one, other)
+
+
+def test_context_is_memory_but_not_scored() -> None:
+    model, whole = module(InBatch(Local())), batch(2)
+    scored = whole.scored.clone()
+    scored[:, :5] = False
+    every, later = model.losses(whole, 1.0, False)[0], model.losses(whole._replace(scored=scored), 1.0, False)[0]
+    assert torch.allclose(every.view(3, 8)[:, 5:].flatten(), later)
+
+
+def test_gradients_are_divided_once_by_the_updates_targets() -> None:
+    """Two micro-batches of different sizes give the gradient of one batch that holds both (without memories)."""
+    parts, model = [batch(3, short=5), batch(4)], module(None)
+    both = Batch(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    for part in parts:
+        losses, _ = model.losses(part, 1.0, False)
+        model.targets += len(losses)
+        losses.sum().backward()
+    model.configure_gradient_clipping(None)
+    summed = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    other = module(None)
+    other.losses(both, 1.0, False)[0].mean().backward()
+    assert all(
+        torch.allclose(a, p.grad) for a, p in zip(summed, (p for p in other.parameters() if p.grad is not None), strict=True)
+    )
+
+
+def test_clipping_is_of_the_mean() -> None:
+    model = module(None, clip=0.01)
+    losses, _ = model.losses(batch(5), 1.0, False)
+    model.targets = len(losses)
+    losses.sum().backward()
+    model.configure_gradient_clipping(None)
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert abs(norm.item() - 0.01) < 1e-6
+
+
+def test_warm_up_trains_the_plain_model() -> None:
+    model, rows = module(InBatch(Local())), batch(6)
+    plain, joint = model.losses(rows, 1.0, True)[0], model.losses(rows, 1.0, False)[0]
+    assert torch.equal(plain, module(None).losses(rows, 1.0, False)[0]) and not torch.allclose(plain, joint)
+
+
+def test_gradients_reach_every_in_batch_memory() -> None:
+    """The loss of the last position alone moves g of the first ones, through memory and not through attention."""
+    model, rows = module(InBatch(Local())), batch(7, rows=1)
+    kept: list[torch.Tensor] = []
+    backbone = model.network.backbone
+    backbone.layers[0].feed_norm.register_forward_hook(lambda m, i, out: (out.retain_grad(), kept.append(out))[0])
+    rows.targets[:] = 4
+    losses, _ = model.losses(rows, 1.0, False)
+    losses[-1].backward()
+    assert (kept[0].grad[0, :-1].abs().sum(1) > 0).all()
+
+
+def weights(config: DictConfig) -> dict[str, torch.Tensor]:
+    return load_file(Plan(config).model.path() / "model.safetensors")
+
+
+def trained(config: DictConfig) -> dict[str, torch.Tensor]:
+    plan = Plan(config)
+    for stage in ("prepare", "pack", "fit"):
+        for artefact in plan.made_by(stage):
+            artefact.make()
+    return weights(config)
+
+
+SHORT = (
+    "train.updates=7",
+    "train.checkpoint_every=2",
+    "train.validate_every=3",
+    "train.accumulate=2",
+    "model.backbone.dropout=0.1",
+)
+
+
+@pytest.mark.parametrize("experiment", ["trime_ext", "trime_long"])
+def test_a_resumed_run_is_the_unbroken_run(
+    experiment: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (f"experiment={experiment}", "dataset.modules=20", *SHORT)
+    unbroken = trained(tiny(*options))
+    broken = tiny(*options, f"paths.outputs={tmp_path}")
+    step = LanguageModel.training_step
+
+    def fails(self: LanguageModel, *args: object) -> torch.Tensor:
+        if self.global_step == 5:
+            raise RuntimeError("the machine went down")
+        return step(self, *args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModel, "training_step", fails)
+        with pytest.raises(RuntimeError, match="went down"):
+            trained(broken)
+    assert not Plan(broken).model.folder.exists()
+    resumed = trained(broken)
+    assert resumed.keys() == unbroken.keys()
+    assert all(torch.equal(resumed[name], unbroken[name]) for name in unbroken)
+    updates = (Plan(broken).model.path() / "metrics.csv").read_text()
+    assert updates == updates and not (Plan(broken).model.path() / "checkpoints").exists()
+
+
+def test_a_loss_that_is_no_number_says_how_to_mend_it(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny(
+        "experiment=vanilla", "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
+    )
+    with pytest.raises(UserError, match="schedule.peak"):
+        trained(config)
+
+
+def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, place: Path, tmp_path: Path) -> None:
+    """A whole run, killed again and again, ends with the figures of an unbroken one."""
+    options = [
+        "experiment=trime_ext",
+        "size=tiny",
+        "logger=none",
+        "dataset.modules=30",
+        "train.updates=60",
+        "train.checkpoint_every=5",
+        "train.validate_every=20",
+        "evaluate.tokens=300",
+        "datastore.tokens=3000",
+    ]
+    command = [sys.executable, str(ROOT / "cli.py"), *options, f"paths.data={place}/data", f"paths.outputs={tmp_path}/killed"]
+    marks = ["artefacts/fit-*.partial/checkpoints/*.ckpt", "artefacts/encode-*", "runs/*/*/results.json"]
+    for mark in marks[:2]:
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and not any((tmp_path / "killed").glob(mark)):
+                time.sleep(0.02)
+            os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([*command[:-1], f"paths.outputs={tmp_path}/whole"], cwd=tmp_path, check=True, capture_output=True)
+    found = [next((tmp_path / name).glob("artefacts/evaluate-*/rows.json")).read_text() for name in ("killed", "whole")]
+    import json
+
+    losses = [[row["loss"] for row in json.loads(text)] for text in found]
+    assert losses[0] == losses[1]
