@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -188,7 +189,7 @@ def test_a_plan_uses_every_segment_once_and_is_deterministic(batching: object, e
 
 def test_consecutive_batches_hold_runs_of_one_document() -> None:
     for batch in Consecutive(4, 4, 0).plan(SEGMENTS, 0):
-        steps = [(b - a, SEGMENTS.document[b] == SEGMENTS.document[a]) for a, b in zip(batch, batch[1:], strict=False)]
+        steps = [(b - a, SEGMENTS.document[b] == SEGMENTS.document[a]) for a, b in pairwise(batch)]
         broken = sum(step != (1, True) for step in steps)
         assert broken <= 2, "at most a run's end, a short run and another run's start share a batch of one run's size"
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trime.data.batching.bm25 import chain
 from trime.data.batching.base import generator
+from trime.data.batching.bm25 import chain
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.in_batch import InBatch, local_draw
 from trime.memory.recent import Recent

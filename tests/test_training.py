@@ -161,7 +161,7 @@ def test_a_loss_that_is_no_number_says_how_to_mend_it(tiny: Tiny, tmp_path: Path
     config = tiny(
         "experiment=vanilla", "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
     )
-    with pytest.raises(UserError, match="schedule.peak"):
+    with pytest.raises(UserError, match=r"schedule\.peak"):
         trained(config)
 
 

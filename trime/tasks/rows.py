@@ -127,6 +127,8 @@ def row_of(specification: dict[str, Any], grid: Any) -> Row:
         raise UserError(f"tune.lambda={list(grid['lambda'])} must lie strictly between 0 and 1")
     if any(t <= 0 for t in (*row.temperature, *grid.interpolation_temperature)):
         raise UserError("tune.temperature and tune.interpolation_temperature must be positive")
+    if "long" in row.memories and (not grid.memory_size or min(grid.memory_size) < 1):
+        raise UserError(f"tune.memory_size={list(grid.memory_size)}: a long-term memory holds at least one context")
     return Row(joined, layers, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
 
 
