@@ -28,7 +28,7 @@ from trime.stages.fit import open_network, precision
 from trime.stages.prepare import Prepare
 from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.scoring import Window
-from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, is_token
+from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, contexts_of, is_token
 
 SHARD = 2**17  # scored tokens
 
@@ -114,12 +114,19 @@ class Encode(Artefact):
 
     def columns(self, network: Any, batch: Batch, first: int) -> dict[str, Tensor]:
         """The columns of a batch: every token of its windows, or the scored ones alone for a datastore."""
-        contexts, vocabulary = vocabulary_evidence(network, batch)
         scored = batch.scored.flatten()
-        kept = scored if self.section == "datastore" else is_token(batch).flatten()
-        chosen = contexts.take(kept)
+        if self.section == "datastore":
+            encoding, _ = network.backbone(batch.tokens, None, batch.fresh)
+            return self.stored(contexts_of(batch, encoding.g).take(scored), first)
+        contexts, vocabulary = vocabulary_evidence(network, batch)
+        kept = is_token(batch).flatten()
         masses = torch.full((2, len(scored)), math.nan, device=scored.device)
         masses[:, scored] = torch.stack([vocabulary.target, vocabulary.total]).float()
+        masses_kept = masses[:, kept].cpu()
+        return self.stored(contexts.take(kept), first) | {"target": masses_kept[0], "total": masses_kept[1]}
+
+    def stored(self, chosen: Contexts, first: int) -> dict[str, Tensor]:
+        """Contexts as columns on the host; ``first`` is the number of the shard's first window."""
         columns = {
             "g": chosen.g.to(getattr(torch, self.config[self.section].dtype)),
             "token": chosen.token.int(),
@@ -127,8 +134,6 @@ class Encode(Artefact):
             "segment": (chosen.place.segment + first).int(),
             "position": chosen.place.position.int(),
         }
-        if self.section == "evaluate":
-            columns |= {"target": masses[0, kept], "total": masses[1, kept]}
         return {name: column.cpu() for name, column in columns.items()}
 
     def information(self) -> dict[str, Any]:
