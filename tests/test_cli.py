@@ -48,7 +48,7 @@ def test_readme_command_runs(
     command: str, place: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As written, with the tiny size, the session's artefacts, and a small folder in place of one's own text."""
-    words = shlex.split(command)[2:]
+    words = shlex.split(command, comments=True)[2:]
     words = [re.sub(r"(path=)(DIR|\.\./shared/data/[\w-]+|\S*TEXT)$", rf"\1{text_folder}", word) for word in words]
     words = [re.sub(r"^((?:dataset|dataset@\w+\.dataset)=)wikitext\d+$", r"\1folder", word) for word in words]
     words = [

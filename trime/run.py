@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from trime.stages.plan import Plan
 from trime.stages.report import report_run, report_several
-from trime.stages.tracking import tracked
+from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
 STAGES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
@@ -23,11 +23,11 @@ def run(config: DictConfig) -> float | None:
         report_several(config)
         return None
     plan, loss = Plan(config), None
-    with tracked(config, plan.run_folder) as tracker:
+    with closing(plan.logger):
         for stage in (stage for stage in STAGES if stage in config.stages):
             if stage == "report":
                 results = report_run(plan)
-                tracker.finish(results)
+                log_results(plan.logger, results)
                 loss = results["metrics"]["test"][-1]["loss"]
                 continue
             for artefact in plan.made_by(stage):

@@ -34,6 +34,10 @@ class Shards:
         """One column of all shards."""
         return torch.cat([file.get_tensor(name) for file in self.files])
 
+    def seconds(self) -> float:
+        """What it took to encode them, however often that was interrupted."""
+        return sum(float((file.metadata() or {}).get("seconds", 0)) for file in self.files)
+
     def each(self, *names: str) -> Iterator[tuple[Tensor, ...]]:
         """Columns, shard by shard."""
         for file in self.files:
@@ -45,8 +49,8 @@ class Datastore:
 
     def __init__(self, folder: Path):
         self.shards = Shards(folder)
-        self.token = self.shards.column("token").long()
-        self.document = self.shards.column("document").long()
+        self.token = self.shards.column("token")
+        self.document = self.shards.column("document")
         self.starts = torch.tensor([0, *(len(part[0]) for part in self.shards.each("token"))]).cumsum(0)
 
     def __len__(self) -> int:
@@ -94,7 +98,7 @@ class Nearest:
         if self.hide_own:
             own = self.store.document[index] == query.place.document[:, None]
             score = score.masked_fill(own, -math.inf)
-        return score, self.store.token[index], index
+        return score, self.store.token[index].long(), index
 
     def evidence(self, query: Contexts, divisor: Float[Tensor, "t"]) -> Mass:
         """Mass [t n] of the nearest entries."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +31,7 @@ from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.scoring import Window
 from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, contexts_of, is_token
 
-SHARD = 2**17  # scored tokens
+SHARD = 2**17  # tokens at most, those of context included
 
 
 class Encode(Artefact):
@@ -75,20 +76,17 @@ class Encode(Artefact):
         windows = self.windows(corpus)
         device = device_of(self.config)
         network.to(device)
-        per_shard = max(1, SHARD // self.config.evaluate.block)
-        seconds = 0.0
+        per_shard = max(1, SHARD // int(windows.length.max()))
         with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}", mininterval=1) as bar:
             for number, start in enumerate(range(0, len(windows), per_shard)):
                 part = windows.take(slice(start, start + per_shard))
                 file = folder / f"{number:05d}.safetensors"
                 if not file.exists():
-                    before = meter.seconds
                     self.write(file, network, corpus, part, start, device)
-                    seconds += meter.seconds - before
                 bar.update(part.scored())
         content = {
             "tokens": windows.scored(),
-            "seconds": round(seconds, 3),
+            "seconds": round(Shards(folder).seconds(), 3),
             "peak_memory_mb": meter.peak_memory_mb,
             "width": network.width,
             "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
@@ -100,6 +98,7 @@ class Encode(Artefact):
     @torch.no_grad()
     def write(self, file: Path, network: Any, corpus: Corpus, windows: Segments, first: int, device: Any) -> None:
         """One shard."""
+        begun = time.perf_counter()
         rows = max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
         parts = []
         mixed = device.type == "cuda" and str(precision(self.config.trainer.precision)).startswith("bf16")
@@ -109,7 +108,7 @@ class Encode(Artefact):
                 parts.append(self.columns(network, moved, first))
         joined = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
         aside = file.with_suffix(".partial")
-        save_file(joined, aside)
+        save_file(joined, aside, {"seconds": f"{time.perf_counter() - begun:.3f}"})
         aside.replace(file)
 
     def columns(self, network: Any, batch: Batch, first: int) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import logging
 import math
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from trime.data.module import PlannedLoader, TextModule, WindowLoader
 from trime.data.segments import count_of, cut, one_document
 from trime.metrics import Meter
 from trime.models.network import Network, build_network, load_network, save_network
-from trime.stages.artefact import Artefact, check_manifest, plain
+from trime.stages.artefact import Artefact, check_manifest, plain, write_aside
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
 from trime.tasks.history import History
@@ -39,9 +39,9 @@ class Fit(Artefact):
 
     kind, stage = "fit", "fit"
 
-    def __init__(self, config: DictConfig, corpus: Prepare, pack: Pack | None):
+    def __init__(self, config: DictConfig, corpus: Prepare, pack: Pack | None, logger: Callable[[], Any]):
         super().__init__(config)
-        self.corpus, self.pack = corpus, pack
+        self.corpus, self.pack, self.logger = corpus, pack, logger
 
     def needs(self) -> list[Artefact]:
         return [self.corpus, *([self.pack] if self.pack else [])]
@@ -54,6 +54,12 @@ class Fit(Artefact):
         return chosen
 
     def build(self, folder: Path) -> None:
+        if not (folder / "train.json").exists():  # it is written last: a killed build may have come that far
+            self.train(folder)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+    def train(self, folder: Path) -> None:
+        """Trains, then writes the model and what is known of it."""
         corpus = self.corpus.corpus()
         pl.seed_everything(self.config.seed, verbose=False)
         check_positions(self.config)
@@ -77,8 +83,7 @@ class Fit(Artefact):
             "peak_memory_mb": meter.peak_memory_mb,
             "parameters": network.parameter_count,
         }
-        (folder / "train.json").write_text(json.dumps(report, indent=1))
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        write_aside(folder / "train.json", json.dumps(report, indent=1))
 
     def data(self, corpus: Any) -> TextModule:
         """Training micro-batches in planned order, and the first tokens of the validation split."""
@@ -113,7 +118,6 @@ class Fit(Artefact):
             mode="max",
         )
         every = min(train.validate_every, train.updates) * train.accumulate
-        logger = instantiate(self.config.logger.lightning, _convert_="all") if self.config.logger.lightning else False
         return pl.Trainer(
             max_steps=train.updates,
             accumulate_grad_batches=train.accumulate,
@@ -121,7 +125,7 @@ class Fit(Artefact):
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
             callbacks=[checkpoints, history, *([TQDMProgressBar(refresh_rate=20)] if own["enable_progress_bar"] else [])],
-            logger=logger,
+            logger=self.logger() or False,
             enable_model_summary=False,
             default_root_dir=folder,
             **own,

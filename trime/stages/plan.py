@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -14,6 +15,7 @@ from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit, Given
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
+from trime.stages.tracking import logger_of
 from trime.stages.tune import Tune
 
 
@@ -46,7 +48,9 @@ class Plan:
 
     @cached_property
     def model(self) -> Artefact:
-        return Given(self.config) if self.config.checkpoint else Fit(self.config, self.corpus, self.pack)
+        if self.config.checkpoint:
+            return Given(self.config)
+        return Fit(self.config, self.corpus, self.pack, lambda: self.logger)
 
     @cached_property
     def valid(self) -> Encode:
@@ -74,6 +78,11 @@ class Plan:
     @cached_property
     def evaluate(self) -> Evaluate:
         return Evaluate(self.config, self.test, self.tune)
+
+    @cached_property
+    def logger(self) -> Any:
+        """The run's experiment logger; it opens its run when it is first written to."""
+        return logger_of(self.config.logger, self.run_folder)
 
     @cached_property
     def run_folder(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
 
 Lines = list[list[str]]
@@ -35,7 +36,7 @@ PUBLISHED = {
 def markdown(header: list[str], lines: Lines) -> str:
     """A Markdown table with aligned columns, numbers to the right."""
     widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
-    right = [i > 0 and all(is_number(line[i]) for line in lines) for i in range(len(header))]
+    right = [i > 0 and is_numeric([line[i] for line in lines]) for i in range(len(header))]
 
     def joined(line: list[str]) -> str:
         cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
@@ -45,8 +46,10 @@ def markdown(header: list[str], lines: Lines) -> str:
     return "\n".join([joined(header), f"| {' | '.join(rule)} |", *map(joined, lines)]) + "\n"
 
 
-def is_number(cell: str) -> bool:
-    return cell == "" or cell.lstrip("+-−").replace(",", "").replace(".", "", 1).replace(" / ", "").replace(".", "").isdigit()
+def is_numeric(cells: list[str]) -> bool:
+    """A column of figures, some of which may be missing."""
+    filled = [re.fullmatch(r"[-+]?[\d,.]+( / [\d.]+)?", cell) for cell in cells if cell]
+    return bool(filled) and all(filled)
 
 
 def csv_of(header: list[str], lines: Lines) -> str:

@@ -9,56 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, open_dict
+
+
+def logger_of(settings: Any, folder: Path) -> Any:
+    """The Lightning logger of a run, its files in the run's folder; None where conf/logger has none."""
+    if not settings.lightning:
+        return None
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    folder.mkdir(parents=True, exist_ok=True)
+    return instantiate(settings.lightning, save_dir=str(folder), _convert_="all")
 
 
 @contextmanager
-def tracked(config: DictConfig, place: Path) -> Iterator[Tracker]:
-    """Points the logger at the run's folder, and closes its run whatever happens."""
-    tracker = Tracker(config)
-    if config.logger.lightning:
-        os.environ.setdefault("WANDB_SILENT", "true")
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        place.mkdir(parents=True, exist_ok=True)
-        with open_dict(config):
-            config.logger.lightning.save_dir = str(place)
+def closing(logger: Any) -> Iterator[None]:
+    """Ends the logger's run whatever happens, so that the next run of a sweep starts its own."""
     try:
-        yield tracker
+        yield
     finally:
-        tracker.close()
+        if logger is not None:
+            logger.experiment.finish()
 
 
-class Tracker:
-    """Logs a run's last figures beside its training curves."""
-
-    def __init__(self, config: DictConfig):
-        self.config = config
-        self.logger: Any = None
-
-    def finish(self, results: dict[str, Any]) -> None:
-        """Hyperparameters, and dev and test figures of every row."""
-        if not self.config.logger.lightning:
-            return
-        self.logger = instantiate(self.config.logger.lightning)
-        own = results["metrics"]["test"][-1]
-        figures = {f"test/{row['memories']}": row["perplexity"] for row in results["metrics"]["test"]}
-        figures |= {"test/perplexity": own["perplexity"], "test/loss": own["loss"]}
-        figures |= {f"tuned/{name}": value for name, value in results["tuned"].items()}
-        self.logger.log_hyperparams({key: results[key] for key in ("name", "seed", "commit", "parameters")})
-        self.logger.log_metrics(figures)
-
-    def close(self) -> None:
-        """Ends the logger's run, so that the next run of a sweep starts its own."""
-        if self.config.logger.lightning and self.logger is None:
-            self.logger = current(self.config)
-        finish = getattr(getattr(self.logger, "experiment", None), "finish", None)
-        if finish is not None:
-            finish()
-
-
-def current(config: DictConfig) -> Any:
-    """The logger, where an interrupted run has one open; else None."""
-    import sys
-
-    wandb = sys.modules.get("wandb")
-    return instantiate(config.logger.lightning) if wandb is not None and wandb.run is not None else None
+def log_results(logger: Any, results: dict[str, Any]) -> None:
+    """Hyperparameters, tuned settings, and the test figures of every row."""
+    if logger is None:
+        return
+    own = results["metrics"]["test"][-1]
+    figures = {f"test/{row['memories']}": row["perplexity"] for row in results["metrics"]["test"]}
+    figures |= {"test/perplexity": own["perplexity"], "test/loss": own["loss"]}
+    figures |= {f"tuned/{name}": value for name, value in results["tuned"].items()}
+    logger.log_hyperparams({key: results[key] for key in ("name", "seed", "commit", "parameters")})
+    logger.log_metrics(figures)
