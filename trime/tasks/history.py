@@ -11,7 +11,16 @@ import pytorch_lightning as pl
 
 from trime.types import Batch
 
-COLUMNS = ["update", "train/loss", "train/memory_share", "train/lr", "tokens_per_second", "valid/loss", "valid/perplexity"]
+COLUMNS = [
+    "update",
+    "train/loss",
+    "train/perplexity",
+    "train/memory_share",
+    "train/lr",
+    "tokens_per_second",
+    "valid/loss",
+    "valid/perplexity",
+]
 
 
 class History(pl.Callback):

@@ -85,7 +85,7 @@ class LanguageModel(pl.LightningModule):
         self.targets += len(losses)
         mean = loss.detach() / len(losses)
         self.log_dict({"train/loss": mean, "train/memory_share": share.mean(), "train/lr": self.schedule(self.global_step)})
-        self.log("ppl", mean.exp(), prog_bar=True, logger=False)
+        self.log("train/perplexity", mean.exp(), prog_bar=True)
         return loss * self.training_.accumulate  # Lightning divides by it
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:

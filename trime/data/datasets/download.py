@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import urllib.error
 import urllib.request
+import zipfile
 from pathlib import Path
 
 from tqdm import tqdm
@@ -32,7 +34,7 @@ def fetch(urls: list[str], digest: str, target: Path) -> Path:
                 return target
             partial.unlink()
             reasons.append(f"{url}: another checksum")
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reasons.append(f"{url}: {getattr(error, 'reason', error)}")
     raise UserError(f"no source gave {target.name} ({'; '.join(reasons)}): put that file ({digest}) at {target}")
 
@@ -47,12 +49,26 @@ def download(url: str, partial: Path) -> None:
         if error.code == 416:  # nothing is missing
             return
         raise
-    with response, open(partial, "ab" if response.status == 206 else "wb") as file:
+    done = done if response.status == 206 else 0
+    with response, open(partial, "ab" if done else "wb") as file:
         left = int(response.headers.get("Content-Length") or 0)
         with tqdm(total=left or None, unit="B", unit_scale=True, desc=f"fetch {url.rsplit('/', 1)[-1]}") as bar:
             while block := response.read(CHUNK):
                 file.write(block)
                 bar.update(len(block))
+        if file.tell() - done < left:
+            raise ConnectionError("the connection broke off")
+
+
+def unzip(archive: Path, folder: Path) -> Path:
+    """Extracts an archive, whole or not at all; returns the folder."""
+    partial = folder.with_name(folder.name + ".partial")
+    try:
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(partial)
+    except zipfile.BadZipFile:
+        raise UserError(f"{archive} is no whole zip file: delete it, and run again or put the right one there") from None
+    return partial.replace(folder)
 
 
 def checksum(path: Path, algorithm: str) -> str:

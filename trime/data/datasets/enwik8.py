@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 from trime.data.datasets.base import Dataset, Document
-from trime.data.datasets.download import fetch
+from trime.data.datasets.download import fetch, unzip
 from trime.data.tokenizers import Bytes
 from trime.types import UserError
 
@@ -39,13 +38,10 @@ class Enwik8(Dataset):
             if not file.is_file():
                 raise UserError(f"dataset enwik8: there is no file {file}: set dataset.path to it")
             return file
-        target = self.cache / "enwik8"
-        if not target.is_file():
-            archive = self.cache / "enwik8.zip"
-            fetch(ARCHIVE_SOURCES, DIGEST, archive)
-            with zipfile.ZipFile(archive) as file_in:
-                file_in.extract("enwik8", self.cache)
-        return target
+        folder = self.cache / "enwik8"
+        if not folder.is_dir():
+            unzip(fetch(ARCHIVE_SOURCES, DIGEST, self.cache / "enwik8.zip"), folder)
+        return folder / "enwik8"
 
     def bounds(self, split: str) -> tuple[int, int]:
         whole = self.place.stat().st_size

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder
-from trime.data.datasets.download import fetch
+from trime.data.datasets.download import fetch, unzip
 from trime.data.tokenizers import Whitespace
 from trime.types import UserError
 
@@ -45,11 +44,8 @@ class WikiText(Dataset):
         if not folder.is_dir():
             urls = [source.format(size=self.size_name) for source in SOURCES]
             archive = fetch(urls, DIGESTS[self.size_name], self.cache / f"wikitext-{self.size_name}-v1.zip")
-            extracted = folder.with_name(folder.name + ".partial")
-            with zipfile.ZipFile(archive) as file:
-                file.extractall(extracted)
-            (extracted / f"wikitext-{self.size_name}").replace(folder)
-        return folder
+            unzip(archive, folder)
+        return folder / f"wikitext-{self.size_name}"
 
     def files(self, split: str) -> list[Path]:
         names = [self.place / f"wiki.{split}.tokens", self.place / f"{split}.txt"]
