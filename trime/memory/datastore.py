@@ -91,14 +91,14 @@ class Nearest:
     def entries(self, query: Contexts) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Similarity, token and number of the nearest entries; -inf similarity where there are fewer."""
         score, index = self.search.nearest(query.g, self.k)
-        index = index.clamp(min=0)  # approximate search fills up with -1 at similarity -inf
+        index = index.cpu().clamp(min=0)  # approximate search fills up with -1 at similarity -inf
         if self.rescore:
             keys = self.store.keys(index).to(query.g)
             score = torch.where(score.isinf(), score, similarity(query.g[:, None], keys, self.metric).squeeze(1))
         if self.hide_own:
-            own = self.store.document[index] == query.place.document[:, None]
+            own = self.store.document[index].to(score.device) == query.place.document[:, None]
             score = score.masked_fill(own, -math.inf)
-        return score, self.store.token[index].long(), index
+        return score, self.store.token[index].long().to(score.device), index
 
     def evidence(self, query: Contexts, divisor: Float[Tensor, "t"]) -> Mass:
         """Mass [t n] of the nearest entries."""

@@ -144,10 +144,11 @@ def device_of(config: DictConfig) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() and config.trainer.accelerator != "cpu" else "cpu")
 
 
-def windows_of(folder: Path) -> Iterator[Window]:
-    """The windows of an encoded split, in stream order."""
+def windows_of(folder: Path, device: torch.device) -> Iterator[Window]:
+    """The windows of an encoded split, in stream order, on the device where memories are read."""
     names = ("g", "token", "document", "segment", "position", "target", "total")
-    for g, token, document, segment, position, target, total in Shards(folder).each(*names):
+    for columns in Shards(folder).each(*names):
+        g, token, document, segment, position, target, total = (column.to(device) for column in columns)
         place = Place(document.long(), segment.long(), position.long())
         whole = Contexts(g.float(), token.long(), place)
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]

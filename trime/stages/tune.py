@@ -17,7 +17,7 @@ from trime.memory.search import Exact
 from trime.metrics import Meter, perplexity
 from trime.stages.artefact import Artefact, plain
 from trime.stages.datastore import Index, uses_external
-from trime.stages.encode import Encode, windows_of
+from trime.stages.encode import Encode, device_of, windows_of
 from trime.tasks.rows import Row, rows_of
 from trime.tasks.scoring import Scorer, Window
 from trime.types import Float, Tensor
@@ -116,7 +116,7 @@ def recall(nearest: Nearest, folder: Path) -> dict[str, Any]:
     """The share of the exact K nearest that the index finds, over a sample of validation queries."""
     if nearest.search.kind == "exact":
         return {"recall": 1.0, "queries": 0}
-    windows = [window.query.g for window in windows_of(folder)]
+    windows = [window.query.g for window in windows_of(folder, torch.device("cpu"))]
     queries = torch.cat(windows)
     queries = queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
     _, exact = Exact(nearest.store.blocks, nearest.metric).nearest(queries, nearest.k)
@@ -150,7 +150,7 @@ def watched(encoded: Encode, what: str) -> Iterator[Window]:
     folder = encoded.path()
     total = encoded.information()["tokens"]
     with tqdm(total=total, unit="tok", unit_scale=True, desc=f"{what} {encoded.split}", mininterval=1) as bar:
-        for window in windows_of(folder):
+        for window in windows_of(folder, device_of(encoded.config)):
             yield window
             bar.update(len(window.vocabulary.total))
 

@@ -40,7 +40,7 @@ class Scorer:
             self.recent.reset()
         for window in windows:
             divisors = self.divisors(window.contexts.g.shape[1])
-            every = torch.tensor(sorted({divisor for own in divisors for divisor in own}))
+            every = torch.tensor(sorted({divisor for own in divisors for divisor in own}), device=window.contexts.g.device)
             found = self.evidence(window, every) if len(every) else {}
             yield (
                 window,
@@ -70,7 +70,7 @@ class Scorer:
 
     def chosen(self, found: dict[str, Mass], row: Row, every: Tensor, divisors: list[float]) -> dict[str, Mass]:
         """The masses of the row's memories at its own divisors and memory sizes, in the row's order."""
-        index = torch.searchsorted(every, torch.tensor(divisors))
+        index = torch.searchsorted(every, torch.tensor(divisors, device=every.device))
         held = self.recent.sizes if self.recent is not None else []
         sizes = [held.index(size) for size in row.sizes] if "long" in row.memories else []
         result = {}

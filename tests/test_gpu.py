@@ -1,0 +1,42 @@
+"""What must be the same on a CUDA device as on the processor (make test-gpu)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from tests.test_laws import ROWS, contexts
+from trime.memory.blockwise import blockwise_mass
+from trime.memory.search import Exact
+from trime.memory.visibility import External
+from trime.run import run
+from trime.types import Contexts, Place
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def on_device(seen: Contexts) -> Contexts:
+    return Contexts(seen.g.cuda(), seen.token.cuda(), Place(*(column.cuda() for column in seen.place)))
+
+
+def test_blockwise_mass() -> None:
+    seen, divisor = contexts(1, ROWS), torch.tensor([math.sqrt(6)], dtype=torch.float64)
+    host, device = (blockwise_mass(part, part, External(), divisor, 4) for part in (seen, on_device(seen)))
+    assert torch.allclose(host.total, device.total.cpu()) and torch.allclose(host.target, device.target.cpu())
+
+
+def test_exact_search() -> None:
+    torch.manual_seed(0)
+    keys, query = torch.randn(500, 8), torch.randn(9, 8)
+    found = [Exact(lambda: iter(keys.split(100)), "l2").nearest(part, 7)[1].cpu() for part in (query, query.cuda())]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("experiment", ["trime_ext", "knn_lm_cache"])
+def test_a_whole_run(experiment: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    assert run(tiny(f"experiment={experiment}", f"paths.outputs={tmp_path}")) is not None
