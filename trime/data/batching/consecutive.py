@@ -19,12 +19,17 @@ class Consecutive:
             raise ValueError(f"batching.run={run} must lie in 1..batching.size={size}")
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
-        """Runs in random order fill the batches; a run that meets a batch's end goes on in the next one."""
+        """Whole runs in random order, then the shorter ones that documents leave over, fill the batches.
+
+        A run that meets a batch's end goes on in the next one; only short runs (or a ``size`` that is no
+        multiple of ``run``) bring that about.
+        """
         random = generator(self.seed, epoch)
         runs = []
         for document in np.split(np.arange(len(segments)), np.flatnonzero(np.diff(segments.document)) + 1):
             # A document shorter than whole runs starts with its short one in every other epoch.
             first = len(document) % self.run if epoch % 2 else 0
             runs += [r for r in (document[:first].tolist(), *chunks(document[first:].tolist(), self.run)) if r]
-        order = [segment for run in shuffled(runs, random) for segment in run]
+        whole, short = ([r for r in runs if (len(r) == self.run) == kept] for kept in (True, False))
+        order = [segment for run in (*shuffled(whole, random), *shuffled(short, random)) for segment in run]
         return shuffled(chunks(order, self.size), random)
