@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 failed: list[str] = []
+SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 
 
 @hydra.main(config_path=str(Path(__file__).resolve().parent / "conf"), config_name="config", version_base="1.3")
@@ -34,19 +35,30 @@ def told(error: BaseException) -> str:
     """A user's mistake as one line; anything else is a defect and keeps its traceback."""
     from trime.types import UserError
 
-    cause = error
-    while isinstance(cause, HydraException) and cause.__cause__ is not None:
-        cause = cause.__cause__  # instantiate wraps what a constructor raised
-    if isinstance(cause, UserError | HydraException | OmegaConfBaseException):
-        return one_line(cause)
-    if isinstance(cause, ValueError) and cause is not error:
-        return one_line(cause)
-    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-        place = cause.filename or "while writing"
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    if any(is_full_disk(cause) for cause in causes):
+        place = getattr(error, "filename", None) or "while writing"
         return f"the disk is full ({place}): free space or set paths.outputs and paths.data; the same command goes on"
-    if isinstance(cause, PermissionError | FileNotFoundError):
-        return f"{cause.strerror}: {cause.filename}"
+    for cause in reversed(causes):
+        if isinstance(cause, UserError):
+            return one_line(cause)
+    if isinstance(error, HydraException | OmegaConfBaseException):  # instantiate wraps what a constructor raised
+        return one_line(causes[-1] if isinstance(causes[-1], ValueError) else error)
+    if type(error).__name__ in SETTINGS_ERRORS:
+        return one_line(error)
+    if isinstance(error, PermissionError | FileNotFoundError):
+        return f"{error.strerror}: {error.filename}"
     raise error
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """ENOSPC, and what safetensors, NumPy and FAISS make of it."""
+    text = str(error)
+    short = "requested and" in text and "written" in text  # NumPy's tofile
+    said = "No space left" in text or "os error 28" in text or "write error in" in text
+    return getattr(error, "errno", None) == errno.ENOSPC or short or said
 
 
 def one_line(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
+from safetensors import SafetensorError
 
 import cli
 from trime.run import run
@@ -82,7 +83,7 @@ def test_checkpoint_of_another_vocabulary_or_none(said: Said, tiny: Callable[...
     model = Plan(config).model.path()
     other = ["dataset=folder", f"dataset.path={text_folder}"]
     assert "another vocabulary" in said(f"checkpoint={model}", *other)
-    assert "manifest" in said(f"checkpoint={text_folder}")
+    assert "holds no model" in said(f"checkpoint={text_folder}")
 
 
 def test_datastore_of_another_model(said: Said, tiny: Callable[..., DictConfig]) -> None:
@@ -91,6 +92,7 @@ def test_datastore_of_another_model(said: Said, tiny: Callable[..., DictConfig])
     store = Plan(config).store.path()
     assert "another model" in said("experiment=trime_ext", f"datastore.path={store}")
     assert "no datastore" in said("experiment=knn_lm", f"datastore.path={Plan(config).tune.path()}")
+    assert "to be scored" in said("experiment=knn_lm", f"datastore.path={Plan(config).valid.path()}")
 
 
 @pytest.mark.parametrize("kind", ["prepare", "fit", "encode", "datastore", "tune", "evaluate"])
@@ -121,7 +123,16 @@ def test_impossible_settings(said: Said) -> None:
     assert "index=exact" in said("experiment=knn_lm", "index.factory=IVF4096_SQ8")
     assert "factory string" in said("experiment=knn_lm", "index.factory=Nonsense99")
     assert "ip" in said("experiment=knn_lm", "index.metric=cosine")
-    assert "at least one segment" in said("batching.size=0")
+    for wrong in ("batching.size=0", "batching.size=8k", "train.log_every=0", "evaluate.block=0", "segments.length=0"):
+        assert wrong.split("=")[0] in said(wrong)
+    for wrong in ("seed=-1", "evaluate.context=-1", "evaluate.dtype=fp16", "vocabulary.limit=32k", "tune.lambda=0.3"):
+        assert wrong.split("=")[0] in said(wrong)
+    for wrong in ("tune.temperature=[]", "tune.memory_size=[4k]", "evaluate.rows=null", "evaluate.rows=[local]"):
+        assert wrong.split("=")[0] in said("experiment=trime", wrong)
+    assert "no number of tokens" in said("evaluate.tokens=0")
+    assert "auto, cpu or gpu" in said("trainer.accelerator=tpu")
+    assert "precision" in said("trainer.precision=fp17", "seed=79")
+    assert "drop_local" in said("experiment=trime", "memory.drop_local=0.5")
     assert "in 1..batching.size" in said("experiment=trime_long", "batching.run=9")
     assert "[0, 1]" in said("experiment=trime_ext", "memory.drop_local=2")
     assert "model.backbone.heads" in said("model.backbone.heads=3")
@@ -139,13 +150,22 @@ def test_unknown_group_choice_and_key(said: Said) -> None:
     assert "updtes" in said("train.updtes=3")
 
 
-def test_full_disk(said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+FULL = [
+    OSError(errno.ENOSPC, "No space left on device", "shard"),
+    OSError("1000 requested and 12 written"),  # NumPy
+    RuntimeError("Error in virtual void faiss: write error in x.index: 1 != 2 (No space left on device)"),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+]
+
+
+@pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
+def test_full_disk(error: Exception, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "shard")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(encode, "save_file", full)
-        assert "disk is full" in said("experiment=vanilla", "seed=5", where=tmp_path)
+        assert "disk is full" in said("experiment=vanilla", "seed=5", "dataset.modules=20", where=tmp_path)
     assert list((tmp_path / "outputs" / "artefacts").glob("fit-*/model.safetensors")), "the model is kept"
 
 

@@ -125,7 +125,23 @@ def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
     plan = Plan(tiny("experiment=trime_ext", *other, *store))
     run(plan.config)
     assert plan.index is not None
-    assert plan.index.nearest("valid").hide_own and not plan.index.nearest("test").hide_own
+    asked = [plan.valid.information(), plan.test.information()]
+    assert [plan.index.nearest(split).hide_own for split in asked] == [True, False]
+
+
+def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+    """Traps 13 and 14: a datastore of the scored split never serves a document to itself, however it is named."""
+    store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=test"]
+    plan = Plan(tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", *store))
+    run(plan.config)
+    assert plan.index is not None and plan.index.nearest(plan.test.information()).hide_own
+
+
+def test_a_given_model_and_datastore_give_the_same_figures(tiny: Callable[..., DictConfig]) -> None:
+    plan = Plan(tiny("experiment=knn_lm"))
+    loss = run(plan.config)
+    given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}")
+    assert run(given) == loss
 
 
 def test_neighbours_and_index_backends(tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 
 from omegaconf import DictConfig
 
+from trime.stages.checks import check
 from trime.stages.plan import Plan
 from trime.stages.report import report_run, report_several
 from trime.stages.tracking import closing, log_results
@@ -22,8 +23,9 @@ def run(config: DictConfig) -> float | None:
     if config.report.runs:
         report_several(config)
         return None
+    check(config)
     plan, loss = Plan(config), None
-    with closing(plan.logger):
+    with closing(plan):
         for stage in (stage for stage in STAGES if stage in config.stages):
             if stage == "report":
                 results = report_run(plan)

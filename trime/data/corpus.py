@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -37,6 +38,10 @@ class Corpus:
         self.vocabulary = Vocabulary.load(folder / "vocabulary.json")
         self.statistics: dict[str, Any] = json.loads((folder / "statistics.json").read_text())
 
+    def fingerprint(self, split: str) -> str:
+        """Names the tokens of a split, wherever they came from."""
+        return content_hash(self.folder / f"{split}.bin")
+
     def split(self, name: str) -> Split:
         """The memory-mapped split."""
         if name not in self.statistics["splits"]:
@@ -46,6 +51,12 @@ class Corpus:
         if path.stat().st_size != offsets[-1] * dtype.itemsize:
             raise UserError(f"{path} is truncated: delete {self.folder} and run stage prepare")
         return Split(np.memmap(path, dtype, "r"), offsets)
+
+
+def content_hash(path: Path) -> str:
+    """Names a file by its bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def smallest_type(size: int) -> np.dtype:
@@ -113,7 +124,7 @@ def build_corpus(dataset: Dataset, folder: Path, limit: int | None, minimum: int
     if vocabulary is None:
         if "train" not in splits:
             raise UserError(f"dataset {dataset.name} has no training split in {dataset.place}: a vocabulary needs one")
-        vocabulary = counted(dataset, limit, minimum)
+        vocabulary = counted(dataset, limit, 1 if dataset.characters else minimum)
     statistics = {split: write_split(dataset, split, vocabulary, folder) for split in splits}
     vocabulary.save(folder / "vocabulary.json")
     content = {

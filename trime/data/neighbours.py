@@ -22,9 +22,9 @@ class Backend(Protocol):
 
 
 class Fast:
-    """bm25s, Lucene's variant (k1 = 0.9, b = 0.4), compiled by numba, on all cores."""
+    """bm25s, Lucene's variant (k1 = 0.9, b = 0.4), compiled by numba, on all cores (threads=-1) or some."""
 
-    def __init__(self, k1: float = 0.9, b: float = 0.4, threads: int = 0):
+    def __init__(self, k1: float = 0.9, b: float = 0.4, threads: int = -1):
         self.k1, self.b, self.threads = k1, b, threads
 
     def fit(self, segments: list[np.ndarray]) -> None:

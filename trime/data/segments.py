@@ -40,15 +40,19 @@ class Segments(NamedTuple):
         return Segments(*(column[index] for column in self))
 
 
-def count_of(tokens: int | str | None) -> int | None:
+def count_of(tokens: int | float | str | None) -> int | None:
     """A budget of tokens: a number, or one with k, M or G behind it (100k, 2M)."""
-    if tokens is None or isinstance(tokens, int):
-        return tokens
-    digits, scale = (tokens[:-1], SCALES[tokens[-1]]) if tokens[-1:] in SCALES else (tokens, 1)
+    if tokens is None:
+        return None
+    written = str(tokens)
+    digits, scale = (written[:-1], SCALES[written[-1]]) if written[-1:] in SCALES else (written, 1)
     try:
-        return int(float(digits) * scale)
-    except ValueError:
-        raise UserError(f"tokens={tokens} is no number of tokens: write 100000, 100k or 2M") from None
+        count = int(float(digits) * scale)
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise UserError(f"tokens={tokens} is no number of tokens: write 100000, 100k or 2M, or null for all")
+    return count
 
 
 def one_document(offsets: np.ndarray) -> np.ndarray:
@@ -97,8 +101,8 @@ def collate(split: Split, segments: Segments, index: list[int], eos: int) -> Bat
     return Batch(*(torch.from_numpy(part) for part in columns))
 
 
-def check_length(split: Split, length: int, what: str) -> None:
+def check_length(offsets: np.ndarray, length: int, what: str) -> None:
     """Raises UserError where no document fills one segment."""
-    longest = int(split.lengths.max())
+    longest = int(np.diff(offsets).max())
     if longest < length:
         raise UserError(f"the {what} split's longest document has {longest} tokens, a segment {length}: lower segments.length")

@@ -88,6 +88,11 @@ class Nearest:
         self.store, self.search, self.k, self.metric = store, search, k, metric
         self.rescore, self.hide_own = rescore, hide_own
 
+    @property
+    def kind(self) -> str:
+        """How the figures of this memory came about."""
+        return self.search.kind + (", rescored" if self.rescore else "")
+
     def entries(self, query: Contexts) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Similarity, token and number of the nearest entries; -inf similarity where there are fewer."""
         score, index = self.search.nearest(query.g, self.k)

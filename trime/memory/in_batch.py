@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trime.memory.blockwise import blockwise_mass
-from trime.memory.visibility import Others, Visibility
+from trime.memory.visibility import External, Others, Visibility
 from trime.types import Contexts, Float, Mass, Tensor
 
 
@@ -17,7 +17,9 @@ class InBatch:
 
     def __init__(self, visibility: Visibility, drop_local: float = 0.0):
         if not 0 <= drop_local <= 1:
-            raise ValueError(f"drop_local={drop_local} is a probability: choose train.memory.drop_local in [0, 1]")
+            raise ValueError(f"drop_local={drop_local} is a probability: choose memory.drop_local in [0, 1]")
+        if drop_local and not isinstance(visibility, External):
+            raise ValueError(f"drop_local={drop_local} leaves no memory but for memory=external: set memory.drop_local=0")
         self.visibility, self.drop_local = visibility, drop_local
 
     def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, "t"], draw: float = 1.0) -> Mass:

@@ -31,7 +31,8 @@ class NAG(torch.optim.Optimizer):
 
     def move(self, parameter: torch.Tensor, lr: float, momentum: float, ratio: float, decay: float) -> None:
         assert parameter.grad is not None
-        buffer = self.state[parameter].setdefault("buffer", torch.zeros_like(parameter))
+        state = self.state[parameter]
+        buffer = state["buffer"] if "buffer" in state else state.setdefault("buffer", torch.zeros_like(parameter))
         parameter.mul_(1 - lr * decay).add_(buffer, alpha=momentum**2 * ratio)
         parameter.add_(parameter.grad, alpha=-(1 + momentum) * lr)
         buffer.mul_(momentum * ratio).add_(parameter.grad, alpha=-lr)

@@ -46,7 +46,7 @@ class Cosine:
 class InverseSquareRoot:
     """Linear warm-up from ``initial`` to ``peak``, then peak sqrt(warmup / update)."""
 
-    def __init__(self, peak: float, warmup: int, updates: int = 0, initial: float = 0.0):
+    def __init__(self, peak: float, warmup: int, initial: float = 0.0):
         if warmup < 1:
             raise ValueError(f"schedule.warmup={warmup}: inverse square root needs at least one update of warm-up")
         self.peak, self.warmup, self.initial = peak, warmup, initial

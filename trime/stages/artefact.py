@@ -92,9 +92,11 @@ class Artefact(ABC):
 
 
 def write_manifest(folder: Path) -> None:
-    """Lists every file's size."""
-    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    (folder / MANIFEST).write_text(json.dumps(sizes, indent=0))
+    """Lists every file's size, after what killed builds left half-written is gone."""
+    for debris in folder.rglob("*.partial"):
+        debris.unlink()
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
+    write_aside(folder / MANIFEST, json.dumps({str(path.relative_to(folder)): path.stat().st_size for path in files}, indent=0))
 
 
 def check_manifest(folder: Path) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from trime.data.corpus import content_hash
 from trime.memory.datastore import Datastore, Nearest
 from trime.memory.search import Exact, Faiss, Search, build_faiss
 from trime.metrics import Meter
-from trime.stages.artefact import Artefact, check_manifest
+from trime.stages.artefact import Artefact
 from trime.types import UserError
 
 
@@ -34,8 +35,6 @@ class Index(Artefact):
 
     def build(self, folder: Path) -> None:
         meter, store, index = Meter(), Datastore(self.store.path()), self.config.index
-        if index.metric not in ("ip", "l2"):
-            raise UserError(f"index.metric={index.metric}: choose ip (inner product) or l2 (squared distance)")
         width = self.information()["width"]
         if index.factory:
             with tqdm(total=len(store), unit="key", unit_scale=True, desc=f"index {index.factory}", mininterval=1) as bar:
@@ -56,17 +55,16 @@ class Index(Artefact):
     def statistics(self) -> dict[str, Any]:
         return json.loads((self.path() / "datastore.json").read_text())
 
-    def nearest(self, split: str) -> Nearest:
-        """The memory of the K nearest entries, for queries of a split."""
-        store, index = Datastore(self.store.path()), self.config.index
+    def nearest(self, asked: dict[str, Any]) -> Nearest:
+        """The memory of the K nearest entries, for queries of an encoded split (its description)."""
+        store, index, own = Datastore(self.store.path()), self.config.index, self.information()
         search: Search = Exact(store.blocks, index.metric)
         if index.factory:
             search = Faiss(self.path() / "index.faiss", index.metric, index.probe)
-        own = self.config.datastore
-        same = own.split == split and own.get("dataset") == self.config.evaluate.get("dataset")
-        if same and not self.config.evaluate.bounded:
+        same = own["text"] == asked["text"]
+        if same and not (own["bounded"] and asked["bounded"]):
             raise UserError(
-                f"the datastore holds the {split} split that is scored, and with evaluate.bounded=false no document "
+                f"the datastore holds the {asked['split']} split that is scored, and with evaluate.bounded=false no document "
                 "can be told from another: set evaluate.bounded=true, or another datastore.split"
             )
         return Nearest(store, search, index.k, index.metric, index.rescore, hide_own=same)
@@ -86,17 +84,21 @@ class GivenStore(Artefact):
         return Path(self.config.datastore.path).expanduser()
 
     def settings(self) -> Any:
-        check_manifest(self.folder)
-        try:
-            content = json.loads((self.folder / "encode.json").read_text())
-        except (OSError, ValueError):
-            raise UserError(f"datastore.path={self.folder} is no datastore: name a folder encode-… of a run") from None
-        if content["model"] != self.model.fingerprint:
-            raise UserError(f"datastore.path={self.folder} was encoded by another model: its keys mean nothing to this one")
-        return content
+        if not (self.folder / "encode.json").is_file():
+            raise UserError(f"datastore.path={self.folder} is no datastore: name a folder encode-… of a run")
+        return json.loads((self.folder / "encode.json").read_text())
+
+    def path(self) -> Path:
+        """The folder; UserError where it is no datastore of this run's model."""
+        content, named = self.settings(), f"datastore.path={self.folder}"
+        if content["section"] != "datastore":
+            raise UserError(f"{named} was encoded to be scored, not to be a datastore: name the encode-… of a datastore")
+        if content["model"] != content_hash(self.model.path() / "model.safetensors"):
+            raise UserError(f"{named} was encoded by another model: its keys mean nothing to this one")
+        return super().path()
 
     def build(self, folder: Path) -> None:
-        raise UserError(f"datastore.path={folder} does not exist")
+        raise AssertionError("a given datastore is never built")
 
 
 def uses_external(config: DictConfig) -> bool:

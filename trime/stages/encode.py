@@ -19,13 +19,13 @@ from omegaconf import DictConfig
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from trime.data.corpus import Corpus
+from trime.data.corpus import Corpus, content_hash
 from trime.data.module import WindowLoader
 from trime.data.segments import Segments, count_of, cut, one_document
 from trime.memory.datastore import Shards
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact
-from trime.stages.fit import open_network, precision
+from trime.stages.fit import check_positions, open_network, resolved_precision
 from trime.stages.prepare import Prepare
 from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.scoring import Window
@@ -57,6 +57,7 @@ class Encode(Artefact):
             "bounded": evaluate.bounded,
             "dtype": self.config[self.section].dtype,
             "scored_only": self.section == "datastore",
+            "precision": resolved_precision(self.config),
         }
 
     def windows(self, corpus: Corpus) -> Segments:
@@ -74,6 +75,7 @@ class Encode(Artefact):
                 "trained on as dataset=, and name other text by dataset@evaluate.dataset="
             )
         windows = self.windows(corpus)
+        check_positions(described["model"]["backbone"]["positions"], self.config)
         device = device_of(self.config)
         network.to(device)
         per_shard = max(1, SHARD // int(windows.length.max()))
@@ -90,7 +92,12 @@ class Encode(Artefact):
             "peak_memory_mb": meter.peak_memory_mb,
             "width": network.width,
             "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
-            "model": self.model.fingerprint,
+            "model": content_hash(self.model.path() / "model.safetensors"),
+            "section": self.section,
+            "split": self.split,
+            "text": corpus.fingerprint(self.split),
+            "dataset": corpus.statistics["name"],
+            "bounded": self.config.evaluate.bounded,
             "characters": corpus.statistics["characters"],
         }
         (folder / "encode.json").write_text(json.dumps(content, indent=1))
@@ -101,7 +108,7 @@ class Encode(Artefact):
         begun = time.perf_counter()
         rows = max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
         parts = []
-        mixed = device.type == "cuda" and str(precision(self.config.trainer.precision)).startswith("bf16")
+        mixed = device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
         for batch in WindowLoader(corpus.split(self.split), windows, rows, corpus.vocabulary.eos):
             moved = Batch(*(part.to(device) for part in batch))
             with torch.autocast(device.type, torch.bfloat16, enabled=mixed):

@@ -42,7 +42,7 @@ class Evaluate(Artefact):
         if aside.exists():
             return json.loads(aside.read_text())
         meter, sums = Meter(), Sums()
-        scorer = scorer_of(self.config, [row], self.tune.index, "test")
+        scorer = scorer_of(self.config, [row], self.tune.index, self.encoded)
         for window, (score,) in scorer.scores(watched(self.encoded, row.label)):
             sums.add(window, score)
         found = outcome(row, sums)
@@ -50,7 +50,7 @@ class Evaluate(Artefact):
         seconds = meter.seconds + information["seconds"]
         found |= {
             "tuned": tuned,
-            "search": scorer.nearest.search.kind if scorer.nearest else None,
+            "search": scorer.nearest.kind if scorer.nearest else None,
             "k": scorer.nearest.k if scorer.nearest else None,
             "memory_size": tuned.get("memory_size"),
             "tokens_per_second": round(found["tokens"] / max(seconds, 1e-9), 1),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
 import shutil
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +19,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 
+from trime.data.corpus import content_hash
 from trime.data.module import PlannedLoader, TextModule, WindowLoader
 from trime.data.segments import count_of, cut, one_document
 from trime.metrics import Meter
 from trime.models.network import Network, build_network, load_network, save_network
-from trime.stages.artefact import Artefact, check_manifest, plain, write_aside
+from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
 from trime.tasks.history import History
@@ -50,7 +51,7 @@ class Fit(Artefact):
         chosen = {name: plain(self.config[name]) for name in SETTINGS}
         chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in HARMLESS}
         chosen["model"] = model_of(self.config)
-        chosen["precision"] = self.config.trainer.precision
+        chosen["precision"] = resolved_precision(self.config)
         return chosen
 
     def build(self, folder: Path) -> None:
@@ -62,16 +63,17 @@ class Fit(Artefact):
         """Trains, then writes the model and what is known of it."""
         corpus = self.corpus.corpus()
         pl.seed_everything(self.config.seed, verbose=False)
-        check_positions(self.config)
+        check_positions(self.config.model.backbone.positions, self.config)
         network = build_network(self.config.model, len(corpus.vocabulary))
         print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
         task = self.task(network)
         with quiet():
             trainer = self.trainer(folder, history)
-            trainer.fit(task, datamodule=self.data(corpus), ckpt_path=newest(folder / "checkpoints"), weights_only=True)
-        if trainer.global_step < self.config.train.updates:
-            raise KeyboardInterrupt  # Lightning swallows it; the checkpoint stays
+            try:
+                trainer.fit(task, datamodule=self.data(corpus), ckpt_path=newest(folder / "checkpoints"), weights_only=True)
+            except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
+                raise KeyboardInterrupt from None
         save_network(task.network, folder / "model.safetensors")
         describe(folder, self.config, corpus)
         history.tick()
@@ -106,16 +108,15 @@ class Fit(Artefact):
 
     def trainer(self, folder: Path, history: History) -> pl.Trainer:
         train, own = self.config.train, plain(self.config.trainer)
-        own["precision"] = precision(own["precision"])
-        if own["devices"] != 1:
-            raise UserError(f"trainer.devices={own['devices']}: several devices are not supported yet, set 1")
+        own["precision"] = resolved_precision(self.config)
         checkpoints = ModelCheckpoint(
             folder / "checkpoints",
-            "{step:09d}",
+            "update-{step:09d}",
             every_n_train_steps=train.checkpoint_every,
             save_top_k=1,
             monitor="step",
             mode="max",
+            auto_insert_metric_name=False,
         )
         every = min(train.validate_every, train.updates) * train.accumulate
         return pl.Trainer(
@@ -142,11 +143,16 @@ class Given(Artefact):
         return Path(self.config.checkpoint).expanduser()
 
     def settings(self) -> Any:
-        check_manifest(self.folder)
-        return hashlib.sha256((self.folder / "model.safetensors").read_bytes()).hexdigest()
+        return content_hash(self.path() / "model.safetensors")
+
+    def path(self) -> Path:
+        """The folder; UserError where it holds no model."""
+        if not (self.folder / "model.safetensors").is_file():
+            raise UserError(f"checkpoint={self.folder} holds no model: name a folder that stage fit made")
+        return super().path()
 
     def build(self, folder: Path) -> None:
-        raise UserError(f"checkpoint={folder} does not exist: name a folder that stage fit made")
+        raise AssertionError("a given model is never built")
 
 
 def model_of(config: DictConfig) -> dict[str, Any]:
@@ -176,25 +182,26 @@ def open_network(folder: Path) -> tuple[Network, dict[str, Any]]:
     return network.eval(), described
 
 
-def check_positions(config: DictConfig) -> None:
+def check_positions(positions: int, config: DictConfig) -> None:
     """Raises UserError where a segment or a window is longer than the model's positions."""
-    positions = config.model.backbone.positions
     window = config.evaluate.block + config.evaluate.context
     for name, length in {"segments.length": config.segments.length, "evaluate.block + evaluate.context": window}.items():
         if length > positions:
             raise UserError(f"{name}={length} exceeds model.backbone.positions={positions}: lower it, or raise the positions")
 
 
-def precision(chosen: str | int) -> Any:
-    """ "auto" is bf16 where the device has it."""
-    if chosen != "auto":
-        return chosen
-    return "bf16-mixed" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "32-true"
+def resolved_precision(config: DictConfig) -> str:
+    """Lightning's name of the precision; "auto" is bf16 where the device in use has it."""
+    if config.trainer.precision != "auto":
+        return str(config.trainer.precision)
+    on_cuda = torch.cuda.is_available() and config.trainer.accelerator != "cpu"
+    return "bf16-mixed" if on_cuda and torch.cuda.is_bf16_supported() else "32-true"
 
 
 def newest(folder: Path) -> str | None:
     """The last checkpoint of a killed run."""
-    found = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    whole = [path for path in folder.glob("*.ckpt") if zipfile.is_zipfile(path)]  # a kill may leave a truncated one
+    found = sorted(whole, key=lambda path: path.stat().st_mtime)
     if found:
         print(f"fit goes on from {found[-1].name}")
     return str(found[-1]) if found else None

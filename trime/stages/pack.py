@@ -21,8 +21,8 @@ QUERIES = 2048  # a file
 
 def training_segments(config: DictConfig, text: Split) -> Segments:
     """The training split's segments."""
-    check_length(text, config.segments.length, "training")
     offsets = text.offsets if config.segments.bounded else one_document(text.offsets)
+    check_length(offsets, config.segments.length, "training")
     return cut(offsets, config.segments.length)
 
 

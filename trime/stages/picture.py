@@ -68,7 +68,7 @@ def training_curve(axis: Any, history: Path) -> None:
     """Training and validation perplexity over updates."""
     with open(history, newline="") as file:
         rows = list(csv.DictReader(file))
-    for column, label, colour in (("train/loss", "training (one batch)", GREY), ("valid/loss", "validation", ORANGE)):
+    for column, label, colour in (("train/loss", "training (one batch)", GREY), ("valid/objective", "validation", ORANGE)):
         points = [(int(row["update"]), perplexity(float(row[column]))) for row in rows if row[column]]
         if points:
             axis.plot(*zip(*points, strict=True), label=label, color=colour, marker="o" if len(points) < 30 else None, ms=3)

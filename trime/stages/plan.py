@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.stages.artefact import Artefact
@@ -44,7 +45,8 @@ class Plan:
 
     @cached_property
     def pack(self) -> Pack | None:
-        return Pack(self.config, self.corpus) if "k" in self.config.batching else None
+        wanted = instantiate(self.config.batching, _convert_="all").needs_neighbours
+        return Pack(self.config, self.corpus) if wanted else None
 
     @cached_property
     def model(self) -> Artefact:

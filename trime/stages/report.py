@@ -67,8 +67,10 @@ def collected(plan: Plan) -> dict[str, Any]:
     if plan.evaluated is not plan.corpus:
         results["evaluated"] = dataset_of(plan.evaluated)
     if plan.index:
-        source = {"dataset": plan.stored.dataset.name, "split": config.datastore.split}
-        results["datastore"] = plan.index.statistics() | tuned["recall"] | source
+        source = plan.index.information()
+        results["datastore"] = (
+            plan.index.statistics() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
+        )
     return results
 
 
@@ -138,7 +140,8 @@ def report_several(config: DictConfig) -> None:
     write_aside(folder / "table.md", markdown(header, lines))
     write_aside(folder / "table.csv", csv_of(header, lines))
     picture = compare_picture(runs, folder / "picture.png")
-    print(f"\n{markdown(header, lines)}\ntable: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
+    print(f"\n{markdown(header, lines)}\n* published dev / test (TRIME Tables 10 and 2), for the order of rows")
+    print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
 
 
 def found_runs(patterns: list[str]) -> list[dict[str, Any]]:

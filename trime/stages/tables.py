@@ -115,16 +115,21 @@ def compare_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:
         "recall",
         "train tok/s",
         "eval tok/s",
-        "paper 7M",
-        "paper 247M",
+        "7M, WikiText-103*",
+        "247M, WikiText-103*",
     ]
     return header, [compared(run, baseline(run, runs)) for run in runs]
 
 
 def baseline(run: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The vanilla run on the same data with the same seed."""
-    same = [r for r in runs if r["name"] == "vanilla" and r["seed"] == run["seed"] and evaluated(r) == evaluated(run)]
+    """The vanilla run of the same data, seed, size and budget."""
+    same = [r for r in runs if r["name"] == "vanilla" and setting(r) == setting(run)]
     return same[0] if same else None
+
+
+def setting(run: dict[str, Any]) -> tuple[Any, ...]:
+    """What two runs must share to be compared."""
+    return run["seed"], run["parameters"], run["train"].get("updates"), evaluated(run)
 
 
 def evaluated(run: dict[str, Any]) -> tuple[str, str, int]:

@@ -22,13 +22,14 @@ def logger_of(settings: Any, folder: Path) -> Any:
 
 
 @contextmanager
-def closing(logger: Any) -> Iterator[None]:
-    """Ends the logger's run whatever happens, so that the next run of a sweep starts its own."""
+def closing(plan: Any) -> Iterator[None]:
+    """Ends the logger's run, if it was opened, whatever happens: the next run of a sweep starts its own."""
     try:
         yield
     finally:
-        if logger is not None:
-            logger.experiment.finish()
+        opened = getattr(plan.__dict__.get("logger"), "_experiment", None)
+        if opened is not None:
+            opened.finish()
 
 
 def log_results(logger: Any, results: dict[str, Any]) -> None:

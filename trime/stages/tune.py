@@ -43,7 +43,7 @@ class Tune(Artefact):
     def build(self, folder: Path) -> None:
         meter, encoded = Meter(), self.encoded
         rows = rows_of(plain(self.config.evaluate.rows), self.config.tune)
-        scorer = scorer_of(self.config, rows, self.index, "valid")
+        scorer = scorer_of(self.config, rows, self.index, encoded)
         sums = [Sums() for _ in rows]
         for window, scores in scorer.scores(watched(encoded, "tune")):
             for total, score in zip(sums, scores, strict=True):
@@ -136,12 +136,12 @@ def reading(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def scorer_of(config: DictConfig, rows: list[Row], index: Index | None, split: str) -> Scorer:
+def scorer_of(config: DictConfig, rows: list[Row], index: Index | None, asked: Encode) -> Scorer:
     """The scorer with the memories that the rows name."""
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
     recent = Recent(sizes, config.long.crossing, config.long.repeats) if sizes else None
     external = any("external" in row.memories for row in rows)
-    nearest = index.nearest(split) if external and index else None
+    nearest = index.nearest(asked.information()) if external and index else None
     return Scorer(rows, recent, nearest, config.evaluate.scaled_interpolation)
 
 

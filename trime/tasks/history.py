@@ -18,8 +18,8 @@ COLUMNS = [
     "train/memory_share",
     "train/lr",
     "tokens_per_second",
-    "valid/loss",
-    "valid/perplexity",
+    "valid/objective",
+    "valid/objective_perplexity",
 ]
 
 

@@ -107,7 +107,7 @@ class LanguageModel(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         loss = self.valid_sum / max(1, self.valid_count)
-        self.log_dict({"valid/loss": loss, "valid/perplexity": math.exp(min(loss, 700.0))})
+        self.log_dict({"valid/objective": loss, "valid/objective_perplexity": math.exp(min(loss, 700.0))})
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer_factory(self.parameters(), lr=self.schedule(0))

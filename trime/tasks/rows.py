@@ -101,20 +101,20 @@ def mixed(base: Float[Tensor, "_ a n"], memory: Mass, shares: tuple[float, ...])
     return interpolate(base[:, :, None, None], inside, share).flatten(1, 3)
 
 
-def rows_of(specifications: list[Any], grid: Any) -> list[Row]:
+def rows_of(specifications: Any, grid: Any) -> list[Row]:
     """Rows as conf/experiment states them, each over the grid that conf/config.yaml's tune states."""
-    rows = [row_of(dict(specification), grid) for specification in specifications]
-    if not rows:
-        raise UserError("evaluate.rows is empty: name at least one row, for instance [{joint: []}]")
-    return rows
+    if not isinstance(specifications, list) or not specifications:
+        raise UserError(f"evaluate.rows={specifications}: name at least one row, for instance [{{joint: [local]}}]")
+    return [row_of(specification, grid) for specification in specifications]
 
 
-def row_of(specification: dict[str, Any], grid: Any) -> Row:
+def row_of(given: Any, grid: Any) -> Row:
     """One row: {joint: [names], interpolate: [[names], ...]}."""
-    joined = tuple(specification.pop("joint", ()))
+    specification = dict(given) if isinstance(given, dict) else {f"{given}": None}
+    joined = tuple(specification.pop("joint", None) or ())
     layers = tuple(
         Layer(tuple(names), tuple(grid.interpolation_temperature), tuple(grid["lambda"]))
-        for names in specification.pop("interpolate", ())
+        for names in specification.pop("interpolate", None) or ()
     )
     row = Row(joined, layers, tuple(grid.temperature) if joined else (1.0,))
     unknown = [*specification, *(row.memories - set(MEMORIES))]

@@ -11,7 +11,7 @@ from trime.data.segments import Segments
 class BM25:
     """``size`` segments a batch along a greedy chain of BM25 neighbours; ``k`` is SimSeg's k.
 
-    ``backend`` finds the neighbours, a `_target_` of its own (see trime.data.neighbours).
+    conf/neighbours chooses what finds them (see trime.data.neighbours).
     """
 
     needs_neighbours = True

@@ -1,0 +1,66 @@
+"""Checks of a configuration before anything is built: a user's mistake costs seconds, not a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from trime.data.segments import count_of
+from trime.stages.artefact import plain
+from trime.tasks.rows import rows_of
+from trime.types import UserError
+
+POSITIVE = (
+    "segments.length",
+    "batching.size",
+    "train.updates",
+    "train.accumulate",
+    "train.checkpoint_every",
+    "train.validate_every",
+    "train.log_every",
+    "evaluate.block",
+    "evaluate.batch_tokens",
+    "index.k",
+    "index.probe",
+)
+NATURAL = ("seed", "train.plain_share", "train.clip_norm", "evaluate.context", "vocabulary.minimum")
+PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true")
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def check(config: DictConfig) -> None:
+    """Raises UserError at the first setting that cannot work."""
+    demand(config, POSITIVE, lambda value: is_whole(value) and value > 0, "a whole number above 0")
+    demand(config, NATURAL, lambda value: is_number(value) and value >= 0, "a number, at least 0")
+    demand(config, ("evaluate.dtype", "datastore.dtype"), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
+    demand(config, ("index.metric",), ("ip", "l2").__contains__, "ip (inner product) or l2 (squared distance)")
+    demand(config, ("vocabulary.limit",), lambda value: value is None or (is_whole(value) and value > 2), "a number or null")
+    demand(config, ("trainer.devices",), lambda value: value == 1, "1: several devices are not supported yet, set 1")
+    demand(config, ("trainer.accelerator",), ("auto", "cpu", "gpu", "cuda").__contains__, "auto, cpu or gpu")
+    demand(config, ("trainer.precision",), PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
+    for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
+        count_of(OmegaConf.select(config, key))
+    demand(config, tuple(f"tune.{name}" for name in config.tune), is_grid, "a list of numbers, as in [0.5,1.0]")
+    rows_of(plain(config.evaluate.rows), config.tune)
+
+
+def demand(config: DictConfig, keys: tuple[str, ...], right: Callable[[Any], bool], wanted: str) -> None:
+    """Every key's value is right, or an error that says what is wanted."""
+    for key in keys:
+        value = plain(OmegaConf.select(config, key))
+        if not right(value):
+            raise UserError(f"{key}={value}: it must be {wanted}")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_grid(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_number, value))
