@@ -115,8 +115,8 @@ def compare_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:
         "recall",
         "train tok/s",
         "eval tok/s",
-        "7M, WikiText-103*",
-        "247M, WikiText-103*",
+        "paper 7M*",
+        "paper 247M*",
     ]
     return header, [compared(run, baseline(run, runs)) for run in runs]
 
