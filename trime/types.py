@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -105,7 +105,6 @@ __all__ = [
     "Int",
     "Mass",
     "Place",
-    "Shaped",
     "Tensor",
     "UserError",
     "contexts_of",

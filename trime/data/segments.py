@@ -55,9 +55,9 @@ def count_of(tokens: int | float | str | None) -> int | None:
     return count
 
 
-def one_document(offsets: np.ndarray) -> np.ndarray:
-    """The whole stream as one document: the published way."""
-    return offsets[[0, -1]]
+def document_edges(split: Split, bounded: bool) -> np.ndarray:
+    """Where documents begin and end; not ``bounded``: the whole stream as one document, the published way."""
+    return split.offsets if bounded else split.offsets[[0, -1]]
 
 
 def shares(lengths: np.ndarray, tokens: int | None) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,17 @@ class GivenStore(Artefact):
             raise UserError(f"datastore.path={self.folder} is no datastore: name a folder encode-… of a run")
         return json.loads((self.folder / "encode.json").read_text())
 
+    @cached_property
+    def weights(self) -> str:
+        """The hash of the model's weights, read once."""
+        return content_hash(self.model.path() / "model.safetensors")
+
     def path(self) -> Path:
         """The folder; UserError where it is no datastore of this run's model."""
         content, named = self.settings(), f"datastore.path={self.folder}"
         if content["section"] != "datastore":
             raise UserError(f"{named} was encoded to be scored, not to be a datastore: name the encode-… of a datastore")
-        if content["model"] != content_hash(self.model.path() / "model.safetensors"):
+        if content["model"] != self.weights:
             raise UserError(f"{named} was encoded by another model: its keys mean nothing to this one")
         return super().path()
 

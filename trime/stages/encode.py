@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import WindowLoader
-from trime.data.segments import Segments, count_of, cut, one_document
+from trime.data.segments import Segments, count_of, cut, document_edges
 from trime.memory.datastore import Shards
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact
@@ -62,7 +62,7 @@ class Encode(Artefact):
 
     def windows(self, corpus: Corpus) -> Segments:
         text, evaluate = corpus.split(self.split), self.config.evaluate
-        offsets = text.offsets if evaluate.bounded else one_document(text.offsets)
+        offsets = document_edges(text, evaluate.bounded)
         return cut(offsets, evaluate.block, evaluate.context, count_of(self.config[self.section].tokens))
 
     def build(self, folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.metrics import Meter
-from trime.stages.artefact import Artefact, plain
+from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.encode import Encode
 from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
 from trime.tasks.rows import Row, rows_of
@@ -56,9 +56,7 @@ class Evaluate(Artefact):
             "tokens_per_second": round(found["tokens"] / max(seconds, 1e-9), 1),
             "peak_memory_mb": max(meter.peak_memory_mb, information["peak_memory_mb"]),
         }
-        partial = aside.with_suffix(".partial")
-        partial.write_text(json.dumps(found))
-        partial.replace(aside)
+        write_aside(aside, json.dumps(found))
         return found
 
     def rows(self) -> list[dict[str, Any]]:

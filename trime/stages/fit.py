@@ -16,12 +16,12 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 
 from trime.data.corpus import content_hash
 from trime.data.module import PlannedLoader, TextModule, WindowLoader
-from trime.data.segments import count_of, cut, one_document
+from trime.data.segments import count_of, cut, document_edges
 from trime.metrics import Meter
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.stages.artefact import Artefact, plain, write_aside
@@ -94,7 +94,7 @@ class Fit(Artefact):
         neighbours = self.pack.neighbours() if self.pack else None
         segments = training_segments(self.config, text)
         loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, eos)
-        offsets = valid.offsets if self.config.segments.bounded else one_document(valid.offsets)
+        offsets = document_edges(valid, self.config.segments.bounded)
         windows = cut(offsets, self.config.segments.length, tokens=count_of(train.validate_tokens))
         return TextModule(loader, WindowLoader(valid, windows, batching.size, eos))
 
@@ -172,8 +172,6 @@ def describe(folder: Path, config: DictConfig, corpus: Any) -> None:
 
 def open_network(folder: Path) -> tuple[Network, dict[str, Any]]:
     """The trained network, ready to evaluate, and its description."""
-    from omegaconf import OmegaConf
-
     try:
         described = json.loads((folder / "model.json").read_text())
     except (OSError, ValueError):

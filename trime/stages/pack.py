@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from trime.data.corpus import Split
 from trime.data.module import terms_of
-from trime.data.segments import Segments, check_length, cut, one_document
+from trime.data.segments import Segments, check_length, cut, document_edges
 from trime.stages.artefact import Artefact, plain
 from trime.stages.prepare import Prepare
 
@@ -21,7 +21,7 @@ QUERIES = 2048  # a file
 
 def training_segments(config: DictConfig, text: Split) -> Segments:
     """The training split's segments."""
-    offsets = text.offsets if config.segments.bounded else one_document(text.offsets)
+    offsets = document_edges(text, config.segments.bounded)
     check_length(offsets, config.segments.length, "training")
     return cut(offsets, config.segments.length)
 

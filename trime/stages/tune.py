@@ -153,6 +153,3 @@ def watched(encoded: Encode, what: str) -> Iterator[Window]:
         for window in windows_of(folder, device_of(encoded.config)):
             yield window
             bar.update(len(window.vocabulary.total))
-
-
-__all__ = ["Sums", "Tune", "outcome", "reading", "scorer_of", "watched"]

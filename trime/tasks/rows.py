@@ -8,7 +8,7 @@ memory softmax after the other (Eq. 9): the continuous cache, the external memor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -35,7 +35,7 @@ class Row:
     joint: tuple[str, ...]
     layers: tuple[Layer, ...]
     temperature: tuple[float, ...] = (1.0,)
-    sizes: tuple[int, ...] = field(default=(0,))
+    sizes: tuple[int, ...] = (0,)
 
     @property
     def memories(self) -> set[str]:
@@ -68,25 +68,28 @@ class Row:
             result, done = mixed(result, memory, layer.share), after
         return result
 
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """What the temperature and the share of each layer are called: all but the last are a cache's."""
+        cache, last = ("cache_temperature", "cache_lambda"), ("interpolation_temperature", "lambda")
+        return [cache] * (len(self.layers) - 1) + [last] * bool(self.layers)
+
     def choices(self) -> list[dict[str, float]]:
         """The settings of axis a, in order."""
         axes: list[list[dict[str, float]]] = [[{"temperature": t} for t in self.temperature] if self.joint else [{}]]
-        for number, layer in enumerate(self.layers):
-            last = number == len(self.layers) - 1
-            names = ("interpolation_temperature", "lambda") if last else ("cache_temperature", "cache_lambda")
-            axes += [[{names[0]: t} for t in layer.temperature], [{names[1]: s} for s in layer.share]]
+        for layer, (temperature, share) in zip(self.layers, self.names, strict=True):
+            axes += [[{temperature: t} for t in layer.temperature], [{share: s} for s in layer.share]]
         return [dict(item for part in parts for item in part.items()) for parts in product(*axes)]
 
     def at(self, chosen: dict[str, float]) -> Row:
         """The row at one choice."""
         temperature = (chosen["temperature"],) if self.joint else self.temperature
-        layers = []
-        for number, layer in enumerate(self.layers):
-            last = number == len(self.layers) - 1
-            t, share = ("interpolation_temperature", "lambda") if last else ("cache_temperature", "cache_lambda")
-            layers.append(Layer(layer.memories, (chosen[t],), (chosen[share],)))
+        layers = tuple(
+            Layer(layer.memories, (chosen[t],), (chosen[share],))
+            for layer, (t, share) in zip(self.layers, self.names, strict=True)
+        )
         sizes = (int(chosen["memory_size"]),) if "long" in self.memories else self.sizes
-        return Row(self.joint, tuple(layers), temperature, sizes)
+        return Row(self.joint, layers, temperature, sizes)
 
 
 def cut(mass: Mass, start: int, end: int) -> Mass:
@@ -135,6 +138,3 @@ def row_of(given: Any, grid: Any) -> Row:
 def scales(width: int, scaled_interpolation: bool) -> tuple[float, float]:
     """Divisors of raw similarity at τ = 1 and τ' = 1: √d, and √d (Eq. 8) or 1 (the published code)."""
     return math.sqrt(width), math.sqrt(width) if scaled_interpolation else 1.0
-
-
-__all__ = ["Layer", "Row", "rows_of", "scales"]
