@@ -12,6 +12,7 @@ import torch
 from trime.types import Float, Int, Tensor, UserError
 
 Blocks = Callable[[], Iterator[Tensor]]  # all keys, in blocks
+SAVED_EVERY = 2**24  # keys: a killed build of an index goes on from the last of these
 TRAINING_POINTS = 64  # per centroid: a quarter of FAISS's default costs no recall here and a quarter of the time
 
 
@@ -78,7 +79,30 @@ class Faiss:
 
 
 def build_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path, bar: Any) -> None:
-    """Trains and fills an index and writes it to ``file``; an underscore in ``factory`` stands for a comma."""
+    """Trains and fills an index in ``file``; a killed build goes on from the keys that the file holds.
+
+    An underscore in ``factory`` stands for a comma.
+    """
+    import faiss
+
+    index = faiss.read_index(str(file)) if file.exists() else trained(blocks, entries, width, factory, metric)
+    save_index(index, file)
+    bar.update(index.ntotal)
+    saved, passed = index.ntotal, 0
+    for keys in blocks():
+        fresh = keys[max(0, index.ntotal - passed) :]
+        passed += len(keys)
+        if len(fresh):
+            index.add(fresh.float().numpy())
+            bar.update(len(fresh))
+        if index.ntotal - saved >= SAVED_EVERY:
+            save_index(index, file)
+            saved = index.ntotal
+    save_index(index, file)
+
+
+def trained(blocks: Blocks, entries: int, width: int, factory: str, metric: str) -> Any:
+    """An empty index that is ready to be filled."""
     import faiss
 
     kind = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
@@ -88,10 +112,16 @@ def build_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: 
         raise UserError(f"index.factory={factory} is no FAISS factory string for width {width}: try IVF1024_SQ8") from None
     if not index.is_trained:
         index.train(training_sample(blocks, entries, index).numpy())
-    for keys in blocks():
-        index.add(keys.float().numpy())
-        bar.update(len(keys))
-    faiss.write_index(index, str(file))
+    return index
+
+
+def save_index(index: Any, file: Path) -> None:
+    """Writes an index whole or not at all."""
+    import faiss
+
+    partial = file.with_name(file.name + ".partial")
+    faiss.write_index(index, str(partial))
+    partial.replace(file)
 
 
 def training_sample(blocks: Blocks, entries: int, index: Any) -> Float[Tensor, "n d"]:
