@@ -16,7 +16,8 @@ from tests.conftest import SHARED
 from trime.data.batching.bm25 import BM25
 from trime.data.batching.consecutive import Consecutive
 from trime.data.batching.shuffled import Shuffled
-from trime.data.corpus import Corpus, Split, build_corpus, smallest_type
+from trime.data.corpus import Corpus, Split, build_corpus, counted, smallest_type
+from trime.data.datasets import Dataset
 from trime.data.datasets.enwik8 import Enwik8
 from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
@@ -24,13 +25,18 @@ from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader
 from trime.data.neighbours import Fast, Reference
 from trime.data.segments import collate, count_of, cut, shares
-from trime.data.tokenizers import Bytes, PythonSource, Whitespace, Words
-from trime.data.vocabulary import Vocabulary
+from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
+from trime.data.vocabulary import Ends, Vocabulary
 from trime.types import UserError
 
 
 def flat(tokenizer: object, *lines: bytes) -> list[str]:
     return [token for piece in tokenizer.tokens(lines) for token in piece]  # type: ignore[attr-defined]
+
+
+def built(dataset: Dataset, folder: Path) -> None:
+    """The corpus of a dataset, every symbol of its training split in the vocabulary."""
+    build_corpus(dataset, folder, Vocabulary.of_counts(counted(dataset), None, 1))
 
 
 def test_tokenizers() -> None:
@@ -39,6 +45,7 @@ def test_tokenizers() -> None:
     source = flat(PythonSource(), b"\n", b"    x1 **= 2.5e-3 -> y  # it's ok\n")
     assert source == ["x1", "**=", "2.5e-3", "->", "y", "#", "it", "'", "s", "ok", "<eos>"]
     assert flat(Bytes(), b"a\xff\n") == ["a", "\xff", "\n"]
+    assert flat(ByteNumbers(), b"a\xff\nb") == ["97", "255", "<eos>", "98"]
 
 
 def test_vocabulary_is_ordered_by_frequency_and_maps_the_rest_to_unk(tmp_path: Path) -> None:
@@ -59,7 +66,7 @@ def test_smallest_integer_type() -> None:
 
 def test_corpus_is_memory_mapped_and_whole(text_folder: Path, tmp_path: Path) -> None:
     dataset = Folder(str(text_folder), Words())
-    build_corpus(dataset, tmp_path, limit=None, minimum=1)
+    built(dataset, tmp_path)
     corpus = Corpus(tmp_path)
     text = corpus.split("train")
     assert isinstance(text.tokens, np.memmap) and text.tokens.dtype.itemsize == 1
@@ -112,7 +119,7 @@ def test_wikitext_of_the_same_form_tells_why_counts_differ(tmp_path: Path) -> No
     dataset = WikiText(103, str(tmp_path), str(tmp_path))
     assert [d.name for d in dataset.documents("train")] == ["One", "Two"]
     (tmp_path / "out").mkdir()
-    build_corpus(dataset, tmp_path / "out", None, 1)
+    built(dataset, tmp_path / "out")
     notes = Corpus(tmp_path / "out").statistics["notes"]
     assert len(notes) == 2 and "217,646" in notes[0] and "not the published" in notes[0]
 
@@ -120,12 +127,12 @@ def test_wikitext_of_the_same_form_tells_why_counts_differ(tmp_path: Path) -> No
 def test_enwik8_form_is_split_90_5_5_by_bytes(tmp_path: Path) -> None:
     data = bytes(range(256)) * 40
     (tmp_path / "enwik8").write_bytes(data)
-    dataset = Enwik8(str(tmp_path), str(tmp_path))
+    dataset = Enwik8(str(tmp_path), Bytes(), str(tmp_path))
     parts = {split: b"".join(next(dataset.documents(split)).lines) for split in dataset.splits()}
     assert parts["train"] + parts["valid"] + parts["test"] == data
     assert [len(parts[s]) for s in ("train", "valid", "test")] == [9216, 512, 512]
     (tmp_path / "out").mkdir()
-    build_corpus(dataset, tmp_path / "out", None, 1)
+    built(dataset, tmp_path / "out")
     corpus = Corpus(tmp_path / "out")
     assert corpus.statistics["characters"] and len(corpus.vocabulary) == 258
     assert "100,000,000" in corpus.statistics["notes"][0]
@@ -144,7 +151,7 @@ def test_every_token_is_scored_once_with_the_tokens_before_it(
     assert windows.scored() == kept.sum()
     seen = []
     for i in range(len(windows)):
-        batch = collate(text, windows, [i], eos=0)
+        batch = collate(text, windows, [i], Ends(0, 0))
         row, length = batch.targets[0].tolist(), int(batch.length)
         assert batch.tokens[0, 1:length].tolist() == row[: length - 1]
         before = int(batch.tokens[0, 0])
@@ -157,7 +164,7 @@ def test_every_token_is_scored_once_with_the_tokens_before_it(
 
 def test_padding_is_told_from_text() -> None:
     text = Split(np.arange(10) + 5, np.array([0, 7, 10]))
-    batch = collate(text, cut(text.offsets, 4), [0, 1, 2], eos=0)
+    batch = collate(text, cut(text.offsets, 4), [0, 1, 2], Ends(0, 0))
     assert batch.length.tolist() == [4, 3, 3]
     assert batch.scored.sum() == 10 and not batch.scored[1, 3]
     assert batch.document.tolist() == [0, 0, 1] and batch.fresh.tolist() == [True, False, True]
@@ -198,7 +205,7 @@ def test_loader_goes_on_where_it_stopped() -> None:
     text = Split(np.arange(400) % 200, np.array([0, 95, 130, 131, 400]))
 
     def loader() -> PlannedLoader:
-        return PlannedLoader(text, SEGMENTS, Shuffled(7, 1), None, steps=20, eos=0)
+        return PlannedLoader(text, SEGMENTS, Shuffled(7, 1), None, steps=20, ends=Ends(0, 0))
 
     whole = [batch.segment.tolist() for batch in loader()]
     first, resumed = loader(), loader()

@@ -231,7 +231,7 @@ def test_algorithm_1() -> None:
     torch.manual_seed(0)
     neighbours = torch.stack([torch.randperm(40)[:6] for _ in range(40)]).numpy()
     neighbours[3:20:4, 2:] = -1
-    order = chain(neighbours, generator(5, 2))
+    order = chain(neighbours.tolist(), generator(5, 2).permutation(len(neighbours)).tolist())
     # From the text: l, c, S; SimSeg gives the list; a random sample of S where no neighbour is left in S.
     starts = iter(generator(5, 2).permutation(40).tolist())
     unused, expected, current = set(range(40)), [], None

@@ -45,10 +45,10 @@ def copy(module: Any, weight: Any) -> None:
         module.copy_(torch.as_tensor(weight))
 
 
-def adaptive_head(case: dict[str, Any], weights: dict[str, np.ndarray]) -> AdaptiveSoftmax:
+def adaptive_head(case: dict[str, Any], weights: dict[str, np.ndarray], published: bool = False) -> AdaptiveSoftmax:
     """The output layer of a loss case, in float64."""
     embedding = AdaptiveInput(case["V"], weights["head_emb"].shape[1], case["cutoff"][:-1], case["factor"])
-    head = AdaptiveSoftmax(embedding, tied_projections=False).double()
+    head = AdaptiveSoftmax(embedding, tied_projections=False, dropped_in_band=published).double()
     copy(head.tables[0], weights["head_emb"])
     if "head_class" in weights:
         copy(head.classes, weights["head_class"])

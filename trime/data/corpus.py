@@ -82,12 +82,14 @@ def watched(document: Document, bar: Any) -> Iterator[bytes]:
         yield line
 
 
-def counted(dataset: Dataset, limit: int | None, minimum: int) -> Vocabulary:
-    """The vocabulary of the training split."""
+def counted(dataset: Dataset) -> Counter[str]:
+    """How often each symbol occurs in the training split."""
+    if "train" not in dataset.splits():
+        raise UserError(f"dataset {dataset.name} has no training split in {dataset.place}: a vocabulary needs one")
     counts: Counter[str] = Counter()
     for _, symbols in pieces(dataset, "train", "count"):
         counts.update(symbols)
-    return Vocabulary.of_counts(counts, limit, minimum)
+    return counts
 
 
 def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
@@ -118,13 +120,9 @@ def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
     return int((ids == unknown).sum())
 
 
-def build_corpus(dataset: Dataset, folder: Path, limit: int | None, minimum: int, vocabulary: Vocabulary | None = None) -> None:
-    """Tokenises every split into ``folder``; a given vocabulary (another corpus's) is kept as it is."""
+def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None:
+    """Tokenises every split into ``folder``."""
     splits = dataset.splits()
-    if vocabulary is None:
-        if "train" not in splits:
-            raise UserError(f"dataset {dataset.name} has no training split in {dataset.place}: a vocabulary needs one")
-        vocabulary = counted(dataset, limit, 1 if dataset.characters else minimum)
     statistics = {split: write_split(dataset, split, vocabulary, folder) for split in splits}
     vocabulary.save(folder / "vocabulary.json")
     content = {

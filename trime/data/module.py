@@ -8,7 +8,7 @@ saves the loader's state; a shuffling DataLoader would start another order.)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
@@ -16,15 +16,40 @@ import pytorch_lightning as pl
 from trime.data.batching import Batching
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
+from trime.data.vocabulary import Ends
 from trime.types import Batch
 
 
-class PlannedLoader:
-    """``steps`` batches in the order of the batching's plans, epoch after epoch."""
+class Share(NamedTuple):
+    """Which of ``world`` processes this is; each takes contiguous rows of every batch."""
 
-    def __init__(self, text: Split, segments: Segments, batching: Batching, neighbours: Any, steps: int, eos: int):
+    rank: int = 0
+    world: int = 1
+
+    def of(self, rows: list[int]) -> list[int]:
+        """This process's rows of a batch."""
+        edges = [len(rows) * part // self.world for part in (self.rank, self.rank + 1)]
+        return rows[edges[0] : edges[1]]
+
+
+ALONE = Share()
+
+
+class PlannedLoader:
+    """``steps`` batches in the order of the batching's plans, epoch after epoch; this process's share of each."""
+
+    def __init__(
+        self,
+        text: Split,
+        segments: Segments,
+        batching: Batching,
+        neighbours: Any,
+        steps: int,
+        ends: Ends,
+        share: Share = ALONE,
+    ):
         self.text, self.segments, self.batching, self.neighbours = text, segments, batching, neighbours
-        self.steps, self.eos, self.step = steps, eos, 0
+        self.steps, self.ends, self.share, self.step = steps, ends, share, 0
 
     def __len__(self) -> int:
         return self.steps
@@ -38,7 +63,7 @@ class PlannedLoader:
                 if passed + number >= self.steps:
                     return
                 self.step = passed + number + 1
-                yield collate(self.text, self.segments, plan[number], self.eos)
+                yield collate(self.text, self.segments, self.share.of(plan[number]), self.ends)
             passed += len(plan)
 
     def state_dict(self) -> dict[str, int]:
@@ -51,8 +76,8 @@ class PlannedLoader:
 class WindowLoader:
     """Rows in order, ``rows`` at a time."""
 
-    def __init__(self, text: Split, windows: Segments, rows: int, eos: int):
-        self.text, self.windows, self.rows, self.eos = text, windows, rows, eos
+    def __init__(self, text: Split, windows: Segments, rows: int, ends: Ends):
+        self.text, self.windows, self.rows, self.ends = text, windows, rows, ends
 
     def __len__(self) -> int:
         return -(-len(self.windows) // self.rows)
@@ -60,7 +85,7 @@ class WindowLoader:
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self.windows), self.rows):
             index = list(range(start, min(start + self.rows, len(self.windows))))
-            yield collate(self.text, self.windows, index, self.eos)
+            yield collate(self.text, self.windows, index, self.ends)
 
 
 class TextModule(pl.LightningDataModule):

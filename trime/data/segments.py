@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trime.data.corpus import Split
+from trime.data.vocabulary import Ends
 from trime.types import Batch, UserError
 
 SCALES = {"k": 10**3, "M": 10**6, "G": 10**9}
@@ -84,21 +85,29 @@ def cut(offsets: np.ndarray, block: int, context: int = 0, tokens: int | None = 
     return Segments(document, begins[document], start, end - start, scored_from - start)
 
 
-def collate(split: Split, segments: Segments, index: list[int], eos: int) -> Batch:
-    """The rows ``index`` as one batch, padded on the right with ``<eos>``."""
+def collate(split: Split, segments: Segments, index: list[int], ends: Ends) -> Batch:
+    """The rows ``index`` as one batch, padded on the right; no row at all gives one of padding alone."""
     rows = segments.take(index)
+    if not index:
+        return nothing(ends.pad)
     width = int(rows.length.max())
-    targets = np.full((len(index), width), eos, np.int64)
+    targets = np.full((len(index), width), ends.pad, np.int64)
     tokens = targets.copy()
     for i, (begin, start, length) in enumerate(zip(rows.begin, rows.start, rows.length, strict=True)):
         text = split.tokens[begin + start : begin + start + length]
         targets[i, :length] = text
         tokens[i, 1:length] = text[:-1]
-        tokens[i, 0] = split.tokens[begin + start - 1] if start else eos
+        tokens[i, 0] = split.tokens[begin + start - 1] if start else ends.eos
     column = np.arange(width)
     scored = (column >= rows.context[:, None]) & (column < rows.length[:, None])
     columns = (tokens, targets, rows.length, scored, rows.document, np.array(index), rows.start, rows.start == 0)
     return Batch(*(torch.from_numpy(part) for part in columns))
+
+
+def nothing(pad: int) -> Batch:
+    """One row of one cell of padding: the part of a process for which a batch has no rows."""
+    cell, one = torch.full((1, 1), pad), torch.zeros(1, dtype=torch.long)
+    return Batch(cell, cell, one, cell != cell, one - 1, one - 1, one, one == 0)
 
 
 def check_length(offsets: np.ndarray, length: int, what: str) -> None:

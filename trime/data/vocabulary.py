@@ -1,4 +1,4 @@
-"""The vocabulary: symbols in order of frequency, ``<eos>`` and ``<unk>`` first."""
+"""The vocabulary: symbols in order of frequency, ``<eos>`` and ``<unk>`` first, or as fairseq's dictionaries have it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,36 @@ import hashlib
 import json
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 from trime.data.tokenizers import EOS, UNKNOWN
 from trime.types import UserError
 
+FAIRSEQ = ["<s>", "<pad>", "</s>", UNKNOWN]  # the first four of every fairseq dictionary
+PAD = 1
+MULTIPLE = 8  # fairseq fills a dictionary up to a multiple of it
+
+
+class Ends(NamedTuple):
+    """The ids that stand before a document's first token and behind a row's last one."""
+
+    eos: int
+    pad: int
+
 
 class Vocabulary:
-    """Symbols and their counts in the training split; unknown symbols map to ``<unk>``."""
+    """Symbols and their counts in the training split; unknown symbols map to ``<unk>``.
+
+    ``eos`` and ``unknown`` name the symbols that end a line and stand for the rest. Rows are filled with
+    fairseq's ``<pad>``, and in a vocabulary of our own with ``<eos>``.
+    """
 
     def __init__(self, symbols: list[str], counts: list[int], eos: str = EOS, unknown: str = UNKNOWN):
         self.symbols, self.counts = symbols, counts
         self.index = _Index(zip(symbols, range(len(symbols)), strict=True))
-        self.eos = self.index[eos]
+        self.eos = self.index[EOS] = self.index[eos]
         self.unknown = self.index.unknown = self.index[unknown]
+        self.ends = Ends(self.eos, PAD if symbols[: len(FAIRSEQ)] == FAIRSEQ else self.eos)
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -37,6 +54,30 @@ class Vocabulary:
         unknown += sum(counts.values()) - sum(count for _, count in kept)
         symbols = [EOS, UNKNOWN, *(symbol for symbol, _ in kept)]
         return Vocabulary(symbols, [eos, unknown, *(count for _, count in kept)])
+
+    @staticmethod
+    def of_fairseq(words: list[tuple[str, int]], eos: int = 0, unknown: int = 0) -> Vocabulary:
+        """The four special symbols, then words with their counts as a ``dict.txt`` lists them."""
+        counts = [0, 0, eos, unknown, *(count for _, count in words)]
+        return Vocabulary([*FAIRSEQ, *(word for word, _ in words)], counts, FAIRSEQ[2])
+
+    @staticmethod
+    def as_published(counts: Counter[str], limit: int | None, minimum: int) -> Vocabulary:
+        """As fairseq's preprocessing makes it: filled up with made-up words to a multiple of 8."""
+        plain = Vocabulary.of_counts(counts, limit, minimum)
+        words = list(zip(plain.symbols, plain.counts, strict=True))[2:]
+        missing = -(len(FAIRSEQ) + len(words)) % MULTIPLE
+        words += [(f"madeupword{number:04d}", 0) for number in range(missing)]
+        return Vocabulary.of_fairseq(words, *plain.counts[:2])
+
+    @staticmethod
+    def of_dictionary(path: Path) -> Vocabulary:
+        """A fairseq ``dict.txt``: a symbol and its count a line, from id 4 on."""
+        try:
+            pairs = [line.rsplit(" ", 1) for line in path.read_text("utf-8").splitlines()]
+            return Vocabulary.of_fairseq([(symbol, int(count)) for symbol, count in pairs])
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is no fairseq dictionary ({error}): name the dict.txt of the checkpoint") from None
 
     def save(self, path: Path) -> None:
         content = {"eos": self.symbols[self.eos], "unknown": self.symbols[self.unknown]}

@@ -1,9 +1,10 @@
-"""TRIME's training memory: the other contexts of the same batch, with gradient (section 4, Eq. 5)."""
+"""TRIME's training memory: the other contexts of the same batch, on all devices, with gradient (section 4, Eq. 5)."""
 
 from __future__ import annotations
 
 import torch
 
+from trime.memory.across import gathered
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.visibility import External, Others, Visibility
 from trime.types import Contexts, Float, Mass, Tensor
@@ -12,20 +13,24 @@ from trime.types import Contexts, Float, Mass, Tensor
 class InBatch:
     """Contexts of the batch under a visibility; the local ones are dropped with probability ``drop_local``.
 
-    ``draw``, uniform in [0, 1), comes from outside: a pure function of (seed, update).
+    ``draw``, uniform in [0, 1), comes from outside: a pure function of (seed, update). ``own_gradient_only``
+    is the published code's quirk: the contexts of other processes are constants.
     """
 
-    def __init__(self, visibility: Visibility, drop_local: float = 0.0):
+    def __init__(self, visibility: Visibility, drop_local: float = 0.0, own_gradient_only: bool = False):
         if not 0 <= drop_local <= 1:
             raise ValueError(f"drop_local={drop_local} is a probability: choose memory.drop_local in [0, 1]")
         if drop_local and not isinstance(visibility, External):
             raise ValueError(f"drop_local={drop_local} leaves no memory but for memory=external: set memory.drop_local=0")
-        self.visibility, self.drop_local = visibility, drop_local
+        self.visibility, self.drop_local, self.own_gradient_only = visibility, drop_local, own_gradient_only
 
     def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, "t"], draw: float = 1.0) -> Mass:
-        """Mass [t n] of the batch's contexts ``seen`` for the queries."""
-        visibility = Others() if draw < self.drop_local else self.visibility
-        return blockwise_mass(query, seen, visibility, divisor)
+        """Mass [t n] of the batch's contexts, of which ``seen`` are this process's, for the queries."""
+        return blockwise_mass(query, gathered(seen, not self.own_gradient_only), self.seen_by(draw), divisor)
+
+    def seen_by(self, draw: float) -> Visibility:
+        """What queries see in an update with this draw."""
+        return Others() if draw < self.drop_local else self.visibility
 
 
 def local_draw(seed: int, update: int) -> float:

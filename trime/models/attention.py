@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trime.types import Float, Tensor
+from trime.types import Bool, Float, Tensor
 
 
 class CausalAttention(nn.Module):
     """Multi-head attention to the own and earlier positions of a row (Vaswani et al. 2017).
 
-    Padding stands after a row's tokens, so the causal mask keeps it from every token.
+    Padding stands after a row's tokens, so the causal mask keeps it from every token; ``padding`` hides it
+    from itself too.
     """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0):
@@ -26,13 +28,21 @@ class CausalAttention(nn.Module):
         nn.init.xavier_uniform_(self.outward.weight)
         nn.init.zeros_(self.outward.bias)
 
-    def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+    def forward(self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l d"]:
         """Attended values."""
         b, length, width = x.shape
         query, key, value = self.inward(x).view(b, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+        mask = None if padding is None else visible(padding)
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=mask is None)
         return self.outward(mixed.transpose(1, 2).reshape(b, length, width))
+
+
+def visible(padding: Bool[Tensor, "b l"]) -> Bool[Tensor, "b 1 l l"]:
+    """Earlier positions and the own one, unless they are padding; the first is always seen, so that no row is empty."""
+    length = padding.shape[1]
+    hidden = padding & (torch.arange(length, device=padding.device) > 0)
+    return ~hidden[:, None, None] & hidden.new_ones(length, length).tril()
 
 
 def feed_forward(width: int, inner: int, dropout: float) -> nn.Sequential:

@@ -71,11 +71,15 @@ class AdaptiveSoftmax(nn.Module):
 
     The head holds the first band's words and one class row per tail band; ``total`` is the head's
     logsumexp T, and a tail word counts with log p + T: the vocabulary enters Eq. 5 with the mass of
-    the head alone. ``tied_projections=false`` gives each tail its own projection.
+    the head alone. ``tied_projections=false`` gives each tail its own projection. ``dropped_in_band`` is
+    the published code's quirk: the second word of each tail (its ignore_index) counts with its class alone.
     """
 
-    def __init__(self, embedding: AdaptiveInput, tied_projections: bool = True, dropout: float = 0.0):
+    def __init__(
+        self, embedding: AdaptiveInput, tied_projections: bool = True, dropout: float = 0.0, dropped_in_band: bool = False
+    ):
         super().__init__()
+        self.dropped_in_band = dropped_in_band
         self.bands, self.tables = embedding.bands, embedding.tables
         self.dropout = nn.Dropout(dropout)
         self.classes = nn.Parameter(torch.empty(len(self.bands) - 1, embedding.width))
@@ -104,7 +108,10 @@ class AdaptiveSoftmax(nn.Module):
         words = self.tables[0]
         logit, total = by_blocks(linear_picked, first + len(self.classes), f, chosen, words, self.classes)
         for band, (low, high) in list(enumerate(self.bands))[1:]:
-            inside = ((target >= low) & (target < high)).nonzero().squeeze(1)
+            member = (target >= low) & (target < high)
+            if self.dropped_in_band:
+                member &= target != low + 1
+            inside = member.nonzero().squeeze(1)
             if len(inside):
                 tail = self.project(band, f[inside])
                 own, all_ = by_blocks(linear_picked, high - low, tail, target[inside] - low, self.tables[band])

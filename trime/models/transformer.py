@@ -22,9 +22,11 @@ class Layer(nn.Module):
         self.feed = feed_forward(width, inner, inner_dropout)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "b l d"]) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
+    def forward(
+        self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None
+    ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
         """The layer's output, and the input of its feed-forward block."""
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        x = x + self.dropout(self.attention(self.attention_norm(x), padding))
         g = self.feed_norm(x)
         return x + self.dropout(self.feed(g)), g
 
@@ -33,7 +35,8 @@ class Transformer(nn.Module):
     """Sinusoidal positions, ``layers`` pre-norm layers, and a last norm unless ``final_norm=false``.
 
     ``inner_dropout`` applies to attention weights and ReLU outputs, ``dropout`` elsewhere.
-    ``first_position`` is the number of a row's first token, 2 as in fairseq's checkpoints.
+    ``first_position`` is the number of a row's first token, 2 as in fairseq's checkpoints. Cells that hold
+    the token ``pad`` have no position and are hidden from each other, as in fairseq; null: there is none.
     """
 
     def __init__(
@@ -47,11 +50,12 @@ class Transformer(nn.Module):
         inner_dropout: float = 0.0,
         final_norm: bool = True,
         first_position: int = 2,
+        pad: int | None = None,
     ):
         super().__init__()
         self.position: Tensor
         width = embedding.width
-        self.embedding, self.positions, self.width = embedding, positions, width
+        self.embedding, self.positions, self.width, self.pad = embedding, positions, width, pad
         self.register_buffer("position", sinusoids(positions, width, first_position), persistent=False)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
@@ -64,8 +68,11 @@ class Transformer(nn.Module):
         length = tokens.shape[1]
         if length > self.positions:
             raise ValueError(f"a row of {length} tokens exceeds model.backbone.positions={self.positions}")
-        x = math.sqrt(self.width) * self.embedding(tokens) + self.position[:length]
-        x = g = self.dropout(x)
+        position, padding = self.position[:length], None
+        if self.pad is not None and (tokens == self.pad).any():
+            padding = tokens == self.pad
+            position = position.masked_fill(padding[:, :, None], 0)
+        x = g = self.dropout(math.sqrt(self.width) * self.embedding(tokens) + position)
         for layer in self.layers:
-            x, g = layer(x)
+            x, g = layer(x, padding)
         return Encoding(self.final_norm(x), g), None

@@ -109,7 +109,7 @@ class Encode(Artefact):
         rows = max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
         parts = []
         mixed = device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
-        for batch in WindowLoader(corpus.split(self.split), windows, rows, corpus.vocabulary.eos):
+        for batch in WindowLoader(corpus.split(self.split), windows, rows, corpus.vocabulary.ends):
             moved = Batch(*(part.to(device) for part in batch))
             with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                 parts.append(self.columns(network, moved, first))

@@ -90,18 +90,19 @@ class Fit(Artefact):
     def data(self, corpus: Any) -> TextModule:
         """Training micro-batches in planned order, and the first tokens of the validation split."""
         train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
-        text, valid, eos = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.eos
+        text, valid, ends = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.ends
         neighbours = self.pack.neighbours() if self.pack else None
         segments = training_segments(self.config, text)
-        loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, eos)
+        loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, ends)
         offsets = document_edges(valid, self.config.segments.bounded)
         windows = cut(offsets, self.config.segments.length, tokens=count_of(train.validate_tokens))
-        return TextModule(loader, WindowLoader(valid, windows, batching.size, eos))
+        return TextModule(loader, WindowLoader(valid, windows, batching.size, ends))
 
     def task(self, network: Network) -> LanguageModel:
         train = self.config.train
         plain_updates = math.ceil(train.plain_share * train.updates)
-        training = Training(self.config.seed, plain_updates, train.accumulate, train.clip_norm)
+        padded = self.config.compatibility.padding is not None
+        training = Training(self.config.seed, plain_updates, train.accumulate, train.clip_norm, padded)
         memory = instantiate(self.config.memory, _convert_="all") if self.config.memory.get("_target_") else None
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule, _convert_="all"))

@@ -1,8 +1,9 @@
-"""prepare: text to memory-mapped tokens."""
+"""prepare: text to memory-mapped tokens, in a vocabulary of its own or a given one."""
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,29 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.corpus import Corpus, build_corpus
+from trime.data.corpus import Corpus, build_corpus, counted
 from trime.data.datasets import Dataset
+from trime.data.vocabulary import Vocabulary
 from trime.stages.artefact import Artefact, plain
 
 PLACES = ("path", "cache")  # where text lies does not decide what it is
 
 
-class Prepare(Artefact):
-    """The corpus of a dataset's configuration, with the vocabulary of ``main`` where that is given."""
+class HasVocabulary(Artefact):
+    """What decides the ids of a text: another corpus, or an imported model."""
+
+    @abstractmethod
+    def vocabulary(self) -> Vocabulary: ...
+
+
+class Prepare(HasVocabulary):
+    """The corpus of a dataset's configuration, in the vocabulary that ``given`` answers with, if any."""
 
     kind, stage = "prepare", "prepare"
 
-    def __init__(self, config: DictConfig, own: DictConfig, main: Prepare | None = None):
+    def __init__(self, config: DictConfig, own: DictConfig, given: HasVocabulary | None = None):
         super().__init__(config)
-        self.own, self.main = own, main
+        self.own, self.given = own, given
 
     def root(self) -> Path:
         return Path(self.config.paths.data) / "prepared"
@@ -34,19 +43,27 @@ class Prepare(Artefact):
         return instantiate(self.own, _convert_="all")
 
     def needs(self) -> list[Artefact]:
-        return [self.main] if self.main else []
+        return [self.given] if self.given else []
 
     def settings(self) -> Any:
         kept = {key: value for key, value in plain(self.own).items() if key not in PLACES}
         return {"dataset": kept, "content": self.dataset.fingerprint(), "vocabulary": plain(self.config.vocabulary)}
 
     def build(self, folder: Path) -> None:
-        vocabulary = self.main.corpus().vocabulary if self.main else None
-        build_corpus(self.dataset, folder, self.config.vocabulary.limit, self.config.vocabulary.minimum, vocabulary)
+        build_corpus(self.dataset, folder, self.given.vocabulary() if self.given else self.own_vocabulary())
         statistics = json.loads((folder / "statistics.json").read_text())
         statistics["fingerprint"] = self.dataset.fingerprint()
         (folder / "statistics.json").write_text(json.dumps(statistics, indent=1))
         print(table(statistics))
+
+    def own_vocabulary(self) -> Vocabulary:
+        """The symbols of the training split."""
+        settings = self.config.vocabulary
+        make = Vocabulary.as_published if settings.fairseq else Vocabulary.of_counts
+        return make(counted(self.dataset), settings.limit, 1 if self.dataset.characters else settings.minimum)
+
+    def vocabulary(self) -> Vocabulary:
+        return self.corpus().vocabulary
 
     def corpus(self) -> Corpus:
         """The finished corpus."""

@@ -18,12 +18,17 @@ from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, i
 
 @dataclass(frozen=True)
 class Training:
-    """What an update does. ``plain_updates`` of the ordinary loss come first (TRIME section 5.2)."""
+    """What an update does. ``plain_updates`` of the ordinary loss come first (TRIME section 5.2).
+
+    ``padding_is_memory`` is the published code's quirk: padded cells are memories of the token ``<pad>``, and
+    queries that cost what the others lack, though they do not count as targets.
+    """
 
     seed: int
     plain_updates: int
     accumulate: int
     clip_norm: float
+    padding_is_memory: bool = False
 
 
 def vocabulary_evidence(network: Network, batch: Batch) -> tuple[Contexts, Mass]:
@@ -56,20 +61,28 @@ class LanguageModel(pl.LightningModule):
 
     def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
         """Loss of each scored token in nats, and the memory's share of the mass."""
-        contexts, vocabulary = vocabulary_evidence(self.network, batch)
+        query, seen, vocabulary = self.evidence(batch)
         if self.memory is None or plain:
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
-        query = contexts.take(batch.scored.flatten())
-        seen = contexts.take(is_token(batch).flatten())
-        divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=torch.float32)
+        exact = torch.promote_types(query.g.dtype, torch.float32)
+        divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
         found = self.memory.evidence(query, seen, divisor, draw)
         memory = Mass(found.target[0], found.total[0])
         return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
 
+    def evidence(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
+        """The contexts that are scored, those that are memory, and the vocabulary's mass for the former."""
+        if self.training_.padding_is_memory:
+            contexts, mass = vocabulary_evidence(self.network, batch._replace(scored=torch.ones_like(batch.scored)))
+            free = torch.where(is_token(batch).flatten(), mass.target, mass.total)  # log P of padding is 0
+            return contexts, contexts, Mass(free, mass.total)
+        contexts, mass = vocabulary_evidence(self.network, batch)
+        return contexts.take(batch.scored.flatten()), contexts.take(is_token(batch).flatten()), mass
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seeds the update and sets its learning rate, so that a resumed run is the same run."""
         if batch_idx % self.training_.accumulate == 0:
-            torch.manual_seed(self.training_.seed * 1_000_003 + self.global_step)
+            torch.manual_seed((self.training_.seed * 1_000_003 + self.global_step) * 4096 + self.global_rank)
             for group in self.optimizers().param_groups:  # type: ignore[union-attr]
                 group["lr"] = self.schedule(self.global_step)
 
@@ -82,17 +95,20 @@ class LanguageModel(pl.LightningModule):
             raise UserError(
                 f"the loss is {loss.item()} at update {self.global_step}: lower schedule.peak or raise schedule.warmup"
             )
-        self.targets += len(losses)
-        mean = loss.detach() / len(losses)
-        self.log_dict({"train/loss": mean, "train/memory_share": share.mean(), "train/lr": self.schedule(self.global_step)})
+        count = int(batch.scored.sum())
+        self.targets += count
+        mean = loss.detach() / max(1, count)
+        share = share.mean() if count else loss.detach() * 0
+        self.log_dict({"train/loss": mean, "train/memory_share": share, "train/lr": self.schedule(self.global_step)})
         self.log("train/perplexity", mean.exp(), prog_bar=True)
         return loss * self.training_.accumulate  # Lightning divides by it
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """The mean over the update's targets, then the clip; called before every optimiser step."""
         parameters = [p for p in self.parameters() if p.grad is not None]
-        for parameter in parameters:
-            parameter.grad.div_(self.targets)  # type: ignore[union-attr]
+        targets = self.trainer.strategy.reduce(torch.tensor(float(self.targets), device=self.device), reduce_op="mean")
+        for parameter in parameters:  # DDP has made the mean over processes of their sums: so is the divisor
+            parameter.grad.div_(targets)  # type: ignore[union-attr]
         self.targets = 0
         if self.training_.clip_norm > 0:
             torch.nn.utils.clip_grad_norm_(parameters, self.training_.clip_norm)
@@ -103,7 +119,7 @@ class LanguageModel(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         losses, _ = self.losses(batch, draw=1.0, plain=False)
         self.valid_sum += float(losses.double().sum())
-        self.valid_count += len(losses)
+        self.valid_count += int(batch.scored.sum())
 
     def on_validation_epoch_end(self) -> None:
         loss = self.valid_sum / max(1, self.valid_count)

@@ -11,26 +11,33 @@ from trime.data.segments import Segments
 class BM25:
     """``size`` segments a batch along a greedy chain of BM25 neighbours; ``k`` is SimSeg's k.
 
-    conf/neighbours chooses what finds them (see trime.data.neighbours).
+    conf/neighbours chooses what finds them (see trime.data.neighbours). ``string_ids`` is the published
+    code's quirk: it looks for numbers among strings, finds no neighbour, and leaves a plain shuffle.
     """
 
     needs_neighbours = True
 
-    def __init__(self, size: int, k: int, seed: int):
-        self.size, self.k, self.seed = check_size(size), k, seed
+    def __init__(self, size: int, k: int, seed: int, string_ids: bool = False):
+        self.size, self.k, self.seed, self.string_ids = check_size(size), k, seed, string_ids
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
         """Algorithm 1; the batches are then taken in random order."""
         if neighbours is None or len(neighbours) != len(segments):
             raise ValueError("BM25 batching needs the neighbours of every segment: run stage pack")
         random = generator(self.seed, epoch)
-        return shuffled(chunks(chain(neighbours, random), self.size), random)
+        lists = unmatched(len(neighbours)) if self.string_ids else neighbours.tolist()
+        order = chain(lists, random.permutation(len(lists)).tolist())
+        return shuffled(chunks(order, self.size), random)
 
 
-def chain(neighbours: np.ndarray, random: np.random.Generator) -> list[int]:
-    """Algorithm 1: from a segment to its most similar unused one, from a random unused one where none is left."""
-    starts = iter(random.permutation(len(neighbours)).tolist())
-    lists = neighbours.tolist()
+def unmatched(count: int) -> list[list[int]]:
+    """No neighbours for any segment."""
+    return [[] for _ in range(count)]
+
+
+def chain(lists: list[list[int]], order_of_starts: list[int]) -> list[int]:
+    """Algorithm 1: from a segment to its most similar unused one, from the next unused start where none is left."""
+    starts = iter(order_of_starts)
     used = [False] * len(lists)
     order: list[int] = []
     current: int | None = None

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from trime.data.datasets.base import Dataset, Document
 from trime.data.datasets.download import fetch, unzip
-from trime.data.tokenizers import Bytes
+from trime.data.tokenizers import Tokenizer
 from trime.types import UserError
 
 DIGEST = "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"  # of enwik8.zip
@@ -27,8 +27,8 @@ class Enwik8(Dataset):
     published: ClassVar[dict[str, int]] = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
     why_counts_differ = "the file is not the published enwik8 of 100,000,000 bytes"
 
-    def __init__(self, cache: str, path: str | None = None):
-        self.path, self.cache, self.tokenizer = path, Path(cache), Bytes()
+    def __init__(self, cache: str, tokenizer: Tokenizer, path: str | None = None):
+        self.path, self.cache, self.tokenizer = path, Path(cache), tokenizer
 
     @cached_property
     def place(self) -> Path:  # type: ignore[override]

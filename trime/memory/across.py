@@ -1,0 +1,63 @@
+"""Contexts of all processes of a training: in-batch memory spans devices, with gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+
+from trime.types import Contexts, Place, Tensor
+
+
+def gathered(seen: Contexts, gradient: bool = True) -> Contexts:
+    """The contexts of every process, in order of ranks; of one process alone, ``seen`` itself.
+
+    ``gradient`` false: none reaches other processes' representations, as in the published code.
+    """
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return seen
+    counts = sizes(len(seen.token), seen.token.device)
+    gather = _Gather.apply if gradient else _gather_own
+    g = gather(seen.g, counts)
+    numbers = torch.stack([seen.token, *seen.place], 1)
+    token, *place = torch.cat(collected(numbers, counts)).unbind(1)
+    return Contexts(g, token, Place(*place))
+
+
+def sizes(own: int, device: torch.device) -> list[int]:
+    """How many rows each process has."""
+    mine = torch.tensor([own], device=device)
+    every = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(every, mine)
+    return [int(count) for count in every]
+
+
+def collected(rows: Tensor, counts: list[int]) -> list[Tensor]:
+    """The rows of every process; all are filled up to the longest on the way, for collectives want equal shapes."""
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    every = [torch.empty_like(padded) for _ in counts]
+    distributed.all_gather(every, padded)
+    return [part[:count] for part, count in zip(every, counts, strict=True)]
+
+
+def _gather_own(g: Tensor, counts: list[int]) -> Tensor:
+    parts = collected(g.detach(), counts)
+    parts[distributed.get_rank()] = g
+    return torch.cat(parts)
+
+
+class _Gather(torch.autograd.Function):
+    """Forward: the rows of all ranks. Backward: the sum over ranks of what their losses want of one's own rows."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, counts: list[int]) -> Tensor:
+        ctx.counts = counts
+        return torch.cat(collected(g, counts))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        whole = gradients[0].contiguous().clone()
+        distributed.all_reduce(whole)
+        return whole.split(ctx.counts)[distributed.get_rank()], None
