@@ -71,7 +71,7 @@ class Bytes:
 
 
 class ByteNumbers:
-    """The number of each byte, ``<eos>`` for a newline: enwik8 as the published models read it (Transformer-XL's preparation)."""
+    """The number of each byte, ``<eos>`` for a newline: enwik8 as the published models read it."""
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
