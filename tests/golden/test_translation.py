@@ -1,0 +1,44 @@
+"""The published translation loss on random vectors with a plain softmax (README section 6)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.golden.published import arrays, index, parametrized
+from trime.memory.in_batch_nearest import NearestInBatch
+from trime.memory.visibility import Others
+from trime.mixtures.joint import joint
+from trime.types import Contexts, Mass, Place
+
+CASES, PAD = index("misc/mt_loss.json"), 1
+
+
+@parametrized("name", list(CASES))
+@pytest.mark.parametrize("rows", [7, 512])
+def test_loss(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trime.memory.in_batch_nearest.ROWS", rows)
+    case, found = CASES[name], arrays("misc/mt_loss.npz")
+    words = torch.as_tensor(found["E"]).double().requires_grad_()
+    x = torch.as_tensor(found[f"{name}_x"]).double().requires_grad_()
+    target = torch.as_tensor(found[f"{name}_target"])
+    assert case["lens"] is None or (target != PAD).sum(1).tolist() == case["lens"]
+    sentence = torch.arange(len(target))[:, None].expand_as(target)
+    kept = target != PAD  # neither queries nor memories are padding here
+    order = torch.arange(int(kept.sum()))
+    contexts = Contexts(x[kept], target[kept], Place(order * 0, sentence[kept], order))
+    logits = contexts.g @ words.T
+    vocabulary = Mass(logits.gather(1, contexts.token[:, None]).squeeze(1), logits.logsumexp(1))
+    memory = NearestInBatch(Others(), case["topk_mem"], case["temp"], case["dist"])
+    divisor = torch.tensor([math.sqrt(x.shape[-1])], dtype=torch.float64)
+    mass = memory.evidence(contexts, contexts, divisor)
+    plain = name == "ce"  # the warm-up phase
+    scores = vocabulary.target - vocabulary.total if plain else joint(vocabulary, [Mass(mass.target[0], mass.total[0])])
+    (-scores.sum()).backward()
+    assert len(scores) == case["sample_size"]
+    assert (scores - torch.as_tensor(found[f"{name}_lprobs_f64"])[kept]).abs().max() < 1e-9
+    assert abs(-scores.sum().item() - case["loss"]) < 1e-8 * case["loss"]
+    assert (x.grad - torch.as_tensor(found[f"{name}_grad_x"])).abs().max() < 1e-8
+    assert torch.allclose(words.grad, torch.as_tensor(found[f"{name}_grad_E"]).double(), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,57 @@
+"""TRIME-MT's training memory: of the other sentences' contexts, only the nearest (section 4.4; the published recipe)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from trime.memory.across import gathered
+from trime.memory.blockwise import slices
+from trime.memory.search import similarity
+from trime.memory.visibility import Visibility
+from trime.types import Contexts, Float, Mass, Tensor
+
+ROWS = 512  # queries whose similarities are held at a time
+
+
+class NearestInBatch:
+    """The ``k`` most similar contexts of the batch under a visibility (null: all), at a training temperature.
+
+    ``metric`` is ip (inner product) or l2 (negated squared distance). Gradient reaches those that are kept.
+    """
+
+    def __init__(self, visibility: Visibility, k: int | None, temperature: float = 1.0, metric: str = "ip"):
+        if k is not None and k < 1:
+            raise ValueError(f"k={k}: keep at least one memory, or null for all: mend memory.k")
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature} must be positive: mend memory.temperature")
+        self.visibility, self.k, self.temperature, self.metric = visibility, k, temperature, metric
+
+    def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, "t"], draw: float = 1.0) -> Mass:
+        """Mass [t n] of the nearest contexts, of which ``seen`` are this process's; there is nothing to draw."""
+        memory = gathered(seen)
+        parts = [self.block(query.take(rows), memory, divisor) for rows in slices(len(query.token), ROWS)]
+        return Mass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))
+
+    def block(self, query: Contexts, memory: Contexts, divisor: Tensor) -> Mass:
+        hidden = ~self.visibility.sees(query.place, memory.place)
+        target, total = checkpoint(
+            self.masses, query.g, memory.g, hidden, query.token, memory.token, divisor, use_reentrant=False
+        )
+        return Mass(target, total)
+
+    def masses(self, query: Tensor, memory: Tensor, hidden: Tensor, wanted: Tensor, token: Tensor, divisor: Tensor):  # type: ignore[no-untyped-def]
+        score = similarity(query, memory, self.metric).masked_fill(hidden, -math.inf)
+        score, index = score.topk(min(self.k or len(memory), len(memory)), dim=1)
+        scaled = score / (divisor * self.temperature)[:, None, None]
+        missed = token[index] != wanted[:, None]
+        return finite_sum(scaled.masked_fill(missed, -math.inf)), finite_sum(scaled)
+
+
+def finite_sum(scores: Float[Tensor, "t n k"]) -> Float[Tensor, "t n"]:
+    """logsumexp whose gradient is zero, not NaN, where nothing is finite."""
+    empty = scores.isinf().all(-1, keepdim=True)
+    found = scores.masked_fill(empty, 0).logsumexp(-1)
+    return found.masked_fill(empty.squeeze(-1), -math.inf)
