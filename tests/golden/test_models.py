@@ -1,11 +1,17 @@
-"""The models' forward passes from released-format checkpoints: f, g, log-probabilities (README section 2b)."""
+"""The models' forward passes from released-format checkpoints, padding included (README section 2b), and the importer."""
 
 from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.golden.published import ROOT, arrays, network, parametrized
+from trime.models.released import network_of, read_checkpoint
+from trime.types import UserError
 
 MODELS = sorted(path.parent.name for path in (ROOT / "model").glob("*/forward.npz"))
 PAD = 1
@@ -16,23 +22,107 @@ PAD = 1
 def test_forward(model: str, pair: tuple[str, str]) -> None:
     found, net = arrays(f"model/{model}/{pair[1]}.npz"), network(model, pair[0])
     tokens, target = (torch.as_tensor(found[name]).long() for name in ("tokens", "target"))
-    real = tokens != PAD
+    inner: list[torch.Tensor] = []
+    for layer in net.backbone.layers:
+        layer.register_forward_pre_hook(lambda _, given: inner.append(given[0]))
     with torch.no_grad():
         encoding, state = net.backbone(tokens, None, None)
-        mass = net.head.evidence(encoding.f[real], target[real])
-        every = net.head.log_probs(encoding.f[real])
+        mass = net.head.evidence(encoding.f.flatten(0, 1), target.flatten())
+        every = net.head.log_probs(encoding.f.flatten(0, 1))
+        unscaled = net.backbone.embedding(tokens)
     assert state is None
-    close(encoding.f[real], found["features"][real.numpy()])
-    close(encoding.g[real], found["last_ffn_input"][real.numpy()])
+    close(encoding.f, found["features"])
+    close(encoding.g, found["last_ffn_input"])
+    for ours, theirs in zip(inner, found.get("inner_states", inner), strict=False):
+        close(ours, theirs)
+    if "embed_tokens_unscaled" in found:
+        close(unscaled, found["embed_tokens_unscaled"])
+        close(inner[0] - unscaled * float(found["embed_scale"]), found["embed_positions"])
     if "target_logprob" in found:
-        close(mass.target - mass.total, found["target_logprob"][real.numpy()])
+        close(mass.target - mass.total, found["target_logprob"].ravel())
     for full in [found["full_logprob"]] if "full_logprob" in found else []:
-        close(every, full[real.numpy()])
+        close(every, full.reshape(len(every), -1))
     for logits in [found["logits"]] if "logits" in found else []:
-        close(every, torch.as_tensor(logits).log_softmax(-1)[real])
-    close(mass.target - mass.total, every.gather(1, target[real][:, None]).squeeze(1))
+        close(every, torch.as_tensor(logits).flatten(0, 1).log_softmax(-1))
+    close(mass.target - mass.total, every.gather(1, target.flatten()[:, None]).squeeze(1))
     assert torch.allclose(every.logsumexp(1), torch.zeros(len(every)), atol=1e-5)
 
 
 def close(actual: torch.Tensor, expected: object) -> None:
     assert (actual - torch.as_tensor(expected)).abs().max() < 2e-5
+
+
+@parametrized("model", MODELS)
+def test_every_weight_is_read(model: str) -> None:
+    """The listed keys are those of the file; each but markers and tied copies goes into the network."""
+    shapes = json.loads((ROOT / "model" / "state_dict_keys.json").read_text())[model]
+    released = read_checkpoint(ROOT / "model" / model / "checkpoint_last.pt")
+    assert {f"decoder.{name}": list(value.shape) for name, value in released.weights.items()} == shapes
+    net, _ = network_of(released)
+    markers = sum(value.numel() for name, value in released.weights.items() if name.endswith(("version", "_float_tensor")))
+    copies = sum(
+        v.numel()
+        for k, v in released.weights.items()
+        if "softmax" in k and any(same(v, k, o, w) for o, w in released.weights.items())
+    )
+    assert net.parameter_count == sum(value.numel() for value in released.weights.values()) - markers - copies
+
+
+def same(value: torch.Tensor, name: str, other: str, weight: torch.Tensor) -> bool:
+    return "embed_tokens.embeddings" in other and value.numel() > 0 and torch.equal(value, weight)
+
+
+def written(tmp_path: Path, content: object) -> Path:
+    torch.save(content, tmp_path / "file.pt")
+    return tmp_path / "file.pt"
+
+
+def content(model: str) -> dict:
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(ROOT / "model" / model / "checkpoint_last.pt", weights_only=True)
+
+
+@parametrized("model", MODELS)
+def test_older_formats(model: str, tmp_path: Path) -> None:
+    """Joined query, key and value weights, and a format whose last norm does not count."""
+    file = content(model)
+    weights, joined = file["model"], dict(file["model"])
+    for name in [name for name in weights if ".q_proj." in name]:
+        parts = [joined.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        joined[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    net, description = network_of(read_checkpoint(written(tmp_path, file | {"model": joined})))
+    for ours, theirs in zip(net.parameters(), network(model).parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    old = file | {"model": weights | {"decoder.version": torch.tensor([2.0])}}
+    net, description = network_of(read_checkpoint(written(tmp_path, old)))
+    assert not description["backbone"]["final_norm"]
+
+
+class Wicked:
+    def __reduce__(self) -> tuple:
+        return (print, ("executed",))
+
+
+@parametrized("model", MODELS[:1])
+def test_what_is_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = content(model)
+    args, weights = vars(file["args"]), file["model"]
+    first = next(name for name in weights if "fc1.weight" in name)
+    refused = {
+        "not opened": file | {"extra_state": Wicked()},
+        "no fairseq checkpoint": {"state_dict": weights},
+        "lacks": file | {"model": {name: value for name, value in weights.items() if name != first}},
+        "no place": file | {"model": weights | {"decoder.gate": torch.zeros(2)}},
+        "shape": file | {"model": weights | {first: torch.zeros(2, 2)}},
+        "decoder_learned_pos": file | {"args": argparse.Namespace(**args | {"decoder_learned_pos": True})},
+        "architecture lstm": file | {"args": argparse.Namespace(**args | {"arch": "lstm"})},
+    }
+    for message, changed in refused.items():
+        with pytest.raises(UserError, match=message):
+            network_of(read_checkpoint(written(tmp_path, changed)))
+    (tmp_path / "cut.pt").write_bytes((ROOT / "model" / model / "checkpoint_last.pt").read_bytes()[:5000])
+    (tmp_path / "text.pt").write_text("w1 3\n")
+    for name in ("cut.pt", "text.pt", "absent.pt"):
+        with pytest.raises(UserError):
+            read_checkpoint(tmp_path / name)
+    assert "executed" not in capsys.readouterr().out

@@ -75,14 +75,45 @@ def shares(lengths: np.ndarray, tokens: int | None) -> np.ndarray:
 
 def cut(offsets: np.ndarray, block: int, context: int = 0, tokens: int | None = None) -> Segments:
     """Blocks of ``block`` scored tokens, each with up to ``context`` earlier tokens of its document before it."""
-    begins, kept = offsets[:-1], shares(np.diff(offsets), tokens)
+    kept = shares(np.diff(offsets), tokens)
     counts = -(-kept // block)
-    document = np.repeat(np.arange(len(begins)), counts)
+    document = np.repeat(np.arange(len(kept)), counts)
     order = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
     scored_from = order * block
-    start = np.maximum(scored_from - context, 0)
-    end = np.minimum(scored_from + block, kept[document])
-    return Segments(document, begins[document], start, end - start, scored_from - start)
+    return with_context(offsets, document, scored_from, np.minimum(scored_from + block, kept[document]), context)
+
+
+def with_context(
+    offsets: np.ndarray, document: np.ndarray, first: np.ndarray, end: np.ndarray, context: np.ndarray | int
+) -> Segments:
+    """Rows that score [first, end) of documents, with up to ``context`` tokens before them."""
+    start = np.maximum(first - context, 0)
+    return Segments(document, offsets[document], start, end - start, first - start)
+
+
+def cut_lines(split: Split, offsets: np.ndarray, eos: int, block: int, context: int = 0, tokens: int | None = None) -> Segments:
+    """Blocks of whole lines, as many as fit ``block`` tokens (fairseq's sample-break-mode complete).
+
+    A longer line is a block of its own, whose context is so much shorter that a window has at most
+    ``block + context`` tokens, where the line leaves room for any.
+    """
+    kept, parts = shares(np.diff(offsets), tokens), []
+    for document, (begin, length) in enumerate(zip(offsets[:-1], kept, strict=True)):
+        ends = np.flatnonzero(np.asarray(split.tokens[begin : begin + length]) == eos) + 1
+        edges = packed([*ends.tolist(), length], block)
+        parts.append(np.stack([np.full(len(edges) - 1, document), edges[:-1], edges[1:]]))
+    document_, first, end = np.concatenate(parts, axis=1)
+    return with_context(offsets, document_, first, end, np.minimum(context, np.maximum(context + block - (end - first), 0)))
+
+
+def packed(ends: list[int], block: int) -> np.ndarray:
+    """Where blocks begin and end that take whole lines greedily; ``ends`` are the lines' ends."""
+    edges, last = [0], 0
+    for end in ends:
+        if end - edges[-1] > block and last > edges[-1]:
+            edges.append(last)
+        last = end
+    return np.array(edges if edges[-1] == last else [*edges, last])
 
 
 def collate(split: Split, segments: Segments, index: list[int], ends: Ends) -> Batch:

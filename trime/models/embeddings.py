@@ -24,18 +24,21 @@ class AdaptiveInput(nn.Module):
     """Adaptive input representations (Baevski & Auli 2019): rarer bands have narrower tables.
 
     Band i has width ``width // factor**i`` and a bias-free projection to ``width``. With no cutoffs
-    there is a single band, the usual embedding followed by a square projection.
+    there is a single band, the usual embedding followed by a square projection. Row ``pad`` of the first
+    table starts at zero and learns nothing from lookups, as in fairseq; null: there is no such row.
     """
 
-    def __init__(self, vocabulary: int, width: int, cutoffs: list[int], factor: float = 4.0):
+    def __init__(self, vocabulary: int, width: int, cutoffs: list[int], factor: float = 4.0, pad: int | None = None):
         super().__init__()
-        self.vocabulary, self.width = vocabulary, width
+        self.vocabulary, self.width, self.pad = vocabulary, width, pad
         self.bands = band_edges(cutoffs, vocabulary)
         dims = [int(width // factor**i) for i in range(len(self.bands))]
         if min(dims) < 1:
             raise ValueError(f"width={width} leaves no room for {len(dims)} bands at factor={factor}: use fewer cutoffs")
         sizes = [high - low for low, high in self.bands]
-        self.tables = nn.ParameterList(torch.randn(n, dim) * dim**-0.5 for n, dim in zip(sizes, dims, strict=True))
+        self.tables = nn.ParameterList(normal_table(n, dim) for n, dim in zip(sizes, dims, strict=True))
+        if pad is not None:
+            self.tables[0].data[pad] = 0
         self.projections = nn.ParameterList(nn.init.xavier_uniform_(torch.empty(width, dim)) for dim in dims)
 
     def forward(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
@@ -43,20 +46,27 @@ class AdaptiveInput(nn.Module):
         flat = tokens.flatten()
         out = self.projections[0].new_zeros(len(flat), self.width)
         for (low, high), table, projection in zip(self.bands, self.tables, self.projections, strict=True):
+            pad = self.pad if low == 0 else None
             inside = ((flat >= low) & (flat < high)).nonzero().squeeze(1)
-            vectors = F.linear(F.embedding(flat[inside] - low, table), projection)
+            vectors = F.linear(F.embedding(flat[inside] - low, table, pad), projection)
             out = out.to(vectors.dtype).index_copy(0, inside, vectors)
         return out.view(*tokens.shape, self.width)
 
 
-class PlainInput(nn.Module):
-    """One embedding table."""
+def normal_table(rows: int, dim: int) -> Float[Tensor, "v e"]:
+    """N(0, 1 / dim)."""
+    return torch.randn(rows, dim) * dim**-0.5
 
-    def __init__(self, vocabulary: int, width: int):
+
+class PlainInput(nn.Module):
+    """One embedding table; ``pad`` as in AdaptiveInput."""
+
+    def __init__(self, vocabulary: int, width: int, pad: int | None = None):
         super().__init__()
         self.vocabulary, self.width = vocabulary, width
-        self.table = nn.Embedding(vocabulary, width)
-        nn.init.normal_(self.table.weight, std=width**-0.5)
+        self.table = nn.Embedding(vocabulary, width, pad, _weight=normal_table(vocabulary, width))
+        if pad is not None:
+            self.table.weight.data[pad] = 0
 
     def forward(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
         """Embeddings of tokens, unscaled."""

@@ -15,7 +15,7 @@ class NAG(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "previous": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update."""
         loss = None
         if closure is not None:

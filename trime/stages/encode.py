@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from safetensors.torch import save_file
@@ -21,7 +22,7 @@ from tqdm import tqdm
 
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import WindowLoader
-from trime.data.segments import Segments, count_of, cut, document_edges
+from trime.data.segments import Segments, count_of, cut, cut_lines, document_edges
 from trime.memory.datastore import Shards
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact
@@ -55,6 +56,8 @@ class Encode(Artefact):
             "block": evaluate.block,
             "context": evaluate.context,
             "bounded": evaluate.bounded,
+            "lines": evaluate.lines,
+            "quirks": {name: self.config.compatibility[name] for name in ("dropped_in_band", "sorted_windows")},
             "dtype": self.config[self.section].dtype,
             "scored_only": self.section == "datastore",
             "precision": resolved_precision(self.config),
@@ -62,8 +65,16 @@ class Encode(Artefact):
 
     def windows(self, corpus: Corpus) -> Segments:
         text, evaluate = corpus.split(self.split), self.config.evaluate
-        offsets = document_edges(text, evaluate.bounded)
-        return cut(offsets, evaluate.block, evaluate.context, count_of(self.config[self.section].tokens))
+        offsets, budget = document_edges(text, evaluate.bounded), count_of(self.config[self.section].tokens)
+        if not evaluate.lines or self.section == "datastore":
+            return self.sorted(cut(offsets, evaluate.block, evaluate.context, budget))
+        return self.sorted(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, budget))
+
+    def sorted(self, windows: Segments) -> Segments:
+        """In the order of the text; the published code reads windows without context from the shortest to the longest."""
+        if not self.config.compatibility.sorted_windows or self.config.evaluate.context:
+            return windows
+        return windows.take(np.argsort(windows.length, kind="stable"))
 
     def build(self, folder: Path) -> None:
         corpus, meter = self.corpus.corpus(), Meter()

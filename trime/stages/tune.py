@@ -130,6 +130,7 @@ def reading(config: DictConfig) -> dict[str, Any]:
     index = {key: plain(config.index)[key] for key in ("k", "probe", "rescore")} if uses_external(config) else {}
     return {
         "long": plain(config.long),
+        "jumps_clear": config.compatibility.sorted_windows,
         "scaled_interpolation": config.evaluate.scaled_interpolation,
         "index": index,
         "sampled": SAMPLE,
@@ -142,7 +143,7 @@ def scorer_of(config: DictConfig, rows: list[Row], index: Index | None, asked: E
     recent = Recent(sizes, config.long.crossing, config.long.repeats) if sizes else None
     external = any("external" in row.memories for row in rows)
     nearest = index.nearest(asked.information()) if external and index else None
-    return Scorer(rows, recent, nearest, config.evaluate.scaled_interpolation)
+    return Scorer(rows, recent, nearest, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 
 def watched(encoded: Encode, what: str) -> Iterator[Window]:

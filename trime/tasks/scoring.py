@@ -26,19 +26,38 @@ class Window(NamedTuple):
     def query(self) -> Contexts:
         return self.contexts.take(slice(self.context, None))
 
+    @property
+    def scored_from(self) -> int:
+        """Where the scored contexts start in their document."""
+        return int(self.contexts.place.position[self.context])
+
 
 class Scorer:
-    """Evidence of every memory for a window, and every row's score from it."""
+    """Evidence of every memory for a window, and every row's score from it.
 
-    def __init__(self, rows: list[Row], recent: Recent | None, nearest: Nearest | None, scaled_interpolation: bool):
+    ``jumps_clear`` is the published code's quirk: the long memory is lost where a window does not follow the last.
+    """
+
+    def __init__(
+        self,
+        rows: list[Row],
+        recent: Recent | None,
+        nearest: Nearest | None,
+        scaled_interpolation: bool,
+        jumps_clear: bool = False,
+    ):
         self.rows, self.recent, self.nearest = rows, recent, nearest
-        self.scaled_interpolation = scaled_interpolation
+        self.scaled_interpolation, self.jumps_clear = scaled_interpolation, jumps_clear
 
     def scores(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
         """For each window in stream order, log P(target) of each row over its grid."""
         if self.recent is not None:
             self.recent.reset()
+        expected = 0
         for window in windows:
+            if self.recent is not None and self.jumps_clear and window.scored_from != expected:
+                self.recent.reset()
+            expected = window.scored_from + len(window.query.token)
             divisors = self.divisors(window.contexts.g.shape[1])
             every = torch.tensor(sorted({divisor for own in divisors for divisor in own}), device=window.contexts.g.device)
             found = self.evidence(window, every) if len(every) else {}
