@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 
@@ -84,6 +85,20 @@ def test_checkpoint_of_another_vocabulary_or_none(said: Said, tiny: Callable[...
     other = ["dataset=folder", f"dataset.path={text_folder}"]
     assert "another vocabulary" in said(f"checkpoint={model}", *other)
     assert "holds no model" in said(f"checkpoint={text_folder}")
+
+
+def test_released_checkpoint(said: Said, tmp_path: Path) -> None:
+    file, dictionary = tmp_path / "model.pt", tmp_path / "dict.txt"
+    assert "does not exist" in said(f"checkpoint={file}")
+    file.write_text("no checkpoint\n")
+    assert "dictionary=dict.txt" in said(f"checkpoint={file}")
+    assert "no fairseq dictionary" in said(f"checkpoint={file}", f"dictionary={dictionary}")
+    dictionary.write_text("word many\n")
+    assert "no fairseq dictionary" in said(f"checkpoint={file}", f"dictionary={dictionary}")
+    dictionary.write_text("word 3\n")
+    assert "no PyTorch checkpoint" in said(f"checkpoint={file}", f"dictionary={dictionary}", "stages=[import]")
+    torch.save({"model": {}, "args": print}, file)
+    assert "not opened" in said(f"checkpoint={file}", f"dictionary={dictionary}", "stages=[import]")
 
 
 def test_datastore_of_another_model(said: Said, tiny: Callable[..., DictConfig]) -> None:

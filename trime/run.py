@@ -12,7 +12,7 @@ from trime.stages.report import report_run, report_several
 from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
-STAGES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
+STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
 
 
 def run(config: DictConfig) -> float | None:

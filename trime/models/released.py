@@ -41,14 +41,11 @@ def read_checkpoint(path: Path) -> Released:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(
-            f"checkpoint={path} does not exist: name a released checkpoint or a folder that stage fit made"
-        ) from None
     except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:class|global|operand)[^\w]*([\w.]+)", str(error))
-        what = next((name for name in (named.groups() if named else ()) if name), "code")
-        raise UserError(f"{path} holds {what}, not tensors and plain values alone: it is not opened") from None
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if named:
+            raise UserError(f"{path} holds {named[1]}, not tensors and plain values alone: it is not opened") from None
+        raise UserError(f"{path} is truncated or no PyTorch checkpoint ({one_line(error)}): fetch it again") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is truncated or no PyTorch checkpoint ({one_line(error)}): fetch it again") from None
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "args" not in content:

@@ -78,7 +78,7 @@ class Encode(Artefact):
 
     def build(self, folder: Path) -> None:
         corpus, meter = self.corpus.corpus(), Meter()
-        network, described = open_network(self.model.path())
+        network, described = open_network(self.model.path(), self.config.compatibility.dropped_in_band)
         if described["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
             raise UserError(
                 f"the model was trained with another vocabulary ({described['vocabulary']:,} symbols) than "
@@ -86,7 +86,7 @@ class Encode(Artefact):
                 "trained on as dataset=, and name other text by dataset@evaluate.dataset="
             )
         windows = self.windows(corpus)
-        check_positions(described["model"]["backbone"]["positions"], self.config)
+        check_positions(described["model"]["backbone"]["positions"], self.config, int(windows.length.max()))
         device = device_of(self.config)
         network.to(device)
         per_shard = max(1, SHARD // int(windows.length.max()))

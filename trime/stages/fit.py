@@ -10,6 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from trime.data.corpus import content_hash
 from trime.data.module import PlannedLoader, TextModule, WindowLoader
 from trime.data.segments import count_of, cut, document_edges
+from trime.data.vocabulary import Vocabulary
 from trime.metrics import Meter
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.stages.artefact import Artefact, plain, write_aside
@@ -146,6 +148,12 @@ class Given(Artefact):
     def settings(self) -> Any:
         return content_hash(self.path() / "model.safetensors")
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """An imported model's own; a trained one has that of its corpus."""
+        file = self.folder / "vocabulary.json"
+        return Vocabulary.load(file) if file.is_file() else None
+
     def path(self) -> Path:
         """The folder; UserError where it holds no model."""
         if not (self.folder / "model.safetensors").is_file():
@@ -171,19 +179,21 @@ def describe(folder: Path, config: DictConfig, corpus: Any) -> None:
     (folder / "model.json").write_text(json.dumps(content, indent=1))
 
 
-def open_network(folder: Path) -> tuple[Network, dict[str, Any]]:
-    """The trained network, ready to evaluate, and its description."""
+def open_network(folder: Path, dropped_in_band: bool) -> tuple[Network, dict[str, Any]]:
+    """The trained network, ready to evaluate with or without that quirk, and its description."""
     try:
         described = json.loads((folder / "model.json").read_text())
     except (OSError, ValueError):
         raise UserError(f"{folder} holds no model.json: name a folder that stage fit made") from None
+    head = described["model"]["head"]
+    head |= {"dropped_in_band": dropped_in_band} if "dropped_in_band" in head else {}
     network = load_network(OmegaConf.create(described["model"]), described["vocabulary"], folder / "model.safetensors")
     return network.eval(), described
 
 
-def check_positions(positions: int, config: DictConfig) -> None:
-    """Raises UserError where a segment or a window is longer than the model's positions."""
-    window = config.evaluate.block + config.evaluate.context
+def check_positions(positions: int, config: DictConfig, longest: int = 0) -> None:
+    """Raises UserError where a segment or a window is longer than the model's positions; ``longest`` is the longest line's."""
+    window = max(config.evaluate.block + config.evaluate.context, longest)
     for name, length in {"segments.length": config.segments.length, "evaluate.block + evaluate.context": window}.items():
         if length > positions:
             raise UserError(f"{name}={length} exceeds model.backbone.positions={positions}: lower it, or raise the positions")

@@ -14,8 +14,9 @@ from trime.stages.datastore import GivenStore, Index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit, Given
+from trime.stages.imported import Import
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare
+from trime.stages.prepare import Prepare, Source
 from trime.stages.tracking import logger_of
 from trime.stages.tune import Tune
 
@@ -29,11 +30,19 @@ class Plan:
     def prepared(self, section: str) -> Prepare:
         """The corpus a section reads: its own dataset's in the main vocabulary, or the main one."""
         own = self.config[section].get("dataset")
-        return Prepare(self.config, own, self.corpus) if own else self.corpus
+        return Prepare(self.config, own, self.dictated or self.corpus.source()) if own else self.corpus
 
     @cached_property
     def corpus(self) -> Prepare:
-        return Prepare(self.config, self.config.dataset)
+        return Prepare(self.config, self.config.dataset, self.dictated)
+
+    @cached_property
+    def dictated(self) -> Source | None:
+        """The vocabulary of an imported model: all text is read in it."""
+        if not self.config.checkpoint:
+            return None
+        vocabulary = self.model.vocabulary  # type: ignore[attr-defined]
+        return Source(vocabulary.fingerprint, lambda: vocabulary) if vocabulary else None
 
     @cached_property
     def evaluated(self) -> Prepare:
@@ -51,7 +60,7 @@ class Plan:
     @cached_property
     def model(self) -> Artefact:
         if self.config.checkpoint:
-            return Given(self.config)
+            return Given(self.config) if Path(self.config.checkpoint).expanduser().is_dir() else Import(self.config)
         return Fit(self.config, self.corpus, self.pack, lambda: self.logger)
 
     @cached_property
@@ -95,6 +104,7 @@ class Plan:
     def made_by(self, stage: str) -> list[Artefact]:
         """What a stage makes for this experiment, in order."""
         nodes: dict[str, list[Artefact | None]] = {
+            "import": [self.model if self.config.checkpoint and self.model.stage == "import" else None],
             "prepare": [self.corpus, self.evaluated, self.stored if self.index else None],
             "pack": [self.pack],
             "fit": [None if self.config.checkpoint else self.model],

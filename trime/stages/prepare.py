@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -19,19 +19,19 @@ from trime.stages.artefact import Artefact, plain
 PLACES = ("path", "cache")  # where text lies does not decide what it is
 
 
-class HasVocabulary(Artefact):
-    """What decides the ids of a text: another corpus, or an imported model."""
+class Source(NamedTuple):
+    """Where a text's ids come from, if not from the text itself: another corpus, or an imported model."""
 
-    @abstractmethod
-    def vocabulary(self) -> Vocabulary: ...
+    name: str  # of the vocabulary, known before it is made
+    vocabulary: Callable[[], Vocabulary]
 
 
-class Prepare(HasVocabulary):
-    """The corpus of a dataset's configuration, in the vocabulary that ``given`` answers with, if any."""
+class Prepare(Artefact):
+    """The corpus of a dataset's configuration, in a given vocabulary or its own."""
 
     kind, stage = "prepare", "prepare"
 
-    def __init__(self, config: DictConfig, own: DictConfig, given: HasVocabulary | None = None):
+    def __init__(self, config: DictConfig, own: DictConfig, given: Source | None = None):
         super().__init__(config)
         self.own, self.given = own, given
 
@@ -42,12 +42,10 @@ class Prepare(HasVocabulary):
     def dataset(self) -> Dataset:
         return instantiate(self.own, _convert_="all")
 
-    def needs(self) -> list[Artefact]:
-        return [self.given] if self.given else []
-
     def settings(self) -> Any:
         kept = {key: value for key, value in plain(self.own).items() if key not in PLACES}
-        return {"dataset": kept, "content": self.dataset.fingerprint(), "vocabulary": plain(self.config.vocabulary)}
+        vocabulary = self.given.name if self.given else plain(self.config.vocabulary)
+        return {"dataset": kept, "content": self.dataset.fingerprint(), "vocabulary": vocabulary}
 
     def build(self, folder: Path) -> None:
         build_corpus(self.dataset, folder, self.given.vocabulary() if self.given else self.own_vocabulary())
@@ -62,8 +60,9 @@ class Prepare(HasVocabulary):
         make = Vocabulary.as_published if settings.fairseq else Vocabulary.of_counts
         return make(counted(self.dataset), settings.limit, 1 if self.dataset.characters else settings.minimum)
 
-    def vocabulary(self) -> Vocabulary:
-        return self.corpus().vocabulary
+    def source(self) -> Source:
+        """This corpus's vocabulary, for other texts."""
+        return Source(self.fingerprint, lambda: self.corpus().vocabulary)
 
     def corpus(self) -> Corpus:
         """The finished corpus."""

@@ -64,6 +64,9 @@ def collected(plan: Plan) -> dict[str, Any]:
         },
         "artefacts": {"fit": str(model), "evaluate": str(plan.evaluate.folder)},
     }
+    if (model / "imported.json").exists():
+        results["imported"] = json.loads((model / "imported.json").read_text())
+        results["parameters"] = results["imported"]["parameters"]
     if plan.evaluated is not plan.corpus:
         results["evaluated"] = dataset_of(plan.evaluated)
     if plan.index:

@@ -1,0 +1,78 @@
+"""The command line's whole way, from a released checkpoint and its text to the loss that the published program printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from tests.golden.published import ROOT, parametrized
+from tests.golden.test_evaluation import CASES, flag, read
+from trime.run import run
+from trime.stages.plan import Plan
+
+STAGES = "stages=[import,prepare,encode,tune]"
+FAITHFUL = [
+    "compatibility=published",
+    "evaluate.bounded=false",
+    "evaluate.scaled_interpolation=false",
+    "long.crossing=true",
+    "long.repeats=true",
+]
+
+
+def overrides(case: dict[str, Any], split: str = "") -> list[str]:
+    """The command line of a case."""
+    row, _, published = read(case)
+    corpus, sizes = case["windows"].split("_")[0], [int(flag(case, "--mem-size", 0)) or 64]
+    return [
+        *(FAITHFUL if published else FAITHFUL[1:]),
+        f"checkpoint={ROOT}/model/{case['model']}/checkpoint_last.pt",
+        f"dictionary={ROOT}/data/{corpus}/dict.txt",
+        "dataset=folder",
+        f"dataset.path={ROOT}/data/{corpus}/text",
+        "dataset.tokenizer._target_=trime.data.tokenizers.Whitespace",
+        f"evaluate.block={case['block']}",
+        f"evaluate.context={case['context_window']}",
+        f"evaluate.lines={str(case['break_mode'] == 'complete').lower()}",
+        "evaluate.tokens=null",
+        f"evaluate.rows=[{{joint: [{','.join(row.joint)}]}}]",
+        f"tune.temperature=[{row.temperature[0]}]",
+        f"tune.memory_size={sizes}",
+    ]
+
+
+RUN = [name for name, case in CASES.items() if case["datastore"] is None and "li" not in case["flags"]]
+
+
+@parametrized("name", RUN)
+def test_printed_loss(name: str, tiny: Callable[..., DictConfig]) -> None:
+    case = CASES[name]
+    config = tiny(*overrides(case), STAGES)
+    run(config)
+    plan = Plan(config)
+    if case["split"] == "test":
+        plan.test.make()
+        plan.evaluate.make()
+        (found,) = plan.evaluate.rows()
+    else:
+        (found,) = plan.tune.tuned()["rows"]
+    assert found["tokens"] == case["tokens_scored"]
+    assert found["loss"] / math.log(2) == pytest.approx(case["loss_base2"], abs=1e-4)
+
+
+@parametrized("name", RUN[:1])
+def test_results_say_what_was_imported(name: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    case = CASES[name]
+    config = tiny(*overrides(case), "stages=[import,prepare,encode,tune,evaluate,report]")
+    run(config)
+    results = (Plan(config).run_folder / "results.json").read_text()
+    assert '"imported"' in results and "checkpoint_last.pt" in results and '"updates"' in results
+    # The imported folder serves as a checkpoint by itself.
+    again = tiny(*overrides(case)[2:], f"checkpoint={Plan(config).model.folder}", "dictionary=null", STAGES)
+    run(again)
+    assert Plan(again).tune.tuned()["rows"][0]["loss"] == Plan(config).tune.tuned()["rows"][0]["loss"]

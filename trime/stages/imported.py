@@ -1,0 +1,62 @@
+"""import: a released checkpoint in fairseq's format and its dictionary, as a model of our own."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trime.data.corpus import content_hash
+from trime.data.vocabulary import Vocabulary
+from trime.models.network import save_network
+from trime.models.released import network_of, read_checkpoint
+from trime.stages.artefact import Artefact, write_aside
+from trime.types import UserError
+
+TOLD = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")  # of the checkpoint's arguments
+
+
+class Import(Artefact):
+    """``model.safetensors``, ``model.json``, ``vocabulary.json``, and ``imported.json``, which says where they came from."""
+
+    kind, stage = "import", "import"
+
+    @property
+    def file(self) -> Path:
+        file = Path(self.config.checkpoint).expanduser()
+        if not file.is_file():
+            raise UserError(f"checkpoint={file} does not exist: name a folder fit-… or import-…, or a released checkpoint")
+        return file
+
+    @property
+    def dictionary(self) -> Path:
+        if self.config.dictionary is None:
+            raise UserError(f"checkpoint={self.file} is a file: name its fairseq dictionary too, dictionary=dict.txt")
+        return Path(self.config.dictionary).expanduser()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The dictionary's; texts are tokenised in it."""
+        return Vocabulary.of_dictionary(self.dictionary)
+
+    def settings(self) -> Any:
+        return {"checkpoint": content_hash(self.file), "vocabulary": self.vocabulary.fingerprint}
+
+    def build(self, folder: Path) -> None:
+        released = read_checkpoint(self.file)
+        network, description = network_of(released)
+        size = network.backbone.embedding.vocabulary  # type: ignore[union-attr]
+        if size != len(self.vocabulary):
+            raise UserError(
+                f"{self.dictionary} has {len(self.vocabulary):,} symbols with the four special ones, the checkpoint {size:,}: "
+                "name the dict.txt that belongs to it"
+            )
+        save_network(network, folder / "model.safetensors")
+        self.vocabulary.save(folder / "vocabulary.json")
+        model = {"model": description, "vocabulary": size, "vocabulary_fingerprint": self.vocabulary.fingerprint}
+        write_aside(folder / "model.json", json.dumps(model, indent=1))
+        told = {name: released.args.get(name) for name in TOLD} | {k: v for k, v in released.history.items() if v is not None}
+        content = {"file": self.file.name, "content": content_hash(self.file), "parameters": network.parameter_count, **told}
+        write_aside(folder / "imported.json", json.dumps(content, indent=1))
+        print(f"import: {told['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")
