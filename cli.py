@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the gradient reducer warns where there is nothing to mend
 
 import hydra
 from hydra.errors import HydraException

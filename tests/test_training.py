@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import signal
 import subprocess
@@ -157,6 +159,31 @@ def test_a_resumed_run_is_the_unbroken_run(
     assert updates == updates and not (Plan(broken).model.path() / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("experiment", ["vanilla", "trime_ext", "trime_long"])
+def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Memory spans the processes, a batch that does not divide included; the figures are those of one process."""
+    options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
+    one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    config = tiny(*options, f"paths.outputs={tmp_path}/two", "trainer.devices=2")
+    two = trained(config)
+    apart = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("inward.bias")}
+    assert max(apart.values()) < 5e-5, apart  # the keys' biases have no gradient but noise, which Adam amplifies
+    reports = [
+        json.loads((Plan(c).model.path() / "train.json").read_text())
+        for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
+    ]
+    assert [report["devices"] for report in reports] == [1, 2] and reports[0]["tokens"] == reports[1]["tokens"]
+    validations = [
+        [
+            float(row["valid/objective"])
+            for row in csv.DictReader(open(Plan(c).model.path() / "metrics.csv"))
+            if row["valid/objective"]
+        ]
+        for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
+    ]
+    assert validations[0] == pytest.approx(validations[1], abs=1e-4) and validations[0]
+
+
 def test_a_loss_that_is_no_number_says_how_to_mend_it(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(
         "experiment=vanilla", "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
@@ -188,7 +215,5 @@ def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, place: Path, tmp_path: P
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     subprocess.run([*command[:-1], f"paths.outputs={tmp_path}/whole"], cwd=tmp_path, check=True, capture_output=True)
     found = [next((tmp_path / name).glob("artefacts/evaluate-*/rows.json")).read_text() for name in ("killed", "whole")]
-    import json
-
     losses = [[row["loss"] for row in json.loads(text)] for text in found]
     assert losses[0] == losses[1]

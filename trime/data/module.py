@@ -74,10 +74,10 @@ class PlannedLoader:
 
 
 class WindowLoader:
-    """Rows in order, ``rows`` at a time."""
+    """Rows in order, ``rows`` at a time, of which this process has its share."""
 
-    def __init__(self, text: Split, windows: Segments, rows: int, ends: Ends):
-        self.text, self.windows, self.rows, self.ends = text, windows, rows, ends
+    def __init__(self, text: Split, windows: Segments, rows: int, ends: Ends, share: Share = ALONE):
+        self.text, self.windows, self.rows, self.ends, self.share = text, windows, rows, ends, share
 
     def __len__(self) -> int:
         return -(-len(self.windows) // self.rows)
@@ -85,7 +85,7 @@ class WindowLoader:
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self.windows), self.rows):
             index = list(range(start, min(start + self.rows, len(self.windows))))
-            yield collate(self.text, self.windows, index, self.ends)
+            yield collate(self.text, self.windows, self.share.of(index), self.ends)
 
 
 class TextModule(pl.LightningDataModule):

@@ -15,7 +15,7 @@ def gathered(seen: Contexts, gradient: bool = True) -> Contexts:
 
     ``gradient`` false: none reaches other processes' representations, as in the published code.
     """
-    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+    if processes() == 1:
         return seen
     counts = sizes(len(seen.token), seen.token.device)
     gather = _Gather.apply if gradient else _gather_own
@@ -23,6 +23,19 @@ def gathered(seen: Contexts, gradient: bool = True) -> Contexts:
     numbers = torch.stack([seen.token, *seen.place], 1)
     token, *place = torch.cat(collected(numbers, counts)).unbind(1)
     return Contexts(g, token, Place(*place))
+
+
+def processes() -> int:
+    """How many train together."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def summed(*own: float, device: torch.device) -> list[float]:
+    """Numbers, each summed over all processes."""
+    numbers = torch.tensor(own, dtype=torch.float64, device=device)
+    if processes() > 1:
+        distributed.all_reduce(numbers)
+    return numbers.tolist()
 
 
 def sizes(own: int, device: torch.device) -> list[int]:

@@ -37,7 +37,7 @@ def check(config: DictConfig) -> None:
     demand(config, ("evaluate.dtype", "datastore.dtype"), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
     demand(config, ("index.metric",), ("ip", "l2").__contains__, "ip (inner product) or l2 (squared distance)")
     demand(config, ("vocabulary.limit",), lambda value: value is None or (is_whole(value) and value > 2), "a number or null")
-    demand(config, ("trainer.devices",), lambda value: value == 1, "1: several devices are not supported yet, set 1")
+    demand(config, ("trainer.devices",), lambda value: value == "auto" or (is_whole(value) and value > 0), "a number or auto")
     demand(config, ("trainer.accelerator",), ("auto", "cpu", "gpu", "cuda").__contains__, "auto, cpu or gpu")
     demand(config, ("trainer.precision",), PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
     for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):

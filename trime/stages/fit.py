@@ -19,6 +19,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.strategies import DDPStrategy
+from torch import distributed
 
 from trime.data.corpus import content_hash
 from trime.data.module import PlannedLoader, TextModule, WindowLoader
@@ -29,6 +31,7 @@ from trime.models.network import Network, build_network, load_network, save_netw
 from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
+from trime.stages.processes import devices_of, follows, share_of, together
 from trime.tasks.history import History
 from trime.tasks.language_model import LanguageModel, Training
 from trime.types import UserError
@@ -58,7 +61,8 @@ class Fit(Artefact):
 
     def build(self, folder: Path) -> None:
         if not (folder / "train.json").exists():  # it is written last: a killed build may have come that far
-            self.train(folder)
+            with together(self.config, folder):
+                self.train(folder)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def train(self, folder: Path) -> None:
@@ -67,7 +71,8 @@ class Fit(Artefact):
         pl.seed_everything(self.config.seed, verbose=False)
         check_positions(self.config.model.backbone.positions, self.config)
         network = build_network(self.config.model, len(corpus.vocabulary))
-        print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
+        if not follows():
+            print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
         task = self.task(network)
         with quiet():
@@ -76,6 +81,10 @@ class Fit(Artefact):
                 trainer.fit(task, datamodule=self.data(corpus), ckpt_path=newest(folder / "checkpoints"), weights_only=True)
             except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
                 raise KeyboardInterrupt from None
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        if follows():
+            return
         save_network(task.network, folder / "model.safetensors")
         describe(folder, self.config, corpus)
         history.tick()
@@ -86,6 +95,7 @@ class Fit(Artefact):
             "tokens_per_second": round(history.tokens / max(history.seconds, 1e-9), 1),
             "peak_memory_mb": meter.peak_memory_mb,
             "parameters": network.parameter_count,
+            "devices": devices_of(self.config),
         }
         write_aside(folder / "train.json", json.dumps(report, indent=1))
 
@@ -93,12 +103,12 @@ class Fit(Artefact):
         """Training micro-batches in planned order, and the first tokens of the validation split."""
         train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
         text, valid, ends = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.ends
-        neighbours = self.pack.neighbours() if self.pack else None
+        neighbours, share = self.pack.neighbours() if self.pack else None, share_of(self.config)
         segments = training_segments(self.config, text)
-        loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, ends)
+        loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, ends, share)
         offsets = document_edges(valid, self.config.segments.bounded)
         windows = cut(offsets, self.config.segments.length, tokens=count_of(train.validate_tokens))
-        return TextModule(loader, WindowLoader(valid, windows, batching.size, ends))
+        return TextModule(loader, WindowLoader(valid, windows, batching.size, ends, share))
 
     def task(self, network: Network) -> LanguageModel:
         train = self.config.train
@@ -111,7 +121,9 @@ class Fit(Artefact):
 
     def trainer(self, folder: Path, history: History) -> pl.Trainer:
         train, own = self.config.train, plain(self.config.trainer)
-        own["precision"] = resolved_precision(self.config)
+        own["precision"], own["devices"] = resolved_precision(self.config), devices_of(self.config)
+        if own["devices"] > 1:  # a tail of the softmax may have no target in a process's rows
+            own["strategy"] = DDPStrategy(find_unused_parameters=True)
         checkpoints = ModelCheckpoint(
             folder / "checkpoints",
             "update-{step:09d}",
@@ -129,7 +141,7 @@ class Fit(Artefact):
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
             callbacks=[checkpoints, history, *([TQDMProgressBar(refresh_rate=20)] if own["enable_progress_bar"] else [])],
-            logger=self.logger() or False,
+            logger=(not follows() and self.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,
             **own,

@@ -61,6 +61,11 @@ class Plan:
     def model(self) -> Artefact:
         if self.config.checkpoint:
             return Given(self.config) if Path(self.config.checkpoint).expanduser().is_dir() else Import(self.config)
+        return self.fit
+
+    @cached_property
+    def fit(self) -> Fit:
+        """The model that this experiment trains."""
         return Fit(self.config, self.corpus, self.pack, lambda: self.logger)
 
     @cached_property

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from trime.types import Batch
-
 COLUMNS = [
     "update",
     "train/loss",
@@ -28,7 +26,7 @@ class History(pl.Callback):
 
     def __init__(self, path: Path, every: int):
         self.path, self.every = path, every
-        self.tokens, self.seconds = 0, 0.0
+        self.tokens, self.seconds, self.update = 0, 0.0, 0
         self.marked_tokens, self.written = 0, -1
         self.clock = self.marked = time.perf_counter()
 
@@ -46,6 +44,10 @@ class History(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drops rows of updates that the resumed run does again."""
+        self.clock = self.marked = time.perf_counter()
+        self.update = trainer.global_step
+        if not trainer.is_global_zero:
+            return
         rows = []
         if self.path.exists():
             with open(self.path, newline="") as file:
@@ -54,11 +56,11 @@ class History(pl.Callback):
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
-        self.clock = self.marked = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        batch: Batch = args[2]
-        self.tokens += int(batch.scored.sum())
+        if trainer.global_step != self.update:
+            self.update = trainer.global_step
+            self.tokens += int(trainer.lightning_module.update_targets)  # type: ignore[arg-type]
         if trainer.global_step % self.every == 0 and trainer.global_step != self.written:
             now = time.perf_counter()
             speed = (self.tokens - self.marked_tokens) / max(now - self.marked, 1e-9)
@@ -72,6 +74,8 @@ class History(pl.Callback):
             self.append(trainer, {}, "valid/")
 
     def append(self, trainer: pl.Trainer, row: dict[str, Any], prefix: str) -> None:
+        if not trainer.is_global_zero:
+            return
         found = {name: round(float(value), 6) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
         with open(self.path, "a", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")

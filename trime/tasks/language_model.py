@@ -10,6 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from trime.memory.across import processes, summed
 from trime.memory.in_batch import InBatch, local_draw
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network
@@ -56,7 +57,7 @@ class LanguageModel(pl.LightningModule):
         super().__init__()
         self.network, self.memory, self.training_ = network, memory, training
         self.optimizer_factory, self.schedule = optimizer, schedule
-        self.targets = 0
+        self.targets, self.update_targets = 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
 
     def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
@@ -106,10 +107,10 @@ class LanguageModel(pl.LightningModule):
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """The mean over the update's targets, then the clip; called before every optimiser step."""
         parameters = [p for p in self.parameters() if p.grad is not None]
-        targets = self.trainer.strategy.reduce(torch.tensor(float(self.targets), device=self.device), reduce_op="mean")
-        for parameter in parameters:  # DDP has made the mean over processes of their sums: so is the divisor
-            parameter.grad.div_(targets)  # type: ignore[union-attr]
-        self.targets = 0
+        (targets,) = summed(self.targets, device=self.device)
+        for parameter in parameters:  # over several processes it is their mean that is here
+            parameter.grad.div_(targets / processes())  # type: ignore[union-attr]
+        self.targets, self.update_targets = 0, int(targets)
         if self.training_.clip_norm > 0:
             torch.nn.utils.clip_grad_norm_(parameters, self.training_.clip_norm)
 
@@ -122,7 +123,8 @@ class LanguageModel(pl.LightningModule):
         self.valid_count += int(batch.scored.sum())
 
     def on_validation_epoch_end(self) -> None:
-        loss = self.valid_sum / max(1, self.valid_count)
+        total, count = summed(self.valid_sum, self.valid_count, device=self.device)
+        loss = total / max(1, count)
         self.log_dict({"valid/objective": loss, "valid/objective_perplexity": math.exp(min(loss, 700.0))})
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
