@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from trime.metrics import perplexity
+from trime.metrics import bits, perplexity
 from trime.stages.tables import evaluated, measure, unit
 
 BLUE, GREY, ORANGE = "#2a6f97", "#9aa5b1", "#d9772b"
@@ -97,4 +97,59 @@ def compare_picture(runs: list[dict[str, Any]], path: Path) -> Path:
     rows = [run["metrics"]["test"][-1] for run in runs]
     bars(axis, names, [measure(row) for row in rows], unit(rows[0]), colours)
     axis.set_title(", ".join(sorted({evaluated(run)[0] for run in runs})))
+    return saved(figure, path)
+
+
+def analysis_picture(results: dict[str, Any], path: Path) -> Path:
+    """Perplexity by frequency, retrieval accuracy, and perplexity over the size of the long memory, as far as there are."""
+    analysis = results["analysis"]
+    parts = [buckets_panel, *[retrieval_panel] * bool(analysis["retrieval"]), *[sizes_panel] * bool(analysis["by_memory_size"])]
+    figure, axes = canvas(1 + 5.4 * len(parts), 4, len(parts))
+    for axis, part in zip(axes, parts, strict=True):
+        part(axis, analysis)
+    figure.suptitle(f"{results['name']} on {evaluated(results)[0]}, test")
+    return saved(figure, path)
+
+
+def buckets_panel(axis: Any, analysis: dict[str, Any]) -> None:
+    for label, cells in analysis["buckets"].items():
+        shown = [cell for cell in cells if cell["perplexity"] is not None]
+        axis.plot([cell["bucket"] for cell in shown], [cell["perplexity"] for cell in shown], marker="o", ms=4, label=label)
+    axis.set(yscale="log", xlabel="frequency of the word on dev", ylabel="perplexity", title="by frequency")
+    axis.legend(frameon=False, fontsize=7)
+
+
+def retrieval_panel(axis: Any, analysis: dict[str, Any]) -> None:
+    names, shares = zip(*analysis["retrieval"].items(), strict=True)
+    axis.bar(names, [100 * share for share in shares], color=BLUE, width=0.6)
+    for place, share in enumerate(shares):
+        axis.text(place, 100 * share, f"{100 * share:.1f}", ha="center", va="bottom", fontsize=9)
+    axis.set(xlabel="nearest entries K", ylabel="target among theirs, %", ylim=(0, 105), title="retrieval accuracy")
+
+
+def sizes_panel(axis: Any, analysis: dict[str, Any]) -> None:
+    curve(axis, analysis["by_memory_size"], "test", perplexity)
+    axis.set(xlabel="contexts in long memory", ylabel="perplexity", title="size of long memory")
+
+
+def curve(axis: Any, losses: dict[str, float], label: str, measured: Any) -> None:
+    """One line over the sizes of the long memory."""
+    sizes = [int(size) for size in losses]
+    axis.plot(sizes, [measured(loss) for loss in losses.values()], marker="o", ms=4, label=label)
+    axis.set_xscale("log")
+    axis.set_xticks(sizes, list(map(str, sizes)))
+    axis.minorticks_off()
+
+
+def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
+    """Every analysed run's curve over the size of the long memory (TRIME Figure 3), words and bytes apart."""
+    shown = [run for run in runs if run.get("analysis", {}).get("by_memory_size")]
+    kinds = sorted({unit(run["metrics"]["test"][-1]) for run in shown}, reverse=True)
+    figure, axes = canvas(1 + 6 * len(kinds), 4.2, len(kinds))
+    for axis, kind in zip(axes, kinds, strict=True):
+        for run in (run for run in shown if unit(run["metrics"]["test"][-1]) == kind):
+            label = f"{run['name']} on {evaluated(run)[0]}, seed {run['seed']}"
+            curve(axis, run["analysis"]["by_memory_size"], label, perplexity if kind == "perplexity" else bits)
+        axis.set(xlabel="contexts in long memory", ylabel=f"test {kind}", title="size of long memory")
+        axis.legend(frameon=False, fontsize=8)
     return saved(figure, path)

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.stages.analysis import Analysis
 from trime.stages.artefact import Artefact
 from trime.stages.datastore import GivenStore, Index, uses_external
 from trime.stages.encode import Encode
@@ -96,6 +97,10 @@ class Plan:
         return Evaluate(self.config, self.test, self.tune)
 
     @cached_property
+    def analysis(self) -> Analysis | None:
+        return Analysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
+
+    @cached_property
     def logger(self) -> Any:
         """The run's experiment logger; it opens its run when it is first written to."""
         return logger_of(self.config.logger, self.run_folder)
@@ -116,6 +121,6 @@ class Plan:
             "encode": [self.valid, self.store if self.index and not self.config.datastore.path else None],
             "datastore": [self.index],
             "tune": [self.tune],
-            "evaluate": [self.test, self.evaluate],
+            "evaluate": [self.test, self.evaluate, self.analysis],
         }
         return list(dict.fromkeys(node for node in nodes[stage] if node is not None))

@@ -16,10 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.metrics import bits, perplexity
 from trime.stages.artefact import copied, plain, write_aside
-from trime.stages.picture import compare_picture, run_picture
+from trime.stages.picture import analysis_picture, compare_picture, curves_picture, run_picture
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
-from trime.stages.tables import compare_table, csv_of, markdown, run_table
+from trime.stages.tables import analysis_text, compare_table, csv_of, markdown, run_table
 from trime.types import UserError
 
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
@@ -36,6 +36,9 @@ def report_run(plan: Plan) -> dict[str, Any]:
         copied(plan.model.path() / "metrics.csv", folder / "metrics.csv")
     header, lines = run_table(results)
     write_aside(folder / "table.md", markdown(header, lines))
+    if "analysis" in results:
+        write_aside(folder / "analysis.md", analysis_text(results["analysis"]))
+        print(f"\n{analysis_text(results['analysis'])}\nanalysis: {analysis_picture(results, folder / 'analysis.png')}")
     picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
     print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{markdown(header, lines)}")
     print(f"results: {folder / 'results.json'}\npicture: {picture}")
@@ -64,6 +67,8 @@ def collected(plan: Plan) -> dict[str, Any]:
         },
         "artefacts": {"fit": str(model), "evaluate": str(plan.evaluate.folder)},
     }
+    if plan.analysis:
+        results["analysis"] = plan.analysis.found()
     if (model / "imported.json").exists():
         results["imported"] = json.loads((model / "imported.json").read_text())
         results["parameters"] = results["imported"]["parameters"]
@@ -145,6 +150,8 @@ def report_several(config: DictConfig) -> None:
     picture = compare_picture(runs, folder / "picture.png")
     print(f"\n{markdown(header, lines)}\n* published dev / test (TRIME Tables 10 and 2), for the order of rows")
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
+    if any(run.get("analysis", {}).get("by_memory_size") for run in runs):
+        print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
 
 
 def found_runs(patterns: list[str]) -> list[dict[str, Any]]:

@@ -7,6 +7,8 @@ import io
 import re
 from typing import Any
 
+from trime.metrics import perplexity
+
 Lines = list[list[str]]
 
 # TRIME Table 10 (7M) and Table 2 (247M), WikiText-103, perplexity dev / test.
@@ -96,6 +98,31 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
         ]
         for valid, test in pairs
     ]
+
+
+def analysis_text(analysis: dict[str, Any]) -> str:
+    """Perplexity by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), sizes of long memory (Figure 3)."""
+    buckets, parts = analysis["buckets"], []
+    names = [cell["bucket"] for cell in next(iter(buckets.values()))]
+    tokens = ["tokens", *(f"{cell['tokens']:,}" for cell in next(iter(buckets.values())))]
+    lines = [[label, *(figure(cell["perplexity"]) for cell in cells)] for label, cells in buckets.items()]
+    parts.append(markdown(["perplexity by frequency on dev", *names], [*lines, tokens]))
+    if analysis["retrieval"]:
+        shares = [f"{100 * share:.2f}" for share in analysis["retrieval"].values()]
+        parts.append(
+            markdown(["retrieval accuracy, %", *(f"top {k}" for k in analysis["retrieval"])], [["datastore", *shares]])
+        )
+    if analysis["by_memory_size"]:
+        curve = analysis["by_memory_size"]
+        parts.append(
+            markdown(["size of long memory", *curve], [["perplexity", *(figure(perplexity(x)) for x in curve.values())]])
+        )
+    return "\n".join(parts)
+
+
+def figure(value: float | None) -> str:
+    """Two decimals, or nothing where there is none."""
+    return "" if value is None else f"{value:.2f}"
 
 
 def compare_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:

@@ -1,0 +1,134 @@
+"""Analysis of a run on test (evaluate.analysis=true): frequency buckets, retrieval accuracy, size of the long memory.
+
+TRIME Table 14 (buckets by frequency on dev), Table 13 (is the target among those of the top K?), Figure 3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trime.memory.datastore import Nearest
+from trime.metrics import perplexity
+from trime.stages.artefact import Artefact, plain
+from trime.stages.encode import Encode
+from trime.stages.tune import Tune, scorer_of, watched
+from trime.tasks.rows import Row, rows_of
+from trime.types import Bool, Contexts, Tensor
+
+BUCKETS = {"> 10k": 10_000, "1k-10k": 1_000, "100-1k": 100, "10-100": 10, "≤ 10": -1}  # frequency above which they begin
+TOP = (1, 8, 64, 1024)
+
+
+class Analysis(Artefact):
+    """``analysis.json``."""
+
+    kind, stage = "analysis", "evaluate"
+
+    def __init__(self, config: Any, encoded: Encode, tune: Tune):
+        super().__init__(config)
+        self.encoded, self.tune = encoded, tune
+
+    def needs(self) -> list[Artefact]:
+        return [self.encoded, self.tune]
+
+    def settings(self) -> Any:
+        return {"buckets": BUCKETS, "top": TOP}
+
+    def build(self, folder: Path) -> None:
+        rows = [
+            row.at(found["tuned"])
+            for row, found in zip(rows_of(plain(self.config.evaluate.rows), self.config.tune), self.tuned(), strict=True)
+        ]
+        if "long" in rows[-1].memories:
+            rows[-1] = replace(rows[-1], sizes=tuple(self.config.tune.memory_size))
+        scorer = scorer_of(self.config, rows, self.tune.index, self.encoded)
+        corpus = self.encoded.corpus.corpus()
+        tables = [ByToken(len(corpus.vocabulary)) for _ in rows]
+        sizes, hits = torch.zeros(len(rows[-1].sizes), dtype=torch.float64), Hits(scorer.nearest)
+        for window, scores in scorer.scores(watched(self.encoded, "analyse")):
+            for table, score, row in zip(tables, scores, rows, strict=True):
+                table.add(window.query.token, -score[self.chosen(row), 0])
+            sizes += -scores[-1][:, 0].double().sum(-1).cpu()
+            hits.add(window.query)
+        counts = np.bincount(corpus.split("valid").tokens, minlength=len(corpus.vocabulary))
+        content = {
+            "buckets": {row.label: table.buckets(counts) for row, table in zip(rows, tables, strict=True)},
+            "retrieval": hits.accuracy(),
+            "by_memory_size": self.curve(rows[-1], sizes / tables[-1].tokens),
+        }
+        (folder / "analysis.json").write_text(json.dumps(content, indent=1, ensure_ascii=False))
+
+    def tuned(self) -> list[dict[str, Any]]:
+        return self.tune.tuned()["rows"]
+
+    def chosen(self, row: Row) -> int:
+        """Which of a row's memory sizes was tuned."""
+        return row.sizes.index(int(self.tuned_size)) if len(row.sizes) > 1 else 0
+
+    @property
+    def tuned_size(self) -> float:
+        return self.tuned()[-1]["tuned"]["memory_size"]
+
+    @staticmethod
+    def curve(row: Row, loss: Tensor) -> dict[str, float]:
+        """Loss on test at every size of the long memory, the other settings as tuned."""
+        return dict(zip(map(str, row.sizes), loss.tolist(), strict=True)) if "long" in row.memories else {}
+
+    def found(self) -> dict[str, Any]:
+        return json.loads((self.path() / "analysis.json").read_text())
+
+
+class ByToken:
+    """Summed loss and count of every word."""
+
+    def __init__(self, vocabulary: int):
+        self.loss, self.count = np.zeros(vocabulary), np.zeros(vocabulary, np.int64)
+
+    def add(self, token: Tensor, loss: Tensor) -> None:
+        np.add.at(self.loss, token.cpu().numpy(), loss.double().cpu().numpy())
+        np.add.at(self.count, token.cpu().numpy(), 1)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.count.sum())
+
+    def buckets(self, frequency: np.ndarray) -> list[dict[str, Any]]:
+        """Tokens and perplexity of words by their frequency on dev, and of all."""
+        left, found = np.ones(len(frequency), bool), []
+        for name, above in BUCKETS.items():
+            inside = left & (frequency > above)
+            left &= ~inside
+            found.append({"bucket": name, **self.mean(inside)})
+        return [*found, {"bucket": "average", **self.mean(np.ones(len(frequency), bool))}]
+
+    def mean(self, inside: np.ndarray) -> dict[str, Any]:
+        tokens = int(self.count[inside].sum())
+        loss = float(self.loss[inside].sum()) / tokens if tokens else None
+        return {"tokens": tokens, "loss": loss, "perplexity": None if loss is None else perplexity(loss)}
+
+
+class Hits:
+    """How often the target is among the targets of the K nearest entries."""
+
+    def __init__(self, nearest: Nearest | None):
+        self.nearest, self.queries = nearest, 0
+        self.top = [k for k in TOP if nearest is not None and k <= nearest.k]
+        self.hits = [0] * len(self.top)
+
+    def add(self, query: Contexts) -> None:
+        if self.nearest is None:
+            return
+        score, token, _ = self.nearest.entries(query)
+        hit: Bool[Tensor, "n k"] = (token == query.token[:, None]) & (score > -math.inf)
+        self.queries += len(hit)
+        self.hits = [found + int(hit[:, :k].any(1).sum()) for found, k in zip(self.hits, self.top, strict=True)]
+
+    def accuracy(self) -> dict[str, float]:
+        return {str(k): found / max(1, self.queries) for k, found in zip(self.top, self.hits, strict=True)}
