@@ -8,7 +8,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type test-slow test-gpu wikitext103 enwik8 report clean
+.PHONY: help install run test lint type test-slow test-gpu wikitext103 enwik8 ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ wikitext103: install ## TrimeLM_ext on WikiText-103 with the paper's settings (S
 
 enwik8: install ## TrimeLM_long on enwik8 (SIZE=tiny: a look at the path)
 	$(RUN) experiment=trime_long size=$(subst paper,paper_enwik8,$(SIZE)) dataset=enwik8
+
+ledger: install ## every published figure beside what was measured here: outputs/ledger.md
+	$(RUN) 'stages=[ledger]'
 
 report: install ## one table of all runs under outputs/
 	$(RUN) stages=[report] report.runs='outputs/runs/**'

@@ -7,12 +7,13 @@ import os
 from omegaconf import DictConfig
 
 from trime.stages.checks import check
+from trime.stages.ledger import write_ledger
 from trime.stages.plan import Plan
 from trime.stages.report import report_run, report_several
 from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
-STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
+STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report", "audit", "ledger")
 
 
 def run(config: DictConfig) -> float | None:
@@ -22,6 +23,9 @@ def run(config: DictConfig) -> float | None:
         raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join(STAGES)}")
     if config.report.runs:
         report_several(config)
+        return None
+    if "ledger" in config.stages:
+        write_ledger(config)
         return None
     check(config)
     plan, loss = Plan(config), None

@@ -14,19 +14,24 @@ class InBatch:
     """Contexts of the batch under a visibility; the local ones are dropped with probability ``drop_local``.
 
     ``draw``, uniform in [0, 1), comes from outside: a pure function of (seed, update). ``own_gradient_only``
-    is the published code's quirk: the contexts of other processes are constants.
+    is the published code's quirk: the contexts of other processes are constants; without ``gradient`` all are
+    (TRIME Table 11's ablation).
     """
 
-    def __init__(self, visibility: Visibility, drop_local: float = 0.0, own_gradient_only: bool = False):
+    def __init__(self, visibility: Visibility, drop_local: float = 0.0, own_gradient_only: bool = False, gradient: bool = True):
         if not 0 <= drop_local <= 1:
             raise ValueError(f"drop_local={drop_local} is a probability: choose memory.drop_local in [0, 1]")
         if drop_local and not isinstance(visibility, External):
             raise ValueError(f"drop_local={drop_local} leaves no memory but for memory=external: set memory.drop_local=0")
-        self.visibility, self.drop_local, self.own_gradient_only = visibility, drop_local, own_gradient_only
+        self.visibility, self.drop_local = visibility, drop_local
+        self.own_gradient_only, self.gradient = own_gradient_only, gradient
 
     def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, "t"], draw: float = 1.0) -> Mass:
         """Mass [t n] of the batch's contexts, of which ``seen`` are this process's, for the queries."""
-        return blockwise_mass(query, gathered(seen, not self.own_gradient_only), self.seen_by(draw), divisor)
+        memory = gathered(seen, not self.own_gradient_only)
+        if not self.gradient:
+            memory = memory._replace(g=memory.g.detach())
+        return blockwise_mass(query, memory, self.seen_by(draw), divisor)
 
     def seen_by(self, draw: float) -> Visibility:
         """What queries see in an update with this draw."""

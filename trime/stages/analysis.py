@@ -1,4 +1,4 @@
-"""Analysis of a run on test (evaluate.analysis=true): frequency buckets, retrieval accuracy, size of the long memory.
+"""Analysis of a run on dev and test (evaluate.analysis=true): frequency buckets, retrieval accuracy, size of the long memory.
 
 TRIME Table 14 (buckets by frequency on dev), Table 13 (is the target among those of the top K?), Figure 3.
 """
@@ -31,39 +31,43 @@ class Analysis(Artefact):
 
     kind, stage = "analysis", "evaluate"
 
-    def __init__(self, config: Any, encoded: Encode, tune: Tune):
+    def __init__(self, config: Any, test: Encode, tune: Tune):
         super().__init__(config)
-        self.encoded, self.tune = encoded, tune
+        self.test, self.tune = test, tune
 
     def needs(self) -> list[Artefact]:
-        return [self.encoded, self.tune]
+        return [self.test, self.tune]
 
     def settings(self) -> Any:
         return {"buckets": BUCKETS, "top": TOP}
 
     def build(self, folder: Path) -> None:
+        content = {"dev": self.of(self.tune.encoded), "test": self.of(self.test)}
+        (folder / "analysis.json").write_text(json.dumps(content, indent=1, ensure_ascii=False))
+
+    def of(self, encoded: Encode) -> dict[str, Any]:
+        """One split's."""
         rows = [
             row.at(found["tuned"])
             for row, found in zip(rows_of(plain(self.config.evaluate.rows), self.config.tune), self.tuned(), strict=True)
         ]
         if "long" in rows[-1].memories:
             rows[-1] = replace(rows[-1], sizes=tuple(self.config.tune.memory_size))
-        scorer = scorer_of(self.config, rows, self.tune.index, self.encoded)
-        corpus = self.encoded.corpus.corpus()
+        scorer = scorer_of(self.config, rows, self.tune.index, encoded)
+        corpus = encoded.corpus.corpus()
         tables = [ByToken(len(corpus.vocabulary)) for _ in rows]
         sizes, hits = torch.zeros(len(rows[-1].sizes), dtype=torch.float64), Hits(scorer.nearest)
-        for window, scores in scorer.scores(watched(self.encoded, "analyse")):
+        for window, scores in scorer.scores(watched(encoded, "analyse")):
             for table, score, row in zip(tables, scores, rows, strict=True):
                 table.add(window.query.token, -score[self.chosen(row), 0])
             sizes += -scores[-1][:, 0].double().sum(-1).cpu()
             hits.add(window.query)
         counts = np.bincount(corpus.split("valid").tokens, minlength=len(corpus.vocabulary))
-        content = {
+        return {
             "buckets": {row.label: table.buckets(counts) for row, table in zip(rows, tables, strict=True)},
             "retrieval": hits.accuracy(),
             "by_memory_size": self.curve(rows[-1], sizes / tables[-1].tokens),
         }
-        (folder / "analysis.json").write_text(json.dumps(content, indent=1, ensure_ascii=False))
 
     def tuned(self) -> list[dict[str, Any]]:
         return self.tune.tuned()["rows"]

@@ -102,7 +102,7 @@ def compare_picture(runs: list[dict[str, Any]], path: Path) -> Path:
 
 def analysis_picture(results: dict[str, Any], path: Path) -> Path:
     """Perplexity by frequency, retrieval accuracy, and perplexity over the size of the long memory, as far as there are."""
-    analysis = results["analysis"]
+    analysis = results["analysis"]["test"]
     parts = [buckets_panel, *[retrieval_panel] * bool(analysis["retrieval"]), *[sizes_panel] * bool(analysis["by_memory_size"])]
     figure, axes = canvas(1 + 5.4 * len(parts), 4, len(parts))
     for axis, part in zip(axes, parts, strict=True):
@@ -143,13 +143,13 @@ def curve(axis: Any, losses: dict[str, float], label: str, measured: Any) -> Non
 
 def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
     """Every analysed run's curve over the size of the long memory (TRIME Figure 3), words and bytes apart."""
-    shown = [run for run in runs if run.get("analysis", {}).get("by_memory_size")]
+    shown = [run for run in runs if run.get("analysis", {}).get("dev", {}).get("by_memory_size")]
     kinds = sorted({unit(run["metrics"]["test"][-1]) for run in shown}, reverse=True)
     figure, axes = canvas(1 + 6 * len(kinds), 4.2, len(kinds))
     for axis, kind in zip(axes, kinds, strict=True):
         for run in (run for run in shown if unit(run["metrics"]["test"][-1]) == kind):
             label = f"{run['name']} on {evaluated(run)[0]}, seed {run['seed']}"
-            curve(axis, run["analysis"]["by_memory_size"], label, perplexity if kind == "perplexity" else bits)
-        axis.set(xlabel="contexts in long memory", ylabel=f"test {kind}", title="size of long memory")
+            curve(axis, run["analysis"]["dev"]["by_memory_size"], label, perplexity if kind == "perplexity" else bits)
+        axis.set(xlabel="contexts in long memory", ylabel=f"dev {kind}", title="size of long memory")
         axis.legend(frameon=False, fontsize=8)
     return saved(figure, path)

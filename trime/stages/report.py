@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.metrics import bits, perplexity
 from trime.stages.artefact import copied, plain, write_aside
+from trime.stages.ledger import config_hash
 from trime.stages.picture import analysis_picture, compare_picture, curves_picture, run_picture
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
@@ -55,6 +56,7 @@ def collected(plan: Plan) -> dict[str, Any]:
         "name": config.name,
         "seed": config.seed,
         "commit": commit(),
+        "config_hash": config_hash(config),
         "versions": versions(),
         "hardware": hardware(),
         "dataset": dataset_of(plan.corpus),
@@ -150,7 +152,7 @@ def report_several(config: DictConfig) -> None:
     picture = compare_picture(runs, folder / "picture.png")
     print(f"\n{markdown(header, lines)}\n* published dev / test (TRIME Tables 10 and 2), for the order of rows")
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
-    if any(run.get("analysis", {}).get("by_memory_size") for run in runs):
+    if any(run.get("analysis", {}).get("dev", {}).get("by_memory_size") for run in runs):
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
 
 

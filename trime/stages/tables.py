@@ -102,6 +102,11 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
 
 def analysis_text(analysis: dict[str, Any]) -> str:
     """Perplexity by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), sizes of long memory (Figure 3)."""
+    return "\n".join(f"On {split}:\n\n{split_text(found)}" for split, found in analysis.items())
+
+
+def split_text(analysis: dict[str, Any]) -> str:
+    """The tables of one split."""
     buckets, parts = analysis["buckets"], []
     names = [cell["bucket"] for cell in next(iter(buckets.values()))]
     tokens = ["tokens", *(f"{cell['tokens']:,}" for cell in next(iter(buckets.values())))]

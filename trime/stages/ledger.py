@@ -1,0 +1,181 @@
+"""ledger: every cell of the papers' tables, beside what was measured here.
+
+conf/experiment/reproduce holds an experiment and its published figures a file; a figure is *ok* or *off* only
+where a results.json of exactly that configuration exists, else *not run*. conf/ledger lists the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from trime.metrics import perplexity
+from trime.stages.artefact import plain, write_aside
+from trime.stages.tables import markdown
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+REPRODUCE = "reproduce"
+APART = (
+    "paths",
+    "logger",
+    "trainer",
+    "report",
+    "stages",
+    "seed",
+    "expected",
+    "name",
+    "dictionary",
+)  # no figure depends on them
+HARMLESS = {
+    "train": ("checkpoint_every", "validate_every", "validate_tokens", "log_every"),
+    "evaluate": ("batch_tokens", "analysis"),
+}
+PLACES = ("path", "cache")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published figure, and what this machine has for it."""
+
+    table: str
+    row: str
+    column: str
+    target: float
+    tolerance: float | None
+    experiment: str
+    config_hash: str
+    value: float | None = None
+
+    @property
+    def state(self) -> str:
+        if self.value is None or self.tolerance is None:
+            return "not run"
+        return "ok" if abs(self.value - self.target) <= self.tolerance else "off"
+
+
+def config_hash(config: DictConfig) -> str:
+    """Names what decides a run's figures: its configuration without places, loggers, devices and seeds."""
+    content = {key: value for key, value in plain(config).items() if key not in APART}
+    content["checkpoint"] = bool(content.get("checkpoint"))
+    for section, names in HARMLESS.items():
+        content[section] = {key: value for key, value in content[section].items() if key not in names}
+    content["batching"].pop("seed", None)
+    return hashlib.sha256(json.dumps(without_places(content), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def without_places(value: Any) -> Any:
+    """A configuration without the folders its texts lie in."""
+    if isinstance(value, dict):
+        return {key: without_places(part) for key, part in value.items() if key not in PLACES}
+    return [without_places(part) for part in value] if isinstance(value, list) else value
+
+
+def composed(experiment: str) -> DictConfig:
+    """The configuration of an experiment by name."""
+    if GlobalHydra.instance().is_initialized():
+        return compose("config", [f"experiment={experiment}"])
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", [f"experiment={experiment}"])
+
+
+def experiments() -> list[str]:
+    """The names of all experiments that reproduce a figure."""
+    root = CONF / "experiment"
+    paths = sorted((root / REPRODUCE).glob("*/*.yaml"))
+    return [path.relative_to(root).with_suffix("").as_posix() for path in paths]
+
+
+def cells_of(experiment: str, config: DictConfig, runs: list[dict[str, Any]]) -> list[Cell]:
+    """The figures an experiment answers for."""
+    name = config_hash(config)
+    found = [run for run in runs if run.get("config_hash") == name]
+    return [
+        Cell(
+            f"TRIME {expected['table']}",
+            str(expected["row"]),
+            str(expected["column"]),
+            float(expected["value"]),
+            float(expected["tolerance"]),
+            experiment,
+            name,
+            measured(expected, found[-1]) if found else None,
+        )
+        for expected in plain(config.expected)
+    ]
+
+
+def measured(expected: dict[str, Any], run: dict[str, Any]) -> float | None:
+    """What a run has for a figure: a row's perplexity or bits, a frequency bucket's perplexity, a retrieval accuracy in %."""
+    analysis = run.get("analysis", {}).get("dev" if expected["split"] == "valid" else "test", {})
+    if "bucket" in expected:
+        cells = list(analysis.get("buckets", {}).values())[-1:]
+        return next((cell["perplexity"] for part in cells for cell in part if cell["bucket"] == expected["bucket"]), None)
+    if "retrieval" in expected:
+        share = analysis.get("retrieval", {}).get(str(expected["retrieval"]))
+        return None if share is None else 100 * share
+    row = run["metrics"][expected["split"]][expected.get("place", -1)]
+    return row[expected["measure"]] if "measure" in expected else perplexity(row["loss"])
+
+
+def later() -> list[Cell]:
+    """Figures that no experiment answers for yet."""
+    content = yaml.safe_load((CONF / "ledger" / "later.yaml").read_text())
+    return [
+        Cell(table, str(row), str(column), float(value), None, "", "")
+        for table, rows in content.items()
+        for row, column, value in rows
+    ]
+
+
+def results_in(places: list[Path]) -> list[dict[str, Any]]:
+    """Every results.json below some folders, oldest first."""
+    paths = sorted({path for place in places for path in place.rglob("results.json")}, key=lambda path: path.stat().st_mtime)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def page(cells: list[Cell]) -> str:
+    """The ledger: a summary, then a table of cells for each table of the papers."""
+    states = [cell.state for cell in cells]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in ("ok", "off", "not run"))
+    parts = [
+        f"# Ledger\n\n{len(cells)} published figures: {counts}. A cell is ok or off by a run of exactly its configuration alone.\n"
+    ]
+    for table in dict.fromkeys(cell.table for cell in cells):
+        lines = [line(cell) for cell in cells if cell.table == table]
+        parts.append(
+            f"## {table}\n\n" + markdown(["row", "column", "published", "ours", "±", "state", "command", "config"], lines)
+        )
+    return "\n".join(parts)
+
+
+def line(cell: Cell) -> list[str]:
+    command = f"`python cli.py experiment={cell.experiment}`" if cell.experiment else "no experiment yet"
+    value, tolerance = ("" if number is None else f"{number:.4g}" for number in (cell.value, cell.tolerance))
+    return [cell.row, cell.column, f"{cell.target:g}", value, tolerance, cell.state, command, cell.config_hash]
+
+
+def write_ledger(config: DictConfig) -> Path:
+    """Writes ledger.md under the outputs folder and tells how many cells hold."""
+    outputs = Path(config.paths.outputs)
+    runs = results_in([outputs / "runs", CONF.parent / "benchmarks" / "results"])
+    cells = [cell for name in experiments() for cell in cells_of(name, composed(name), runs)] + later()
+    path = outputs / "ledger.md"
+    outputs.mkdir(parents=True, exist_ok=True)
+    write_aside(path, page(sorted(cells, key=lambda cell: order(cell.table))))
+    states = [cell.state for cell in cells]
+    print(f"ledger: {path}: " + ", ".join(f"{states.count(state)} {state}" for state in ("ok", "off", "not run")))
+    return path
+
+
+def order(table: str) -> tuple[bool, int, str]:
+    """TRIME's tables by number, then Attendre's."""
+    digits = "".join(character for character in table if character.isdigit())
+    return table.startswith("Attendre"), int(digits or 99), table
