@@ -100,7 +100,7 @@ def cut_lines(split: Split, offsets: np.ndarray, eos: int, block: int, context: 
     kept, parts = shares(np.diff(offsets), tokens), []
     for document, (begin, length) in enumerate(zip(offsets[:-1], kept, strict=True)):
         ends = np.flatnonzero(np.asarray(split.tokens[begin : begin + length]) == eos) + 1
-        edges = packed([*ends.tolist(), length], block)
+        edges = packed([*ends.tolist(), int(length)], block)
         parts.append(np.stack([np.full(len(edges) - 1, document), edges[:-1], edges[1:]]))
     document_, first, end = np.concatenate(parts, axis=1)
     return with_context(offsets, document_, first, end, np.minimum(context, np.maximum(context + block - (end - first), 0)))

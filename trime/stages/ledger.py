@@ -1,7 +1,7 @@
 """ledger: every cell of the papers' tables, beside what was measured here.
 
 conf/experiment/reproduce holds an experiment and its published figures a file; a figure is *ok* or *off* only
-where a results.json of exactly that configuration exists, else *not run*. conf/ledger lists the rest.
+where a results.json of exactly that configuration exists, else *not run*. benchmarks/published.yaml lists the rest.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def measured(expected: dict[str, Any], run: dict[str, Any]) -> float | None:
 
 def later() -> list[Cell]:
     """Figures that no experiment answers for yet."""
-    content = yaml.safe_load((CONF / "ledger" / "later.yaml").read_text())
+    content = yaml.safe_load((CONF.parent / "benchmarks" / "published.yaml").read_text())
     return [
         Cell(table, str(row), str(column), float(value), None, "", "")
         for table, rows in content.items()
@@ -145,9 +145,7 @@ def page(cells: list[Cell]) -> str:
     """The ledger: a summary, then a table of cells for each table of the papers."""
     states = [cell.state for cell in cells]
     counts = ", ".join(f"{states.count(state)} {state}" for state in ("ok", "off", "not run"))
-    parts = [
-        f"# Ledger\n\n{len(cells)} published figures: {counts}. A cell is ok or off by a run of exactly its configuration alone.\n"
-    ]
+    parts = [f"# Ledger\n\n{len(cells)} published figures: {counts}. Only a run of exactly its configuration decides a cell.\n"]
     for table in dict.fromkeys(cell.table for cell in cells):
         lines = [line(cell) for cell in cells if cell.table == table]
         parts.append(
@@ -158,8 +156,8 @@ def page(cells: list[Cell]) -> str:
 
 def line(cell: Cell) -> list[str]:
     command = f"`python cli.py experiment={cell.experiment}`" if cell.experiment else "no experiment yet"
-    value, tolerance = ("" if number is None else f"{number:.4g}" for number in (cell.value, cell.tolerance))
-    return [cell.row, cell.column, f"{cell.target:g}", value, tolerance, cell.state, command, cell.config_hash]
+    value, tolerance = ("" if number is None else f"{number:.2f}" for number in (cell.value, cell.tolerance))
+    return [cell.row, cell.column, f"{cell.target:.2f}", value, tolerance, cell.state, command, cell.config_hash]
 
 
 def write_ledger(config: DictConfig) -> Path:
