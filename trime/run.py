@@ -6,6 +6,7 @@ import os
 
 from omegaconf import DictConfig
 
+from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.ledger import write_ledger
 from trime.stages.plan import Plan
@@ -31,6 +32,9 @@ def run(config: DictConfig) -> float | None:
     plan, loss = Plan(config), None
     with closing(plan):
         for stage in (stage for stage in STAGES if stage in config.stages):
+            if stage == "audit":
+                audit(plan)
+                continue
             if stage == "report":
                 results = report_run(plan)
                 log_results(plan.logger, results)

@@ -12,19 +12,29 @@ from trime.memory.datastore import Nearest
 from trime.memory.recent import Recent
 from trime.memory.visibility import Local
 from trime.tasks.rows import Row, scales
-from trime.types import Contexts, Float, Mass, Tensor
+from trime.types import Contexts, Float, Int, Mass, Tensor
 
 
 class Window(NamedTuple):
-    """All contexts of a window, the first ``context`` of which are not scored; the vocabulary's mass of the others."""
+    """All contexts of a window, the first ``context`` of which are not scored; the vocabulary's mass of the others.
+
+    ``asked`` are the tokens whose probability is asked for; null: those that followed.
+    """
 
     contexts: Contexts
     context: int
     vocabulary: Mass
+    asked: Int[Tensor, "n"] | None = None
+
+    @property
+    def scored(self) -> Contexts:
+        """The scored contexts with the tokens that followed them."""
+        return self.contexts.take(slice(self.context, None))
 
     @property
     def query(self) -> Contexts:
-        return self.contexts.take(slice(self.context, None))
+        """The scored contexts with the tokens that are asked for."""
+        return self.scored if self.asked is None else self.scored._replace(token=self.asked)
 
     @property
     def scored_from(self) -> int:
@@ -69,7 +79,7 @@ class Scorer:
                 ],
             )
             if self.recent is not None:
-                self.recent.write(window.query, overlap=len(window.contexts.token))
+                self.recent.write(window.scored, overlap=len(window.contexts.token))
 
     def divisors(self, width: int) -> list[list[float]]:
         return [row.divisors(*scales(width, self.scaled_interpolation)) for row in self.rows]

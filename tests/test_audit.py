@@ -1,0 +1,102 @@
+"""The auditor passes an honest run and catches a planted violation of each kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch.nn import functional as F
+
+from trime.memory.datastore import Nearest
+from trime.memory.visibility import Extent, Local, SameDocument, same
+from trime.models import attention
+from trime.run import run
+from trime.stages.audit import audit
+from trime.stages.plan import Plan
+from trime.types import Place, UserError
+
+Tiny = Callable[..., DictConfig]
+OPTIONS = ("experiment=trime_ext", "evaluate.tokens=600", "datastore.tokens=5000", "evaluate.block=16", "evaluate.context=16")
+
+
+@pytest.fixture(scope="module")
+def honest(tiny: Tiny) -> DictConfig:
+    config = tiny(*OPTIONS)
+    run(config)
+    return config
+
+
+def test_an_honest_run_passes(honest: DictConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    honest.stages = ["audit"]
+    run(honest)
+    said, found = capsys.readouterr().out, json.loads((Plan(honest).run_folder / "audit.json").read_text())
+    assert said.count("move nothing") == 2
+    assert found["own_and_later_tokens_move"] <= found["tolerance"] and found["other_documents_move"] <= found["tolerance"]
+    assert max(found["test_documents_in_datastore"].values()) < 0.5 and not found["datastore_is_the_test_text"]
+
+
+def test_the_own_token_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sees(self: Local, query: Place, memory: Place) -> torch.Tensor:
+        return same(query.segment, memory.segment) & (memory.position[None, :] <= query.position[:, None])
+
+    monkeypatch.setattr(Local, "sees", sees)
+    with pytest.raises(UserError, match="those after it"):
+        audit(Plan(honest))
+
+
+def test_later_tokens_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unmasked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5, -1) @ value
+
+    whole = type("Whole", (), {name: getattr(F, name) for name in dir(F)} | {"scaled_dot_product_attention": unmasked})
+    monkeypatch.setattr(attention, "F", whole)
+    with pytest.raises(UserError, match="those after it"):
+        audit(Plan(honest))
+
+
+def test_another_document_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def everything(self: SameDocument, query: Place, memory: Place) -> torch.Tensor:
+        return torch.ones(len(query.segment), len(memory.segment), dtype=torch.bool)
+
+    def nothing(self: SameDocument, query: Extent, memory: Extent) -> bool:
+        return False
+
+    monkeypatch.setattr(SameDocument, "sees", everything)
+    monkeypatch.setattr(SameDocument, "rules_out", nothing)
+    with pytest.raises(UserError, match="other documents"):
+        audit(Plan(honest))
+
+
+def test_what_is_not_bounded_is_said(honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tiny(*OPTIONS, "long.crossing=true", "stages=[import,prepare,pack,fit,encode,datastore,tune,evaluate,audit]"))
+    assert "not bounded" in capsys.readouterr().out
+
+
+def test_test_text_in_the_datastore_is_caught(tiny: Tiny, text_folder: Path) -> None:
+    shutil.copy(text_folder / "test" / "1.txt", text_folder / "train" / "9.txt")
+    config = tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=null", "index.k=8")
+    run(config)
+    with pytest.raises(UserError, match="lie in the datastore"):
+        audit(Plan(config))
+
+
+def test_a_datastore_of_the_test_text_must_hide_each_documents_own(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(*OPTIONS, "datastore.split=test", "index.k=8")
+    run(config)
+    assert audit(Plan(config))["datastore_is_the_test_text"]
+    entries = Nearest.entries
+
+    def shown(self: Nearest, query: object) -> object:
+        self.hide_own = False
+        found = entries(self, query)  # type: ignore[arg-type]
+        self.hide_own = True
+        return found
+
+    monkeypatch.setattr(Nearest, "entries", shown)
+    with pytest.raises(UserError, match="lie in the datastore"):
+        audit(Plan(config))

@@ -1,0 +1,212 @@
+"""audit: shows for a trained run that no scored token's probability depends on what it must not depend on.
+
+Text is altered and scored again with the run's model, memories and tuned settings:
+
+* from a position on, own token included: nothing up to that position may move;
+* in all other documents, where evaluation is bounded by them: nothing may move;
+
+and the datastore's text is searched for the test text. A violation is an error; the figures are in ``audit.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from trime.data.corpus import Split
+from trime.data.segments import Segments, collate
+from trime.memory.datastore import Datastore
+from trime.stages.artefact import plain, write_aside
+from trime.stages.encode import device_of, windows_of
+from trime.stages.fit import open_network
+from trime.stages.plan import Plan
+from trime.stages.tune import scorer_of
+from trime.tasks.rows import Row, rows_of
+from trime.tasks.scoring import Window
+from trime.types import Batch, Mass, Tensor, UserError, contexts_of, is_token
+
+PLACES = 6  # windows of the test text that are altered
+TOLERANCE = 1e-4  # nats: what rounding may move
+RUN = 50  # tokens: so many in a row, found again, are a copy
+COPIED = 0.5  # of a document: more than this in the datastore is test text in it
+
+
+@dataclass
+class Audit:
+    """The run's text, model and memories."""
+
+    plan: Plan
+
+    def __post_init__(self) -> None:
+        config, plan = self.plan.config, self.plan
+        self.corpus = plan.evaluated.corpus()
+        self.text = self.corpus.split("test")
+        self.windows: Segments = plan.test.windows(self.corpus)
+        self.network, _ = open_network(plan.model.path(), config.compatibility.dropped_in_band)
+        self.device = device_of(config)
+        self.network.to(self.device)
+        tuned = plan.tune.tuned()["rows"]
+        rows = rows_of(plain(config.evaluate.rows), config.tune)
+        self.rows: list[Row] = [row.at(found["tuned"]) for row, found in zip(rows, tuned, strict=True)]
+
+    def stretch(self, last: int) -> list[int]:
+        """The windows that may bear on window ``last``: as many before it as the long memory holds."""
+        room, first = max([size for row in self.rows for size in row.sizes] or [0]), last
+        scored = self.windows.length - self.windows.context
+        while first > 0 and room > -int(self.windows.context[last]):
+            first, room = first - 1, room - int(scored[first - 1])
+        return list(range(first, last + 1))
+
+    @torch.no_grad()
+    def scores(self, text: Split, numbers: list[int]) -> list[Tensor]:
+        """log P of the *original* tokens in the last window, [row, token], as the altered text makes it."""
+        scorer = scorer_of(self.plan.config, self.rows, self.plan.index, self.plan.test)
+        found = [score for _, score in scorer.scores(self.encoded(text, numbers))]
+        return [score[0, 0] for score in found[-1]]
+
+    def encoded(self, text: Split, numbers: list[int]) -> Iterator[Window]:
+        ends = self.corpus.vocabulary.ends
+        for number in numbers:
+            batch = Batch(*(part.to(self.device) for part in collate(text, self.windows, [number], ends)))
+            asked = collate(self.text, self.windows, [number], ends).targets.to(self.device).flatten()
+            encoding, _ = self.network.backbone(batch.tokens, None, batch.fresh)
+            contexts = contexts_of(batch, encoding.g.float()).take(is_token(batch).flatten())
+            contexts = contexts._replace(place=contexts.place._replace(segment=contexts.place.segment + number))
+            scored = batch.scored.flatten()
+            mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], asked[scored])
+            yield Window(contexts, int((~scored).sum()), Mass(mass.target.float(), mass.total.float()), asked[scored])
+
+    def altered(self, positions: np.ndarray, seed: int) -> Split:
+        """The text with other tokens at some positions."""
+        tokens = np.array(self.text.tokens)
+        other = np.random.default_rng(seed).integers(1, len(self.corpus.vocabulary), len(positions))
+        tokens[positions] = (tokens[positions] + other) % len(self.corpus.vocabulary)
+        return Split(tokens, self.text.offsets)
+
+    def moved(self, number: int, positions: np.ndarray, until: int) -> float:
+        """How far altering ``positions`` moves the first ``until`` scored tokens of a window, in nats."""
+        numbers = self.stretch(number)
+        plain_, altered = self.scores(self.text, numbers), self.scores(self.altered(positions, number), numbers)
+        return max(float((a[:until] - b[:until]).abs().max()) for a, b in zip(plain_, altered, strict=True))
+
+    def future(self, number: int) -> float:
+        """What a token and those after it move in the probability of itself and of those before it."""
+        windows = self.windows
+        scored = int(windows.length[number] - windows.context[number])
+        kept = max(1, scored // 2)
+        first = int(windows.begin[number] + windows.start[number] + windows.context[number]) + kept - 1
+        return self.moved(number, np.arange(first, len(self.text.tokens)), kept)
+
+    def others(self, number: int) -> float:
+        """What all other documents move in a window."""
+        document = int(np.searchsorted(self.text.offsets, self.windows.begin[number], side="right")) - 1
+        low, high = self.text.offsets[document : document + 2]
+        outside = np.concatenate([np.arange(low), np.arange(high, len(self.text.tokens))])
+        return self.moved(number, outside, int(self.windows.length[number] - self.windows.context[number]))
+
+
+def audit(plan: Plan) -> dict[str, Any]:
+    """Runs every check of a finished run; UserError at the violations, after all figures are written."""
+    checks = Audit(plan)
+    bounded = plan.config.evaluate.bounded and not plan.config.long.crossing
+    numbers = np.unique(np.linspace(0, len(checks.windows) - 1, PLACES).astype(int)).tolist()
+    future, others = [], []
+    for number in tqdm(numbers, unit="place", desc="audit test"):
+        future.append(checks.future(number))
+        others += [checks.others(number)] if bounded else []
+    copied = in_datastore(plan, checks.text) if plan.index else {}
+    found = {
+        "windows": numbers,
+        "own_and_later_tokens_move": max(future),
+        "other_documents_move": max(others) if others else None,
+        "test_documents_in_datastore": copied,
+        "datastore_is_the_test_text": bool(plan.index and plan.index.nearest(plan.test.information()).hide_own),
+        "tolerance": TOLERANCE,
+    }
+    plan.run_folder.mkdir(parents=True, exist_ok=True)
+    write_aside(plan.run_folder / "audit.json", json.dumps(found, indent=1))
+    wrong = violations(found)
+    if wrong:
+        raise UserError(f"audit: {'; '.join(wrong)} (see {plan.run_folder / 'audit.json'})")
+    print(said(found, plan))
+    return found
+
+
+def violations(found: dict[str, Any]) -> list[str]:
+    """A sentence for each check that failed."""
+    wrong = []
+    if not found["own_and_later_tokens_move"] <= TOLERANCE:
+        wrong.append(f"a token or those after it move its probability by {found['own_and_later_tokens_move']:.2g} nats")
+    if found["other_documents_move"] is not None and not found["other_documents_move"] <= TOLERANCE:
+        wrong.append(f"other documents move a bounded one by {found['other_documents_move']:.2g} nats")
+    allowed = 0.0 if found["datastore_is_the_test_text"] else COPIED
+    copies = {name: share for name, share in found["test_documents_in_datastore"].items() if share > allowed}
+    if copies:
+        worst = max(copies, key=copies.__getitem__)
+        wrong.append(f"{len(copies)} test documents lie in the datastore, document {worst} by {100 * copies[worst]:.0f} %")
+    return wrong
+
+
+def said(found: dict[str, Any], plan: Plan) -> str:
+    """The verdict in a line or three."""
+    moved = found["own_and_later_tokens_move"]
+    lines = [f"audit: {len(found['windows'])} places: own and later tokens move nothing ({moved:.1e} nats)"]
+    if found["other_documents_move"] is None:
+        lines.append("audit: documents are not bounded by these settings (evaluate.bounded, long.crossing): not checked")
+    else:
+        lines.append(f"audit: other documents move nothing ({found['other_documents_move']:.1e} nats)")
+    if plan.index:
+        shares = found["test_documents_in_datastore"].values()
+        lines.append(
+            f"audit: at most {100 * max(shares, default=0):.1f} % of a test document are runs of {RUN} tokens in the datastore"
+        )
+    return "\n".join(lines)
+
+
+def in_datastore(plan: Plan, text: Split) -> dict[str, float]:
+    """The share of each test document that lies in runs which the datastore holds too."""
+    store = Datastore(plan.store.path())
+    if plan.index is not None and plan.index.nearest(plan.test.information()).hide_own:
+        return own_entries(plan)
+    known = hashes(store.token.numpy()[: len(store) // RUN * RUN].reshape(-1, RUN))
+    known = np.unique(known)
+    found = {}
+    for document, (low, high) in enumerate(zip(text.offsets[:-1], text.offsets[1:], strict=True)):
+        tokens = np.asarray(text.tokens[low:high])
+        if len(tokens) < RUN:
+            continue
+        own = hashes(np.lib.stride_tricks.sliding_window_view(tokens, RUN))
+        starts = np.flatnonzero(np.isin(own, known))
+        covered = np.zeros(len(tokens) + 1, np.int64)
+        np.add.at(covered, starts, 1)
+        np.add.at(covered, starts + RUN, -1)
+        found[str(document)] = float((np.cumsum(covered)[:-1] > 0).mean())
+    return found
+
+
+def own_entries(plan: Plan) -> dict[str, float]:
+    """Of a datastore of the very text that is scored: the share of what is found that is a document's own."""
+    assert plan.index is not None
+    nearest = plan.index.nearest(plan.test.information())
+    found: dict[str, list[float]] = {}
+    for window in islice(windows_of(plan.test.path(), torch.device("cpu")), PLACES):
+        score, _, index = nearest.entries(window.query)
+        own = (nearest.store.document[index] == window.query.place.document[:, None]) & score.isfinite()
+        found.setdefault(str(int(window.query.place.document[0])), []).append(float(own.float().mean()))
+    return {document: max(shares) for document, shares in found.items()}
+
+
+def hashes(rows: np.ndarray) -> np.ndarray:
+    """A 64-bit number for each row of tokens."""
+    factors = np.random.default_rng(0).integers(1, 2**63, RUN, dtype=np.uint64) | np.uint64(1)
+    result = np.zeros(len(rows), np.uint64)
+    for column in range(RUN):
+        result += (rows[:, column].astype(np.uint64) + np.uint64(1)) * factors[column]
+    return result
