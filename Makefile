@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 SIZE   ?= paper
+PAPER  := $(filter paper,$(SIZE))
+ARGS   ?=
 # faiss-gpu where there is a CUDA device, else faiss-cpu: they must never be installed together.
 EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
@@ -40,11 +42,11 @@ test-slow: install ## the tests that take minutes
 test-gpu: install ## the tests that need a CUDA device
 	$(VENV)/bin/python -m pytest -m gpu
 
-wikitext103: install ## TrimeLM_ext on WikiText-103 with the paper's settings (SIZE=tiny: a look at the path)
-	$(RUN) experiment=trime_ext size=$(SIZE) dataset=wikitext103
+wikitext103: install ## TrimeLM_ext on WikiText-103 as TRIME Table 2 (SIZE=tiny: the same path in minutes; ARGS=dataset.path=DIR)
+	$(RUN) $(if $(PAPER),experiment=reproduce/table2/trime_ext,experiment=trime_ext size=$(SIZE) dataset=wikitext103 dataset.documents=100) $(ARGS)
 
-enwik8: install ## TrimeLM_long on enwik8 (SIZE=tiny: a look at the path)
-	$(RUN) experiment=trime_long size=$(subst paper,paper_enwik8,$(SIZE)) dataset=enwik8
+enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=dataset.path=FILE)
+	$(RUN) $(if $(PAPER),experiment=reproduce/table4/trime_long,experiment=trime_long size=$(SIZE) dataset=enwik8) $(ARGS)
 
 ledger: install ## every published figure beside what was measured here: outputs/ledger.md
 	$(RUN) 'stages=[ledger]'

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 import cli
 from tests.conftest import ROOT, composed
+from tests.golden.published import ROOT as GOLDEN
 from trime.run import STAGES, run
 from trime.stages.plan import Plan
 
@@ -54,6 +55,8 @@ def test_readme_command_runs(
     words = [
         word for word in words if not word.startswith(("size=", "train.", "datastore.tokens", "evaluate.tokens", "logger"))
     ]
+    if any(word.startswith("checkpoint=") for word in words):
+        words = released(words)
     if any("report.runs" in word for word in words):
         run(composed_tiny(place, "experiment=vanilla"))
         words = [word.replace("outputs/", f"{place}/outputs/") for word in words]
@@ -71,6 +74,37 @@ def test_readme_command_runs(
     monkeypatch.setattr("sys.argv", ["cli.py", *words, *tiny])
     cli.failed.clear()
     assert cli.main() == 0
+
+
+def released(words: list[str]) -> list[str]:
+    """A small checkpoint of the released form in place of a downloaded one, with its dictionary and text."""
+    if not (GOLDEN / "model").is_dir():
+        pytest.skip(f"no golden vectors at {GOLDEN}")
+    file = sorted((GOLDEN / "model").glob("*/checkpoint_last.pt"))[-1]
+    corpus = next(path for path in sorted((GOLDEN / "data").iterdir()) if path.name == "words")
+    kept = [word for word in words if not word.startswith(("checkpoint=", "dictionary=", "dataset", "experiment=reproduce"))]
+    text = ["dataset=folder", f"dataset.path={corpus}/text", "dataset.tokenizer._target_=trime.data.tokenizers.Whitespace"]
+    return [*kept, *text, f"checkpoint={file}", f"dictionary={corpus}/dict.txt", "evaluate.block=16", "evaluate.context=16"]
+
+
+@pytest.mark.parametrize("target", ["wikitext103", "enwik8"])
+def test_make_targets_run_on_files_of_the_same_form(target: str, place: Path, tmp_path: Path) -> None:
+    """The command of `make TARGET SIZE=tiny`, from text to report."""
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "house", "while", "it", "rained", "."]
+    lines = [" ".join(words[(i * 7 + j * (1 + i % 3)) % len(words)] for j in range(25)) for i in range(60)]
+    articles = "".join(f" = Title {n} = \n \n {line} \n {line} \n {lines[-n]} \n \n" for n, line in enumerate(lines))
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"wiki.{split}.tokens").write_text(" \n" + articles * 4)
+    (tmp_path / "enwik8").write_text("\n".join(lines) * 40)
+    dry = subprocess.run(
+        ["make", "-n", "-o", "install", target, "SIZE=tiny", f"ARGS=dataset.path={tmp_path}"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    command = shlex.split(next(line for line in dry.splitlines() if "cli.py" in line))[1:]
+    fixed = ["logger=none", "train.updates=2", f"paths.data={place}/data", f"paths.outputs={place}/outputs"]
+    done = subprocess.run([sys.executable, *command, *fixed], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "results: " in done.stdout and ("bits/char" in done.stdout) is (target == "enwik8")
 
 
 def composed_tiny(place: Path, *overrides: str) -> DictConfig:

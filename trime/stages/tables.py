@@ -86,12 +86,21 @@ def tuned_text(row: dict[str, Any]) -> str:
 def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
     """Every row of one run, dev and test."""
     pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
-    header = ["memories", f"dev {unit(pairs[0][0])}", f"test {unit(pairs[0][1])}", "search", "tokens/s", "tuned on dev"]
+    header = [
+        "memories",
+        f"dev {unit(pairs[0][0])}",
+        f"test {unit(pairs[0][1])}",
+        "tokens",
+        "search",
+        "tokens/s",
+        "tuned on dev",
+    ]
     return header, [
         [
             test["memories"],
             f"{measure(valid):.2f}",
             f"{measure(test):.2f}",
+            f"{test['tokens']:,}",
             test["search"] or "",
             f"{test['tokens_per_second']:,.0f}",
             tuned_text(test),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,17 +25,18 @@ SOURCES = (
 class WikiText(Dataset):
     """A document starts at a line `` = Title = `` after a blank line (formulas have such lines too); ``<eos>`` after each line.
 
-    Read from ``path`` (files ``wiki.train.tokens`` or ``train.txt``, and so on) or downloaded to ``cache``.
+    ``documents`` takes the first so many of the training split, for quick looks. Read from ``path`` (files
+    ``wiki.train.tokens`` or ``train.txt``, and so on) or downloaded to ``cache``.
     """
 
     published: ClassVar[dict[str, int]] = {"valid": 217_646, "test": 245_569}
     why_counts_differ = "the files are not the published ones, or were cut or tokenised again"
 
-    def __init__(self, size: int, cache: str, path: str | None = None):
+    def __init__(self, size: int, cache: str, path: str | None = None, documents: int | None = None):
         if size not in DIGESTS:
             raise UserError(f"there is no WikiText-{size}: choose dataset=wikitext2 or dataset=wikitext103")
         self.name, self.size_name, self.path, self.cache = f"wikitext{size}", size, path, Path(cache)
-        self.tokenizer = Whitespace()
+        self.tokenizer, self.first = Whitespace(), documents
 
     @cached_property
     def place(self) -> Path:  # type: ignore[override]
@@ -58,6 +60,9 @@ class WikiText(Dataset):
         return found
 
     def documents(self, split: str) -> Iterator[Document]:
+        return islice(self.every(split), self.first if split == "train" else None)
+
+    def every(self, split: str) -> Iterator[Document]:
         for path in self.files(split):
             lines: list[bytes] = []  # of the current document
             for line in open(path, "rb"):
