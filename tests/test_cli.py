@@ -101,7 +101,7 @@ def test_make_targets_run_on_files_of_the_same_form(target: str, place: Path, tm
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     command = shlex.split(next(line for line in dry.splitlines() if "cli.py" in line))[1:]
-    fixed = ["logger=none", "train.updates=2", f"paths.data={place}/data", f"paths.outputs={place}/outputs"]
+    fixed = ["logger=none", "train.updates=2", f"paths.data={place}/data", f"paths.outputs={tmp_path}/outputs"]
     done = subprocess.run([sys.executable, *command, *fixed], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "results: " in done.stdout and ("bits/char" in done.stdout) is (target == "enwik8")

@@ -1,6 +1,8 @@
 """Scored evaluation, token by token (README section 3): windows, memories, mixtures, traces of the long memory.
 
 The published program has the in-band quirk in mode gn alone, so that mode lm and kNN-LM are scored without it.
+Not covered: the entries of index.json without windows, which the published program cannot run (gn_interp_only,
+li_no_arg, gnli); and in mode li the first position, where it spreads over hidden entries (README section 3).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.metrics import bits, perplexity
-from trime.stages.tables import evaluated, measure, unit
+from trime.stages.tables import evaluated, measure, unit, units
 
 BLUE, GREY, ORANGE = "#2a6f97", "#9aa5b1", "#d9772b"
 
@@ -95,7 +95,7 @@ def compare_picture(runs: list[dict[str, Any]], path: Path) -> Path:
     figure, (axis,) = canvas(8, max(2.6, 1.2 + 0.42 * len(runs)), 1)
     colours = [BLUE if run["name"].startswith("trime") else GREY for run in runs]
     rows = [run["metrics"]["test"][-1] for run in runs]
-    bars(axis, names, [measure(row) for row in rows], unit(rows[0]), colours)
+    bars(axis, names, [measure(row) for row in rows], units(runs), colours)
     axis.set_title(", ".join(sorted({evaluated(run)[0] for run in runs})))
     return saved(figure, path)
 

@@ -70,6 +70,11 @@ def unit(row: dict[str, Any]) -> str:
     return "bits/char" if "bits_per_character" in row else "perplexity"
 
 
+def units(runs: list[dict[str, Any]]) -> str:
+    """What the runs are measured in; words and bytes may stand side by side."""
+    return " or ".join(sorted({unit(run["metrics"]["test"][-1]) for run in runs}, reverse=True))
+
+
 def tuned_text(row: dict[str, Any]) -> str:
     """What was tuned, in the paper's letters."""
     letters = {
@@ -142,7 +147,7 @@ def figure(value: float | None) -> str:
 def compare_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:
     """Each run's own (last) row, the difference to the vanilla run of the same data and seed, the paper's figures."""
     runs = sorted(runs, key=lambda run: (run["dataset"]["name"], -measure(run["metrics"]["test"][-1])))
-    kind = unit(runs[0]["metrics"]["test"][-1])
+    kind = units(runs)
     header = [
         "run",
         "seed",
