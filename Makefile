@@ -4,6 +4,7 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 SIZE   ?= paper
 PAPER  := $(filter paper,$(SIZE))
+$(if $(filter-out paper small tiny,$(SIZE)),$(error SIZE=$(SIZE): choose paper, small or tiny))
 ARGS   ?=
 # faiss-gpu where there is a CUDA device, else faiss-cpu: they must never be installed together.
 EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)

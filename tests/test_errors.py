@@ -156,7 +156,7 @@ def test_impossible_settings(said: Said) -> None:
     assert "tune.lambda" in said("experiment=cache", "tune.lambda=[0.1,1.0]")
     assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[0,3]")
     assert "no number of tokens" in said("evaluate.tokens=lots")
-    assert "set 1" in said("trainer.devices=2", "seed=77")
+    assert "a number or auto" in said("trainer.devices=0")
 
 
 def test_unknown_group_choice_and_key(said: Said) -> None:

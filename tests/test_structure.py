@@ -18,6 +18,7 @@ BELOW = {
     "tasks": {"types", "data", "memory", "models", "mixtures", "tasks"},
     "stages": {"types", "metrics", "data", "memory", "models", "mixtures", "optim", "tasks", "stages"},
     "run": {"types", "stages"},
+    "follow": {"types", "stages"},
 }
 ONLY_IN = {
     "faiss": {"trime/memory/search.py"},

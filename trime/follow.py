@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from trime.stages.plan import Plan
+from trime.types import UserError
 
 
-def main() -> None:
+def main() -> int:
+    """Takes part in the training; ends with the first process, however that ends."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     folder = Path(sys.argv[1])
-    config = OmegaConf.load(folder / "config.yaml")
-    Plan(config).fit.train(folder)  # type: ignore[arg-type]
+    try:
+        Plan(OmegaConf.load(folder / "config.yaml")).fit.train(folder)  # type: ignore[arg-type]
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def end_with(parent: int) -> None:
+    """A killed first process leaves this one in a collective operation, where nobody would end it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,6 +22,7 @@ POSITIONS = 4096  # at least: sinusoids are computed, so that windows may be lon
 REFUSED = {  # settings of fairseq's language models that change the forward pass, and the values that are understood
     "decoder_learned_pos": (False, None),
     "no_token_positional_embeddings": (False, None),
+    "no_scale_embedding": (False, None),
     "character_embeddings": (False, None),
     "activation_fn": ("relu", None),
     "decoder_normalize_before": (True, None),
@@ -48,7 +49,8 @@ def read_checkpoint(path: Path) -> Released:
         raise UserError(f"{path} is truncated or no PyTorch checkpoint ({one_line(error)}): fetch it again") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is truncated or no PyTorch checkpoint ({one_line(error)}): fetch it again") from None
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "args" not in content:
+    plain_form = isinstance(content, dict) and isinstance(content.get("model"), dict)
+    if not plain_form or not isinstance(content.get("args"), argparse.Namespace):
         raise UserError(
             f"{path} is no fairseq checkpoint with args and model: only TRIME's, kNN-LM's and Baevski-Auli's form is read"
         )
@@ -62,8 +64,8 @@ def one_line(error: BaseException) -> str:
 
 def history_of(content: dict[str, Any]) -> dict[str, Any]:
     """Updates and epochs of the training, as far as they are told."""
-    last = (content.get("optimizer_history") or [{}])[-1]
-    epoch = (content.get("extra_state") or {}).get("train_iterator", {}).get("epoch")
+    last = (content.get("optimizer_history") or [{}])[-1] or {}
+    epoch = ((content.get("extra_state") or {}).get("train_iterator") or {}).get("epoch")
     return {"updates": last.get("num_updates"), "epoch": epoch, "criterion": last.get("criterion_name")}
 
 
@@ -141,8 +143,11 @@ def tables_of(weights: dict[str, Tensor]) -> list[Tensor]:
 
 def network_of(released: Released) -> tuple[Network, dict[str, Any]]:
     """The network with the checkpoint's weights, and its description; UserError where a weight has no place."""
-    description = description_of(released)
-    tables = tables_of(released.weights) or [released.weights["embed_tokens.weight"]]
+    try:
+        description = description_of(released)
+        tables = tables_of(released.weights) or [released.weights["embed_tokens.weight"]]
+    except KeyError as error:
+        raise UserError(f"the checkpoint lacks {error}: it is truncated, or of an architecture that is not supported") from None
     network = build_network(OmegaConf.create(description), sum(map(len, tables)))
     used: set[str] = set()
     for name, parameter in network.named_parameters():  # shared ones once, under the embedding's name

@@ -130,6 +130,8 @@ class Hits:
         if self.nearest is None:
             return
         score, token, _ = self.nearest.entries(query)
+        order = score.argsort(dim=1, descending=True, stable=True)  # rescoring and hiding change it
+        score, token = score.gather(1, order), token.gather(1, order)
         hit: Bool[Tensor, "n k"] = (token == query.token[:, None]) & (score > -math.inf)
         self.queries += len(hit)
         self.hits = [found + int(hit[:, :k].any(1).sum()) for found, k in zip(self.hits, self.top, strict=True)]

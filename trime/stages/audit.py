@@ -94,7 +94,8 @@ class Audit:
         """How far altering ``positions`` moves the first ``until`` scored tokens of a window, in nats."""
         numbers = self.stretch(number)
         plain_, altered = self.scores(self.text, numbers), self.scores(self.altered(positions, number), numbers)
-        return max(float((a[:until] - b[:until]).abs().max()) for a, b in zip(plain_, altered, strict=True))
+        apart = [float((a[:until] - b[:until]).abs().max()) for a, b in zip(plain_, altered, strict=True)]
+        return float(np.max(apart))  # which keeps a NaN, where max() may lose it
 
     def future(self, number: int) -> float:
         """What a token and those after it move in the probability of itself and of those before it."""
@@ -103,6 +104,10 @@ class Audit:
         kept = max(1, scored // 2)
         first = int(windows.begin[number] + windows.start[number] + windows.context[number]) + kept - 1
         return self.moved(number, np.arange(first, len(self.text.tokens)), kept)
+
+    def after_borders(self) -> list[int]:
+        """First windows of documents that follow another one: where its text would show, if anywhere."""
+        return spread(np.flatnonzero(np.diff(self.windows.document)) + 1)
 
     def others(self, number: int) -> float:
         """What all other documents move in a window."""
@@ -115,17 +120,18 @@ class Audit:
 def audit(plan: Plan) -> dict[str, Any]:
     """Runs every check of a finished run; UserError at the violations, after all figures are written."""
     checks = Audit(plan)
-    bounded = plan.config.evaluate.bounded and not plan.config.long.crossing
-    numbers = np.unique(np.linspace(0, len(checks.windows) - 1, PLACES).astype(int)).tolist()
-    future, others = [], []
-    for number in tqdm(numbers, unit="place", desc="audit test"):
-        future.append(checks.future(number))
-        others += [checks.others(number)] if bounded else []
+    uses_long = any("long" in row.memories for row in checks.rows)
+    bounded = plan.config.evaluate.bounded and not (plan.config.long.crossing and uses_long)
+    numbers = spread(np.arange(len(checks.windows)))
+    edges = checks.after_borders() if bounded else []
+    future = [checks.future(number) for number in tqdm(numbers, unit="place", desc="audit later tokens")]
+    others = [checks.others(number) for number in tqdm(edges, unit="place", desc="audit other documents")]
     copied = in_datastore(plan, checks.text) if plan.index else {}
     found = {
         "windows": numbers,
-        "own_and_later_tokens_move": max(future),
-        "other_documents_move": max(others) if others else None,
+        "windows_after_borders": edges,
+        "own_and_later_tokens_move": float(np.max(future)),
+        "other_documents_move": float(np.max(others)) if others else None,
         "test_documents_in_datastore": copied,
         "datastore_is_the_test_text": bool(plan.index and plan.index.nearest(plan.test.information()).hide_own),
         "tolerance": TOLERANCE,
@@ -137,6 +143,11 @@ def audit(plan: Plan) -> dict[str, Any]:
         raise UserError(f"audit: {'; '.join(wrong)} (see {plan.run_folder / 'audit.json'})")
     print(said(found, plan))
     return found
+
+
+def spread(numbers: np.ndarray) -> list[int]:
+    """A few of some numbers, evenly."""
+    return numbers[np.unique(np.linspace(0, len(numbers) - 1, PLACES).astype(int))].tolist() if len(numbers) else []
 
 
 def violations(found: dict[str, Any]) -> list[str]:
@@ -159,13 +170,14 @@ def said(found: dict[str, Any], plan: Plan) -> str:
     moved = found["own_and_later_tokens_move"]
     lines = [f"audit: {len(found['windows'])} places: own and later tokens move nothing ({moved:.1e} nats)"]
     if found["other_documents_move"] is None:
-        lines.append("audit: documents are not bounded by these settings (evaluate.bounded, long.crossing): not checked")
+        lines.append("audit: documents are not bounded by these settings, or there is but one: not checked")
     else:
         lines.append(f"audit: other documents move nothing ({found['other_documents_move']:.1e} nats)")
     if plan.index:
         shares = found["test_documents_in_datastore"].values()
         lines.append(
-            f"audit: at most {100 * max(shares, default=0):.1f} % of a test document are runs of {RUN} tokens in the datastore"
+            f"audit: at most {100 * max(shares, default=0):.1f} % of a test document are runs of {RUN} tokens in the datastore "
+            f"({len(shares)} documents searched; those of less than {2 * RUN - 1} tokens are not)"
         )
     return "\n".join(lines)
 
@@ -180,7 +192,7 @@ def in_datastore(plan: Plan, text: Split) -> dict[str, float]:
     found = {}
     for document, (low, high) in enumerate(zip(text.offsets[:-1], text.offsets[1:], strict=True)):
         tokens = np.asarray(text.tokens[low:high])
-        if len(tokens) < RUN:
+        if len(tokens) < 2 * RUN - 1:  # a shorter one need not hold a whole run of the datastore
             continue
         own = hashes(np.lib.stride_tricks.sliding_window_view(tokens, RUN))
         starts = np.flatnonzero(np.isin(own, known))
@@ -196,7 +208,9 @@ def own_entries(plan: Plan) -> dict[str, float]:
     assert plan.index is not None
     nearest = plan.index.nearest(plan.test.information())
     found: dict[str, list[float]] = {}
-    for window in islice(windows_of(plan.test.path(), torch.device("cpu")), PLACES):
+    every = windows_of(plan.test.path(), torch.device("cpu"))
+    step = max(1, len(plan.test.windows(plan.evaluated.corpus())) // PLACES)
+    for window in islice(every, None, None, step):
         score, _, index = nearest.entries(window.query)
         own = (nearest.store.document[index] == window.query.place.document[:, None]) & score.isfinite()
         found.setdefault(str(int(window.query.place.document[0])), []).append(float(own.float().mean()))

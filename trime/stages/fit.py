@@ -19,6 +19,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 from torch import distributed
 
@@ -57,6 +58,8 @@ class Fit(Artefact):
         chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in HARMLESS}
         chosen["model"] = model_of(self.config)
         chosen["precision"] = resolved_precision(self.config)
+        if self.config.memory.get("own_gradient_only"):  # the published quirk makes another model of every number of devices
+            chosen["devices"] = devices_of(self.config)
         return chosen
 
     def build(self, folder: Path) -> None:
@@ -81,8 +84,9 @@ class Fit(Artefact):
                 trainer.fit(task, datamodule=self.data(corpus), ckpt_path=newest(folder / "checkpoints"), weights_only=True)
             except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
                 raise KeyboardInterrupt from None
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
+            finally:  # else the next run of a sweep would wait for processes that are gone
+                if distributed.is_initialized():
+                    distributed.destroy_process_group()
         if follows():
             return
         save_network(task.network, folder / "model.safetensors")
@@ -123,7 +127,7 @@ class Fit(Artefact):
         train, own = self.config.train, plain(self.config.trainer)
         own["precision"], own["devices"] = resolved_precision(self.config), devices_of(self.config)
         if own["devices"] > 1:  # a tail of the softmax may have no target in a process's rows
-            own["strategy"] = DDPStrategy(find_unused_parameters=True)
+            own |= {"strategy": DDPStrategy(find_unused_parameters=True), "plugins": [LightningEnvironment()]}
         checkpoints = ModelCheckpoint(
             folder / "checkpoints",
             "update-{step:09d}",

@@ -20,25 +20,17 @@ from omegaconf import DictConfig
 from trime.metrics import perplexity
 from trime.stages.artefact import plain, write_aside
 from trime.stages.tables import markdown
+from trime.types import UserError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 REPRODUCE = "reproduce"
-APART = (
-    "paths",
-    "logger",
-    "trainer",
-    "report",
-    "stages",
-    "seed",
-    "expected",
-    "name",
-    "dictionary",
-)  # no figure depends on them
+APART = ("paths", "logger", "report", "stages", "seed", "expected", "name", "dictionary")  # no figure depends on them
 HARMLESS = {
     "train": ("checkpoint_every", "validate_every", "validate_tokens", "log_every"),
     "evaluate": ("batch_tokens", "analysis"),
+    "trainer": ("accelerator", "devices", "enable_progress_bar"),
 }
-PLACES = ("path", "cache")
+PLACES = ("path", "cache")  # of a dataset: what is read there is known by its counts
 
 
 @dataclass(frozen=True)
@@ -62,20 +54,25 @@ class Cell:
 
 
 def config_hash(config: DictConfig) -> str:
-    """Names what decides a run's figures: its configuration without places, loggers, devices and seeds."""
+    """Names what decides a run's figures: its configuration without places, loggers, devices and seeds.
+
+    A released checkpoint counts by the name of its folder, text by its dataset's settings, not by where it lies.
+    """
     content = {key: value for key, value in plain(config).items() if key not in APART}
-    content["checkpoint"] = bool(content.get("checkpoint"))
+    content["checkpoint"] = content["checkpoint"] and Path(content["checkpoint"]).parent.name
     for section, names in HARMLESS.items():
         content[section] = {key: value for key, value in content[section].items() if key not in names}
     content["batching"].pop("seed", None)
-    return hashlib.sha256(json.dumps(without_places(content), sort_keys=True).encode()).hexdigest()[:12]
+    for part in (content, content["evaluate"], content["datastore"]):
+        if part.get("dataset"):
+            part["dataset"] = {key: value for key, value in part["dataset"].items() if key not in PLACES}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def without_places(value: Any) -> Any:
-    """A configuration without the folders its texts lie in."""
-    if isinstance(value, dict):
-        return {key: without_places(part) for key, part in value.items() if key not in PLACES}
-    return [without_places(part) for part in value] if isinstance(value, list) else value
+def is_published_text(run: dict[str, Any]) -> bool:
+    """No split of the run's texts has another count than the published one."""
+    notes = [*run["dataset"].get("notes", []), *run.get("evaluated", {}).get("notes", [])]
+    return not any("are published" in note for note in notes)
 
 
 def composed(experiment: str) -> DictConfig:
@@ -96,7 +93,7 @@ def experiments() -> list[str]:
 def cells_of(experiment: str, config: DictConfig, runs: list[dict[str, Any]]) -> list[Cell]:
     """The figures an experiment answers for."""
     name = config_hash(config)
-    found = [run for run in runs if run.get("config_hash") == name]
+    found = [run for run in runs if run.get("config_hash") == name and is_published_text(run)]
     return [
         Cell(
             f"TRIME {expected['table']}",
@@ -106,10 +103,16 @@ def cells_of(experiment: str, config: DictConfig, runs: list[dict[str, Any]]) ->
             float(expected["tolerance"]),
             experiment,
             name,
-            measured(expected, found[-1]) if found else None,
+            newest(expected, found),
         )
         for expected in plain(config.expected)
     ]
+
+
+def newest(expected: dict[str, Any], runs: list[dict[str, Any]]) -> float | None:
+    """The last run's figure that has one."""
+    values = [value for run in runs if (value := measured(expected, run)) is not None]
+    return values[-1] if values else None
 
 
 def measured(expected: dict[str, Any], run: dict[str, Any]) -> float | None:
@@ -138,7 +141,15 @@ def later() -> list[Cell]:
 def results_in(places: list[Path]) -> list[dict[str, Any]]:
     """Every results.json below some folders, oldest first."""
     paths = sorted({path for place in places for path in place.rglob("results.json")}, key=lambda path: path.stat().st_mtime)
-    return [json.loads(path.read_text()) for path in paths]
+    return [read_run(path) for path in paths]
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """A results.json; UserError where it is truncated."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise UserError(f"{path} is truncated: delete it and run its experiment again") from None
 
 
 def page(cells: list[Cell]) -> str:

@@ -54,30 +54,32 @@ def together(config: DictConfig, folder: Path) -> Iterator[None]:
     others = [subprocess.Popen(command, env=os.environ | {RANK: str(rank), "PYTHONPATH": place}) for rank in range(1, world)]
     ending = threading.Event()
     threading.Thread(target=watch, args=(others, ending), daemon=True).start()
+    whole = False
     try:
         yield
+        whole = True
     finally:
         ending.set()
         for other in others:
-            stop(other)
+            stop(other, 30 if whole else 1)
         os.environ.clear()
         os.environ.update(saved)
 
 
 def watch(others: list[subprocess.Popen[bytes]], ending: threading.Event) -> None:
     """Ends this process where another one died: a collective operation would wait for it for ever."""
-    while not ending.wait(1.0):
+    while not ending.wait(3.0):  # the first process may be about to say the same of its own
         if any(other.poll() not in (None, 0) for other in others):
-            print("error: a process of the training died (see above): the same command goes on from here", file=sys.stderr)
+            print("error: a process of the training died (see above); the same command resumes it", file=sys.stderr)
             for other in others:
                 other.kill()
             os._exit(1)
 
 
-def stop(other: subprocess.Popen[bytes]) -> None:
-    """Waits for a process that is done, or ends it."""
+def stop(other: subprocess.Popen[bytes], patience: float) -> None:
+    """Waits so many seconds for a process that is done, or ends it."""
     try:
-        other.wait(timeout=30)
+        other.wait(timeout=patience)
     except subprocess.TimeoutExpired:
         other.kill()
 

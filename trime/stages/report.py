@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.metrics import bits, perplexity
 from trime.stages.artefact import copied, plain, write_aside
-from trime.stages.ledger import config_hash
+from trime.stages.ledger import config_hash, read_run
 from trime.stages.picture import analysis_picture, compare_picture, curves_picture, run_picture
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
@@ -162,10 +162,4 @@ def found_runs(patterns: list[str]) -> list[dict[str, Any]]:
     for pattern in patterns:
         for place in map(Path, glob.glob(os.path.expanduser(pattern), recursive=True)):
             paths |= {place} if place.name == "results.json" else set(place.glob("results.json")) if place.is_dir() else set()
-    runs = []
-    for path in sorted(path.resolve() for path in paths):
-        try:
-            runs.append(json.loads(path.read_text()))
-        except ValueError:
-            raise UserError(f"{path} is truncated: delete it and run its experiment again") from None
-    return runs
+    return [read_run(path) for path in sorted(path.resolve() for path in paths)]

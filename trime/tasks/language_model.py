@@ -73,7 +73,7 @@ class LanguageModel(pl.LightningModule):
 
     def evidence(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
         """The contexts that are scored, those that are memory, and the vocabulary's mass for the former."""
-        if self.training_.padding_is_memory:
+        if self.training_.padding_is_memory and batch.length.any():
             contexts, mass = vocabulary_evidence(self.network, batch._replace(scored=torch.ones_like(batch.scored)))
             free = torch.where(is_token(batch).flatten(), mass.target, mass.total)  # log P of padding is 0
             return contexts, contexts, Mass(free, mass.total)

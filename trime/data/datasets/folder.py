@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of
-from trime.data.tokenizers import Bytes, Tokenizer
+from trime.data.tokenizers import ByteNumbers, Bytes, Tokenizer
 from trime.types import UserError
 
 
@@ -21,7 +21,7 @@ class Folder(Dataset):
     def __init__(self, path: str | None, tokenizer: Tokenizer, name: str = "folder", ratio: float = 0.05, seed: int = 0):
         self.place = existing_folder(path, f"dataset {name}")
         self.tokenizer, self.name, self.ratio, self.seed = tokenizer, name, ratio, seed
-        self.characters = isinstance(tokenizer, Bytes)
+        self.characters = isinstance(tokenizer, Bytes | ByteNumbers)
 
     @cached_property
     def by_split(self) -> dict[str, list[Path]]:
