@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,12 @@ from trime.memory.datastore import Nearest
 from trime.memory.visibility import Extent, Local, SameDocument, same
 from trime.models import attention
 from trime.run import run
+from trime.stages import audit as audit_stage
 from trime.stages.audit import audit
+from trime.stages.encode import windows_of
 from trime.stages.plan import Plan
-from trime.types import Place, UserError
+from trime.tasks.scoring import Window
+from trime.types import Mass, Place, UserError
 
 Tiny = Callable[..., DictConfig]
 OPTIONS = ("experiment=trime_ext", "evaluate.tokens=600", "datastore.tokens=5000", "evaluate.block=16", "evaluate.context=16")
@@ -69,6 +72,17 @@ def test_another_document_is_caught(honest: DictConfig, monkeypatch: pytest.Monk
     monkeypatch.setattr(SameDocument, "sees", everything)
     monkeypatch.setattr(SameDocument, "rules_out", nothing)
     with pytest.raises(UserError, match="other documents"):
+        audit(Plan(honest))
+
+
+def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def misaligned(*args: object) -> Iterator[Window]:
+        for window in windows_of(*args):  # type: ignore[arg-type]
+            mass = window.vocabulary
+            yield window._replace(vocabulary=Mass(mass.target.roll(1), mass.total))
+
+    monkeypatch.setattr(audit_stage, "windows_of", misaligned)
+    with pytest.raises(UserError, match="stored encodings"):
         audit(Plan(honest))
 
 

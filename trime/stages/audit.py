@@ -5,7 +5,8 @@ Text is altered and scored again with the run's model, memories and tuned settin
 * from a position on, own token included: nothing up to that position may move;
 * in all other documents, where evaluation is bounded by them: nothing may move;
 
-and the datastore's text is searched for the test text. A violation is an error; the figures are in ``audit.json``.
+The run's stored encodings, which its figures come from, must say the same as the text encoded anew, and the
+datastore's text is searched for the test text. A violation is an error; the figures are in ``audit.json``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from trime.types import Batch, Mass, Tensor, UserError, contexts_of, is_token
 
 PLACES = 6  # windows of the test text that are altered
 TOLERANCE = 1e-4  # nats: what rounding may move
+STORED = 0.05  # nats a token on average: what the stored encodings' precision may move
 RUN = 50  # tokens: so many in a row, found again, are a copy
 COPIED = 0.5  # of a document: more than this in the datastore is test text in it
 
@@ -105,6 +107,15 @@ class Audit:
         first = int(windows.begin[number] + windows.start[number] + windows.context[number]) + kept - 1
         return self.moved(number, np.arange(first, len(self.text.tokens)), kept)
 
+    def stored(self, number: int) -> float:
+        """How far a window's scores by the run's stored encodings lie from those made anew, in nats a token."""
+        numbers = self.stretch(number)
+        every = islice(windows_of(self.plan.test.path(), self.device), numbers[0], numbers[-1] + 1)
+        scorer = scorer_of(self.plan.config, self.rows, self.plan.index, self.plan.test)
+        (*_, (_, found)) = scorer.scores(every)
+        pairs = zip(found, self.scores(self.text, numbers), strict=True)
+        return float(np.max([float((kept[0, 0] - anew).abs().mean()) for kept, anew in pairs]))
+
     def after_borders(self) -> list[int]:
         """First windows of documents that follow another one: where its text would show, if anywhere."""
         return spread(np.flatnonzero(np.diff(self.windows.document)) + 1)
@@ -125,11 +136,13 @@ def audit(plan: Plan) -> dict[str, Any]:
     numbers = spread(np.arange(len(checks.windows)))
     edges = checks.after_borders() if bounded else []
     future = [checks.future(number) for number in tqdm(numbers, unit="place", desc="audit later tokens")]
+    stored = [checks.stored(number) for number in numbers]
     others = [checks.others(number) for number in tqdm(edges, unit="place", desc="audit other documents")]
     copied = in_datastore(plan, checks.text) if plan.index else {}
     found = {
         "windows": numbers,
         "windows_after_borders": edges,
+        "stored_encodings_differ": float(np.max(stored)),
         "own_and_later_tokens_move": float(np.max(future)),
         "other_documents_move": float(np.max(others)) if others else None,
         "test_documents_in_datastore": copied,
@@ -157,6 +170,10 @@ def violations(found: dict[str, Any]) -> list[str]:
         wrong.append(f"a token or those after it move its probability by {found['own_and_later_tokens_move']:.2g} nats")
     if found["other_documents_move"] is not None and not found["other_documents_move"] <= TOLERANCE:
         wrong.append(f"other documents move a bounded one by {found['other_documents_move']:.2g} nats")
+    if not found["stored_encodings_differ"] <= STORED:
+        wrong.append(
+            f"the stored encodings of the test text score it otherwise, by {found['stored_encodings_differ']:.2g} nats a token"
+        )
     allowed = 0.0 if found["datastore_is_the_test_text"] else COPIED
     copies = {name: share for name, share in found["test_documents_in_datastore"].items() if share > allowed}
     if copies:
@@ -179,6 +196,9 @@ def said(found: dict[str, Any], plan: Plan) -> str:
             f"audit: at most {100 * max(shares, default=0):.1f} % of a test document are runs of {RUN} tokens in the datastore "
             f"({len(shares)} documents searched; those of less than {2 * RUN - 1} tokens are not)"
         )
+    lines.append(
+        f"audit: the stored encodings agree with the text encoded anew ({found['stored_encodings_differ']:.1e} nats a token)"
+    )
     return "\n".join(lines)
 
 
