@@ -24,7 +24,19 @@ from trime.tasks.scoring import Window
 from trime.types import Mass, Place, UserError
 
 Tiny = Callable[..., DictConfig]
-OPTIONS = ("experiment=trime_ext", "evaluate.tokens=600", "datastore.tokens=5000", "evaluate.block=16", "evaluate.context=16")
+OPTIONS = (
+    "experiment=trime_ext",
+    "evaluate.tokens=600",
+    "datastore.tokens=5000",
+    "evaluate.block=16",
+    "evaluate.context=16",
+    "tune.memory_size=[16,48]",
+)
+
+
+@pytest.fixture(autouse=True)
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_stage, "PLACES", 3)
 
 
 @pytest.fixture(scope="module")
