@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trime.memory import search
-from trime.memory.search import Exact, Faiss, build_faiss
+from trime.memory.search import Exact, Faiss, Once, build_faiss
 
 KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
 QUERY = torch.randn(20, 8, generator=torch.Generator().manual_seed(1))
@@ -52,3 +52,13 @@ def test_a_flat_index_is_exact_search(metric: str, tmp_path: Path) -> None:
     assert found.kind == exact.kind == "exact"
     for ours, theirs in zip(found.nearest(QUERY, 12), exact.nearest(QUERY, 12), strict=True):
         assert torch.allclose(ours.double(), theirs.double(), atol=1e-4)
+
+
+def test_queries_that_come_twice_are_searched_once() -> None:
+    inner = Mock(wraps=Exact(blocks, "ip"), kind="exact")
+    once = Once(inner)
+    first, again = once.nearest(QUERY, 5), once.nearest(QUERY.clone(), 5)
+    assert torch.equal(first[1], again[1]) and inner.nearest.call_count == 1
+    other = once.nearest(QUERY.flip(0), 5)
+    assert torch.equal(other[1], first[1].flip(0)) and once.nearest(QUERY, 3)[1].shape == (20, 3)
+    assert inner.nearest.call_count == 3

@@ -21,6 +21,9 @@ def bits(loss: float) -> float:
     return loss / math.log(2)
 
 
+MEASURES = {"perplexity": perplexity, "bits/char": bits}  # of a mean loss, by the name of the unit
+
+
 class Meter:
     """Seconds and peak memory from here on: of the device where there is one, else of the process."""
 

@@ -56,8 +56,8 @@ def option(run: dict, name: str, default: str = "0") -> str:
 
 def loader(run: dict) -> tuple[PlannedLoader, list[list[int]]]:
     """The run's batches: planned by us from the text's length."""
-    corpus, length = option(run, "data").split("/")[-1], int(option(run, "--tokens-per-sample"))
     corpus = next(word for word in run["argv"] if word.startswith("data/")).split("/")[1]
+    length = int(option(run, "--tokens-per-sample"))
     text, ends = stream(corpus, "train")
     segments = cut(text.offsets, length)
     order = "kept" if "--keep-order" in run["argv"] else "shuffled"

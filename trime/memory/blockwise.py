@@ -100,7 +100,7 @@ def blockwise_mass(
     query: Contexts,
     memory: Contexts,
     visibility: Visibility,
-    divisor: Float[Tensor, "t"],
+    divisor: Float[Tensor, " t"],
     block: int = BLOCK,
 ) -> Mass:
     """Mass [t n] of the visible memory for each query; -inf where nothing (with the target) is visible.

@@ -105,7 +105,7 @@ class Nearest:
             score = score.masked_fill(own, -math.inf)
         return score, self.store.token[index].long().to(score.device), index
 
-    def evidence(self, query: Contexts, divisor: Float[Tensor, "t"]) -> Mass:
+    def evidence(self, query: Contexts, divisor: Float[Tensor, " t"]) -> Mass:
         """Mass [t n] of the nearest entries."""
         score, token, _ = self.entries(query)
         scores = score / divisor[:, None, None]

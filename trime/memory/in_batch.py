@@ -26,7 +26,7 @@ class InBatch:
         self.visibility, self.drop_local = visibility, drop_local
         self.own_gradient_only, self.gradient = own_gradient_only, gradient
 
-    def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, "t"], draw: float = 1.0) -> Mass:
+    def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0) -> Mass:
         """Mass [t n] of the batch's contexts, of which ``seen`` are this process's, for the queries."""
         memory = gathered(seen, not self.own_gradient_only)
         if not self.gradient:

@@ -36,7 +36,7 @@ class Recent:
         joined = seen if self.seen is None else Contexts.joined([self.seen, seen])
         self.seen = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - overlap), None))
 
-    def evidence(self, query: Contexts, divisor: Float[Tensor, "t"], overlap: int = 0) -> Mass:
+    def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
         """Mass [s t n] at every size, in order."""
         held = 0 if self.seen is None else len(self.seen.token) - (0 if self.repeats else overlap)
         edges = [max(held - size, 0) for size in (0, *self.sizes)]

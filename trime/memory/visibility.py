@@ -32,7 +32,7 @@ def apart(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[1] < other[0] or other[1] < one[0]
 
 
-def same(one: Int[Tensor, "n"], other: Int[Tensor, "m"]) -> Bool[Tensor, "n m"]:
+def same(one: Int[Tensor, " n"], other: Int[Tensor, " m"]) -> Bool[Tensor, "n m"]:
     return one[:, None] == other[None, :]
 
 

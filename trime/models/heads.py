@@ -20,7 +20,7 @@ from trime.types import Float, Int, Mass, Tensor
 CELLS = 2**23  # of logits held at a time: 32 MiB in float32
 
 
-def picked(logits: Float[Tensor, "n v"], index: Int[Tensor, "n"]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+def picked(logits: Float[Tensor, "n v"], index: Int[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """The chosen logit and the logsumexp of each row, in float32 at least."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.gather(1, index[:, None]).squeeze(1), logits.logsumexp(1)
@@ -57,7 +57,7 @@ class Softmax(nn.Module):
         if not tied:
             nn.init.normal_(self.weight, std=embedding.width**-0.5)
 
-    def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, "n"]) -> Mass:
+    def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
         """Mass of the vocabulary: the target's logit and the logsumexp of all."""
         return Mass(*by_blocks(linear_picked, self.vocabulary, f, target, self.weight))
 
@@ -98,7 +98,7 @@ class AdaptiveSoftmax(nn.Module):
         weight = self.projections[band].T if self.tied else self.projections[band - 1]
         return self.dropout(F.linear(f, weight))
 
-    def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, "n"]) -> Mass:
+    def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
         """Mass of the vocabulary: total T of the head, target log p + T."""
         f = self.dropout(f)
         first = self.bands[0][1]

@@ -29,7 +29,7 @@ class Network(nn.Module):
         """Trained numbers, shared ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def vocabulary_mass(self, f: Tensor, target: Int[Tensor, "n"]) -> Mass:
+    def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> Mass:
         """The vocabulary's evidence for targets."""
         return self.head.evidence(f, target)  # type: ignore[operator]
 

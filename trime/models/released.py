@@ -42,12 +42,10 @@ def read_checkpoint(path: Path) -> Released:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if named:
+        if named and isinstance(error, pickle.UnpicklingError):
             raise UserError(f"{path} holds {named[1]}, not tensors and plain values alone: it is not opened") from None
-        raise UserError(f"{path} is truncated or no PyTorch checkpoint ({one_line(error)}): fetch it again") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is truncated or no PyTorch checkpoint ({one_line(error)}): fetch it again") from None
     plain_form = isinstance(content, dict) and isinstance(content.get("model"), dict)
     if not plain_form or not isinstance(content.get("args"), argparse.Namespace):

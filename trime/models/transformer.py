@@ -10,6 +10,8 @@ from trime.models.attention import CausalAttention, feed_forward
 from trime.models.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.types import Bool, Encoding, Float, Int, Tensor
 
+FIRST = 2  # the number of a row's first position, as in fairseq's checkpoints
+
 
 class Layer(nn.Module):
     """x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
@@ -35,8 +37,8 @@ class Transformer(nn.Module):
     """Sinusoidal positions, ``layers`` pre-norm layers, and a last norm unless ``final_norm=false``.
 
     ``inner_dropout`` applies to attention weights and ReLU outputs, ``dropout`` elsewhere.
-    ``first_position`` is the number of a row's first token, 2 as in fairseq's checkpoints. Cells that hold
-    the token ``pad`` have no position and are hidden from each other, as in fairseq; null: there is none.
+    Cells that hold the token ``pad`` have no position and are hidden from each other, as in fairseq; null:
+    there is none.
     """
 
     def __init__(
@@ -49,20 +51,19 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
         inner_dropout: float = 0.0,
         final_norm: bool = True,
-        first_position: int = 2,
         pad: int | None = None,
     ):
         super().__init__()
         self.position: Tensor
         width = embedding.width
         self.embedding, self.positions, self.width, self.pad = embedding, positions, width, pad
-        self.register_buffer("position", sinusoids(positions, width, first_position), persistent=False)
+        self.register_buffer("position", sinusoids(positions, width, FIRST), persistent=False)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
     def forward(
-        self, tokens: Int[Tensor, "b l"], state: None = None, fresh: Bool[Tensor, "b"] | None = None
+        self, tokens: Int[Tensor, "b l"], state: None = None, fresh: Bool[Tensor, " b"] | None = None
     ) -> tuple[Encoding, None]:
         """Encodes each row on its own; there is no state to carry."""
         length = tokens.shape[1]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from trime.optim.base import PerParameter
 
-class Adam(torch.optim.Optimizer):
+
+class Adam(PerParameter):
     """p <- (1 - lr wd) p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps): torch's AdamW corrects v before eps is added."""
 
     def __init__(
@@ -22,21 +24,8 @@ class Adam(torch.optim.Optimizer):
     ):
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in (p for p in group["params"] if p.grad is not None):
-                self.move(parameter, group)
-        return loss
-
-    def move(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
-        gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None
+    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
         if not state:
             state |= {"step": 0, "first": torch.zeros_like(parameter), "second": torch.zeros_like(parameter)}
         state["step"] += 1

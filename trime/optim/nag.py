@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from trime.optim.base import PerParameter
 
-class NAG(torch.optim.Optimizer):
+
+class NAG(PerParameter):
     """p <- (1 - lr wd) p + m^2 c b - (1 + m) lr grad;  b <- m c b - lr grad;  c = lr / previous lr."""
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.99, weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "previous": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            lr, momentum = group["lr"], group["momentum"]
-            ratio = lr / group["previous"] if group["previous"] else 1.0
-            for parameter in (p for p in group["params"] if p.grad is not None):
-                self.move(parameter, lr, momentum, ratio, group["weight_decay"])
-            group["previous"] = lr
-        return loss
+    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        lr, momentum, state = group["lr"], group["momentum"], self.state[parameter]
+        if not state:
+            state["buffer"] = torch.zeros_like(parameter)
+        buffer, ratio = state["buffer"], lr / group["previous"] if group["previous"] else 1.0
+        parameter.mul_(1 - lr * group["weight_decay"]).add_(buffer, alpha=momentum**2 * ratio)
+        parameter.add_(gradient, alpha=-(1 + momentum) * lr)
+        buffer.mul_(momentum * ratio).add_(gradient, alpha=-lr)
 
-    def move(self, parameter: torch.Tensor, lr: float, momentum: float, ratio: float, decay: float) -> None:
-        assert parameter.grad is not None
-        state = self.state[parameter]
-        buffer = state["buffer"] if "buffer" in state else state.setdefault("buffer", torch.zeros_like(parameter))
-        parameter.mul_(1 - lr * decay).add_(buffer, alpha=momentum**2 * ratio)
-        parameter.add_(parameter.grad, alpha=-(1 + momentum) * lr)
-        buffer.mul_(momentum * ratio).add_(parameter.grad, alpha=-lr)
+    def after(self, group: dict[str, Any]) -> None:
+        group["previous"] = group["lr"]

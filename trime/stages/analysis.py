@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from trime.memory.datastore import Nearest
+from trime.memory.search import Once
 from trime.metrics import perplexity
-from trime.stages.artefact import Artefact, plain
+from trime.stages.artefact import Artefact
 from trime.stages.encode import Encode
 from trime.stages.tune import Tune, scorer_of, watched
-from trime.tasks.rows import Row, rows_of
 from trime.types import Bool, Contexts, Tensor
 
 BUCKETS = {"> 10k": 10_000, "1k-10k": 1_000, "100-1k": 100, "10-100": 10, "≤ 10": -1}  # frequency above which they begin
@@ -47,43 +47,31 @@ class Analysis(Artefact):
 
     def of(self, encoded: Encode) -> dict[str, Any]:
         """One split's."""
-        rows = [
-            row.at(found["tuned"])
-            for row, found in zip(rows_of(plain(self.config.evaluate.rows), self.config.tune), self.tuned(), strict=True)
-        ]
+        rows = self.tune.rows()
+        chosen = [0] * len(rows)  # which of a row's memory sizes was tuned
         if "long" in rows[-1].memories:
-            rows[-1] = replace(rows[-1], sizes=tuple(self.config.tune.memory_size))
+            every = tuple(self.config.tune.memory_size)
+            chosen[-1], rows[-1] = every.index(rows[-1].sizes[0]), replace(rows[-1], sizes=every)
         scorer = scorer_of(self.config, rows, self.tune.index, encoded)
+        hits = Hits(scorer.nearest) if scorer.nearest else None
+        if hits:
+            hits.nearest.search = Once(hits.nearest.search)
         corpus = encoded.corpus.corpus()
         tables = [ByToken(len(corpus.vocabulary)) for _ in rows]
-        sizes, hits = torch.zeros(len(rows[-1].sizes), dtype=torch.float64), Hits(scorer.nearest)
+        sizes = torch.zeros(len(rows[-1].sizes), dtype=torch.float64)
         for window, scores in scorer.scores(watched(encoded, "analyse")):
-            for table, score, row in zip(tables, scores, rows, strict=True):
-                table.add(window.query.token, -score[self.chosen(row), 0])
+            for table, score, number in zip(tables, scores, chosen, strict=True):
+                table.add(window.query.token, -score[number, 0])
             sizes += -scores[-1][:, 0].double().sum(-1).cpu()
-            hits.add(window.query)
+            if hits:
+                hits.add(window.query)
         counts = np.bincount(corpus.split("valid").tokens, minlength=len(corpus.vocabulary))
+        by_size = dict(zip(map(str, rows[-1].sizes), (sizes / tables[-1].tokens).tolist(), strict=True))
         return {
             "buckets": {row.label: table.buckets(counts) for row, table in zip(rows, tables, strict=True)},
-            "retrieval": hits.accuracy(),
-            "by_memory_size": self.curve(rows[-1], sizes / tables[-1].tokens),
+            "retrieval": hits.accuracy() if hits else {},
+            "by_memory_size": by_size if "long" in rows[-1].memories else {},  # the other settings as tuned
         }
-
-    def tuned(self) -> list[dict[str, Any]]:
-        return self.tune.tuned()["rows"]
-
-    def chosen(self, row: Row) -> int:
-        """Which of a row's memory sizes was tuned."""
-        return row.sizes.index(int(self.tuned_size)) if len(row.sizes) > 1 else 0
-
-    @property
-    def tuned_size(self) -> float:
-        return self.tuned()[-1]["tuned"]["memory_size"]
-
-    @staticmethod
-    def curve(row: Row, loss: Tensor) -> dict[str, float]:
-        """Loss on test at every size of the long memory, the other settings as tuned."""
-        return dict(zip(map(str, row.sizes), loss.tolist(), strict=True)) if "long" in row.memories else {}
 
     def found(self) -> dict[str, Any]:
         return json.loads((self.path() / "analysis.json").read_text())
@@ -121,20 +109,17 @@ class ByToken:
 class Hits:
     """How often the target is among the targets of the K nearest entries."""
 
-    def __init__(self, nearest: Nearest | None):
+    def __init__(self, nearest: Nearest):
         self.nearest, self.queries = nearest, 0
-        self.top = [k for k in TOP if nearest is not None and k <= nearest.k]
-        self.hits = [0] * len(self.top)
+        self.hits = {k: 0 for k in TOP if k <= nearest.k}
 
     def add(self, query: Contexts) -> None:
-        if self.nearest is None:
-            return
         score, token, _ = self.nearest.entries(query)
         order = score.argsort(dim=1, descending=True, stable=True)  # rescoring and hiding change it
-        score, token = score.gather(1, order), token.gather(1, order)
         hit: Bool[Tensor, "n k"] = (token == query.token[:, None]) & (score > -math.inf)
+        hit = hit.gather(1, order)
         self.queries += len(hit)
-        self.hits = [found + int(hit[:, :k].any(1).sum()) for found, k in zip(self.hits, self.top, strict=True)]
+        self.hits = {k: found + int(hit[:, :k].any(1).sum()) for k, found in self.hits.items()}
 
     def accuracy(self) -> dict[str, float]:
-        return {str(k): found / max(1, self.queries) for k, found in zip(self.top, self.hits, strict=True)}
+        return {str(k): found / max(1, self.queries) for k, found in self.hits.items()}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,13 +22,12 @@ from tqdm import tqdm
 
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
-from trime.memory.datastore import Datastore
-from trime.stages.artefact import plain, write_aside
+from trime.memory.datastore import Datastore, Nearest
+from trime.stages.artefact import write_aside
 from trime.stages.encode import device_of, windows_of
 from trime.stages.fit import open_network
 from trime.stages.plan import Plan
 from trime.stages.tune import scorer_of
-from trime.tasks.rows import Row, rows_of
 from trime.tasks.scoring import Window
 from trime.types import Batch, Mass, Tensor, UserError, contexts_of, is_token
 
@@ -40,27 +38,23 @@ RUN = 50  # tokens: so many in a row, found again, are a copy
 COPIED = 0.5  # of a document: more than this in the datastore is test text in it
 
 
-@dataclass
 class Audit:
     """The run's text, model and memories."""
 
-    plan: Plan
-
-    def __post_init__(self) -> None:
-        config, plan = self.plan.config, self.plan
+    def __init__(self, plan: Plan):
+        config, self.plan = plan.config, plan
         self.corpus = plan.evaluated.corpus()
         self.text = self.corpus.split("test")
         self.windows: Segments = plan.test.windows(self.corpus)
         self.network, _ = open_network(plan.model.path(), config.compatibility.dropped_in_band)
         self.device = device_of(config)
         self.network.to(self.device)
-        tuned = plan.tune.tuned()["rows"]
-        rows = rows_of(plain(config.evaluate.rows), config.tune)
-        self.rows: list[Row] = [row.at(found["tuned"]) for row, found in zip(rows, tuned, strict=True)]
+        self.scorer = scorer_of(config, plan.tune.rows(), plan.index, plan.test)
+        self.unaltered: dict[int, list[Tensor]] = {}  # by the window's number
 
     def stretch(self, last: int) -> list[int]:
         """The windows that may bear on window ``last``: as many before it as the long memory holds."""
-        room, first = max([size for row in self.rows for size in row.sizes] or [0]), last
+        room, first = max([size for row in self.scorer.rows for size in row.sizes] or [0]), last
         scored = self.windows.length - self.windows.context
         while first > 0 and room > -int(self.windows.context[last]):
             first, room = first - 1, room - int(scored[first - 1])
@@ -69,9 +63,14 @@ class Audit:
     @torch.no_grad()
     def scores(self, text: Split, numbers: list[int]) -> list[Tensor]:
         """log P of the *original* tokens in the last window, [row, token], as the altered text makes it."""
-        scorer = scorer_of(self.plan.config, self.rows, self.plan.index, self.plan.test)
-        found = [score for _, score in scorer.scores(self.encoded(text, numbers))]
-        return [score[0, 0] for score in found[-1]]
+        (*_, (_, found)) = self.scorer.scores(self.encoded(text, numbers))
+        return [score[0, 0] for score in found]
+
+    def as_is(self, number: int) -> list[Tensor]:
+        """The scores of a window of the text itself."""
+        if number not in self.unaltered:
+            self.unaltered[number] = self.scores(self.text, self.stretch(number))
+        return self.unaltered[number]
 
     def encoded(self, text: Split, numbers: list[int]) -> Iterator[Window]:
         ends = self.corpus.vocabulary.ends
@@ -94,9 +93,8 @@ class Audit:
 
     def moved(self, number: int, positions: np.ndarray, until: int) -> float:
         """How far altering ``positions`` moves the first ``until`` scored tokens of a window, in nats."""
-        numbers = self.stretch(number)
-        plain_, altered = self.scores(self.text, numbers), self.scores(self.altered(positions, number), numbers)
-        apart = [float((a[:until] - b[:until]).abs().max()) for a, b in zip(plain_, altered, strict=True)]
+        altered = self.scores(self.altered(positions, number), self.stretch(number))
+        apart = [float((a[:until] - b[:until]).abs().max()) for a, b in zip(self.as_is(number), altered, strict=True)]
         return float(np.max(apart))  # which keeps a NaN, where max() may lose it
 
     def future(self, number: int) -> float:
@@ -111,9 +109,8 @@ class Audit:
         """How far a window's scores by the run's stored encodings lie from those made anew, in nats a token."""
         numbers = self.stretch(number)
         every = islice(windows_of(self.plan.test.path(), self.device), numbers[0], numbers[-1] + 1)
-        scorer = scorer_of(self.plan.config, self.rows, self.plan.index, self.plan.test)
-        (*_, (_, found)) = scorer.scores(every)
-        pairs = zip(found, self.scores(self.text, numbers), strict=True)
+        (*_, (_, found)) = self.scorer.scores(every)
+        pairs = zip(found, self.as_is(number), strict=True)
         return float(np.max([float((kept[0, 0] - anew).abs().mean()) for kept, anew in pairs]))
 
     def after_borders(self) -> list[int]:
@@ -127,26 +124,46 @@ class Audit:
         outside = np.concatenate([np.arange(low), np.arange(high, len(self.text.tokens))])
         return self.moved(number, outside, int(self.windows.length[number] - self.windows.context[number]))
 
+    @property
+    def own_datastore(self) -> bool:
+        """The datastore is of the very text that is scored."""
+        return self.scorer.nearest is not None and self.scorer.nearest.hide_own
+
+    def copied(self) -> dict[str, float]:
+        """The share of each test document that lies in the datastore, or where it is of that text, is found there."""
+        if self.scorer.nearest is None:
+            return {}
+        return self.own_entries(self.scorer.nearest) if self.own_datastore else in_runs(self.text, self.scorer.nearest.store)
+
+    def own_entries(self, nearest: Nearest) -> dict[str, float]:
+        """Of what is found for a document's tokens in a datastore of the same text: the share that is its own."""
+        found: dict[str, list[float]] = {}
+        every = windows_of(self.plan.test.path(), torch.device("cpu"))
+        for window in islice(every, None, None, max(1, len(self.windows) // PLACES)):
+            score, _, index = nearest.entries(window.query)
+            own = (nearest.store.document[index] == window.query.place.document[:, None]) & score.isfinite()
+            found.setdefault(str(int(window.query.place.document[0])), []).append(float(own.float().mean()))
+        return {document: max(shares) for document, shares in found.items()}
+
 
 def audit(plan: Plan) -> dict[str, Any]:
     """Runs every check of a finished run; UserError at the violations, after all figures are written."""
     checks = Audit(plan)
-    uses_long = any("long" in row.memories for row in checks.rows)
+    uses_long = any("long" in row.memories for row in checks.scorer.rows)
     bounded = plan.config.evaluate.bounded and not (plan.config.long.crossing and uses_long)
     numbers = spread(np.arange(len(checks.windows)))
     edges = checks.after_borders() if bounded else []
     future = [checks.future(number) for number in tqdm(numbers, unit="place", desc="audit later tokens")]
     stored = [checks.stored(number) for number in numbers]
     others = [checks.others(number) for number in tqdm(edges, unit="place", desc="audit other documents")]
-    copied = in_datastore(plan, checks.text) if plan.index else {}
     found = {
         "windows": numbers,
         "windows_after_borders": edges,
         "stored_encodings_differ": float(np.max(stored)),
         "own_and_later_tokens_move": float(np.max(future)),
         "other_documents_move": float(np.max(others)) if others else None,
-        "test_documents_in_datastore": copied,
-        "datastore_is_the_test_text": bool(plan.index and plan.index.nearest(plan.test.information()).hide_own),
+        "test_documents_in_datastore": checks.copied(),
+        "datastore_is_the_test_text": checks.own_datastore,
         "tolerance": TOLERANCE,
     }
     plan.run_folder.mkdir(parents=True, exist_ok=True)
@@ -202,13 +219,9 @@ def said(found: dict[str, Any], plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def in_datastore(plan: Plan, text: Split) -> dict[str, float]:
-    """The share of each test document that lies in runs which the datastore holds too."""
-    store = Datastore(plan.store.path())
-    if plan.index is not None and plan.index.nearest(plan.test.information()).hide_own:
-        return own_entries(plan)
-    known = hashes(store.token.numpy()[: len(store) // RUN * RUN].reshape(-1, RUN))
-    known = np.unique(known)
+def in_runs(text: Split, store: Datastore) -> dict[str, float]:
+    """The share of each document that lies in runs of tokens which the datastore holds too."""
+    known = np.unique(hashes(store.token.numpy()[: len(store) // RUN * RUN].reshape(-1, RUN)))
     found = {}
     for document, (low, high) in enumerate(zip(text.offsets[:-1], text.offsets[1:], strict=True)):
         tokens = np.asarray(text.tokens[low:high])
@@ -221,20 +234,6 @@ def in_datastore(plan: Plan, text: Split) -> dict[str, float]:
         np.add.at(covered, starts + RUN, -1)
         found[str(document)] = float((np.cumsum(covered)[:-1] > 0).mean())
     return found
-
-
-def own_entries(plan: Plan) -> dict[str, float]:
-    """Of a datastore of the very text that is scored: the share of what is found that is a document's own."""
-    assert plan.index is not None
-    nearest = plan.index.nearest(plan.test.information())
-    found: dict[str, list[float]] = {}
-    every = windows_of(plan.test.path(), torch.device("cpu"))
-    step = max(1, len(plan.test.windows(plan.evaluated.corpus())) // PLACES)
-    for window in islice(every, None, None, step):
-        score, _, index = nearest.entries(window.query)
-        own = (nearest.store.document[index] == window.query.place.document[:, None]) & score.isfinite()
-        found.setdefault(str(int(window.query.place.document[0])), []).append(float(own.float().mean()))
-    return {document: max(shares) for document, shares in found.items()}
 
 
 def hashes(rows: np.ndarray) -> np.ndarray:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from trime.metrics import Meter
-from trime.stages.artefact import Artefact, plain, write_aside
+from trime.stages.artefact import Artefact, write_aside
 from trime.stages.encode import Encode
 from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
-from trime.tasks.rows import Row, rows_of
+from trime.tasks.rows import Row
 
 
 class Evaluate(Artefact):
@@ -29,15 +31,10 @@ class Evaluate(Artefact):
         return {}
 
     def build(self, folder: Path) -> None:
-        rows = rows_of(plain(self.config.evaluate.rows), self.config.tune)
-        tuned = self.tune.tuned()["rows"]
-        results = [
-            self.row(row.at(found["tuned"]), found["tuned"], folder / f"row-{number}.json")
-            for number, (row, found) in enumerate(zip(rows, tuned, strict=True))
-        ]
+        results = [self.row(row, folder / f"row-{number}.json") for number, row in enumerate(self.tune.rows())]
         (folder / "rows.json").write_text(json.dumps(results, indent=1))
 
-    def row(self, row: Row, tuned: dict[str, float], aside: Path) -> dict[str, Any]:
+    def row(self, row: Row, aside: Path) -> dict[str, Any]:
         """One row over the whole split; kept aside, so that a killed run goes on with the next row."""
         if aside.exists():
             return json.loads(aside.read_text())
@@ -49,10 +46,9 @@ class Evaluate(Artefact):
         information = self.encoded.information()
         seconds = meter.seconds + information["seconds"]
         found |= {
-            "tuned": tuned,
             "search": scorer.nearest.kind if scorer.nearest else None,
             "k": scorer.nearest.k if scorer.nearest else None,
-            "memory_size": tuned.get("memory_size"),
+            "memory_size": found["tuned"].get("memory_size"),
             "tokens_per_second": round(found["tokens"] / max(seconds, 1e-9), 1),
             "peak_memory_mb": max(meter.peak_memory_mb, information["peak_memory_mb"]),
         }

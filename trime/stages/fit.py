@@ -90,7 +90,7 @@ class Fit(Artefact):
         if follows():
             return
         save_network(task.network, folder / "model.safetensors")
-        describe(folder, self.config, corpus)
+        describe(folder, model_of(self.config), corpus.vocabulary)
         history.tick()
         report = {
             "updates": trainer.global_step,
@@ -185,14 +185,10 @@ def model_of(config: DictConfig) -> dict[str, Any]:
     return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")}
 
 
-def describe(folder: Path, config: DictConfig, corpus: Any) -> None:
+def describe(folder: Path, model: dict[str, Any], vocabulary: Vocabulary) -> None:
     """What a later stage needs to build the network again, and to refuse another vocabulary."""
-    content = {
-        "model": model_of(config),
-        "vocabulary": len(corpus.vocabulary),
-        "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
-    }
-    (folder / "model.json").write_text(json.dumps(content, indent=1))
+    content = {"model": model, "vocabulary": len(vocabulary), "vocabulary_fingerprint": vocabulary.fingerprint}
+    write_aside(folder / "model.json", json.dumps(content, indent=1))
 
 
 def open_network(folder: Path, dropped_in_band: bool) -> tuple[Network, dict[str, Any]]:
@@ -202,17 +198,23 @@ def open_network(folder: Path, dropped_in_band: bool) -> tuple[Network, dict[str
     except (OSError, ValueError):
         raise UserError(f"{folder} holds no model.json: name a folder that stage fit made") from None
     head = described["model"]["head"]
-    head |= {"dropped_in_band": dropped_in_band} if "dropped_in_band" in head else {}
+    if "dropped_in_band" in head:
+        head["dropped_in_band"] = dropped_in_band
     network = load_network(OmegaConf.create(described["model"]), described["vocabulary"], folder / "model.safetensors")
     return network.eval(), described
 
 
 def check_positions(positions: int, config: DictConfig, longest: int = 0) -> None:
-    """Raises UserError where a segment or a window is longer than the model's positions; ``longest`` is the longest line's."""
-    window = max(config.evaluate.block + config.evaluate.context, longest)
+    """Raises UserError where a segment or a window is longer than the model's positions; ``longest`` is the longest window."""
+    window = config.evaluate.block + config.evaluate.context
     for name, length in {"segments.length": config.segments.length, "evaluate.block + evaluate.context": window}.items():
         if length > positions:
             raise UserError(f"{name}={length} exceeds model.backbone.positions={positions}: lower it, or raise the positions")
+    if longest > positions:
+        raise UserError(
+            f"a line with its context has {longest} tokens, which exceeds model.backbone.positions={positions}: "
+            "set evaluate.lines=false, or raise the positions"
+        )
 
 
 def resolved_precision(config: DictConfig) -> str:

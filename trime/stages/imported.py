@@ -12,6 +12,7 @@ from trime.data.vocabulary import Vocabulary
 from trime.models.network import save_network
 from trime.models.released import network_of, read_checkpoint
 from trime.stages.artefact import Artefact, write_aside
+from trime.stages.fit import describe
 from trime.types import UserError
 
 TOLD = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")  # of the checkpoint's arguments
@@ -40,8 +41,13 @@ class Import(Artefact):
         """The dictionary's; texts are tokenised in it."""
         return Vocabulary.of_dictionary(self.dictionary)
 
+    @cached_property
+    def content(self) -> str:
+        """The hash of the checkpoint, read once."""
+        return content_hash(self.file)
+
     def settings(self) -> Any:
-        return {"checkpoint": content_hash(self.file), "vocabulary": self.vocabulary.fingerprint}
+        return {"checkpoint": self.content, "vocabulary": self.vocabulary.fingerprint}
 
     def build(self, folder: Path) -> None:
         released = read_checkpoint(self.file)
@@ -54,9 +60,8 @@ class Import(Artefact):
             )
         save_network(network, folder / "model.safetensors")
         self.vocabulary.save(folder / "vocabulary.json")
-        model = {"model": description, "vocabulary": size, "vocabulary_fingerprint": self.vocabulary.fingerprint}
-        write_aside(folder / "model.json", json.dumps(model, indent=1))
+        describe(folder, description, self.vocabulary)
         told = {name: released.args.get(name) for name in TOLD} | {k: v for k, v in released.history.items() if v is not None}
-        content = {"file": self.file.name, "content": content_hash(self.file), "parameters": network.parameter_count, **told}
+        content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count, **told}
         write_aside(folder / "imported.json", json.dumps(content, indent=1))
         print(f"import: {told['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")

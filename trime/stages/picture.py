@@ -6,10 +6,11 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from trime.metrics import bits, perplexity
+from trime.metrics import MEASURES
 from trime.stages.tables import evaluated, measure, unit, units
 
 BLUE, GREY, ORANGE = "#2a6f97", "#9aa5b1", "#d9772b"
+SCALES = {"perplexity": "log", "bits/char": "linear"}
 
 
 def canvas(width: float, height: float, panels: int) -> Any:
@@ -55,33 +56,34 @@ def run_picture(results: dict[str, Any], history: Path, path: Path) -> Path:
     panels = 1 + history.exists() + bool(curves)
     figure, axes = canvas(1.5 + 5.2 * panels, max(3.2, 1.6 + 0.55 * len(rows)), panels)
     names = [row["memories"].replace(" ⊕ ", "\n⊕ ") for row in rows]
-    bars(axes[0], names, [measure(row) for row in rows], unit(rows[0]), [GREY, *[BLUE] * (len(rows) - 1)])
+    kind = unit(rows[0])
+    bars(axes[0], names, [measure(row) for row in rows], kind, [GREY, *[BLUE] * (len(rows) - 1)])
     axes[0].set_title(f"{results['name']} on {evaluated(results)[0]}, seed {results['seed']}")
     if history.exists():
-        training_curve(axes[1], history)
+        training_curve(axes[1], history, kind)
     if curves:
-        size_curve(axes[-1], curves)
+        size_curve(axes[-1], curves, kind)
     return saved(figure, path)
 
 
-def training_curve(axis: Any, history: Path) -> None:
-    """Training and validation perplexity over updates."""
+def training_curve(axis: Any, history: Path, kind: str) -> None:
+    """Training and validation loss over updates, as perplexity or bits."""
     with open(history, newline="") as file:
         rows = list(csv.DictReader(file))
     for column, label, colour in (("train/loss", "training (one batch)", GREY), ("valid/objective", "validation", ORANGE)):
-        points = [(int(row["update"]), perplexity(float(row[column]))) for row in rows if row[column]]
+        points = [(int(row["update"]), MEASURES[kind](float(row[column]))) for row in rows if row[column]]
         if points:
             axis.plot(*zip(*points, strict=True), label=label, color=colour, marker="o" if len(points) < 30 else None, ms=3)
-    axis.set(yscale="log", xlabel="update", ylabel="perplexity of the training objective", title="training")
+    axis.set(yscale=SCALES[kind], xlabel="update", ylabel=f"{kind} of the training objective", title="training")
     axis.legend(frameon=False)
 
 
-def size_curve(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """Best validation perplexity at each size of the long memory."""
+def size_curve(axis: Any, rows: list[dict[str, Any]], kind: str) -> None:
+    """Best validation loss at each size of the long memory."""
     for row in rows:
         sizes, losses = zip(*row["by_memory_size"].items(), strict=True)
-        axis.plot([int(size) for size in sizes], [perplexity(loss) for loss in losses], marker="o", label=row["memories"])
-    axis.set(xscale="log", xlabel="contexts in long memory", ylabel="dev perplexity", title="size of long memory")
+        axis.plot([int(size) for size in sizes], [MEASURES[kind](loss) for loss in losses], marker="o", label=row["memories"])
+    axis.set(xscale="log", xlabel="contexts in long memory", ylabel=f"dev {kind}", title="size of long memory")
     axis.set_xticks([int(size) for size in sizes], sizes)
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=7)
@@ -101,25 +103,26 @@ def compare_picture(runs: list[dict[str, Any]], path: Path) -> Path:
 
 
 def analysis_picture(results: dict[str, Any], path: Path) -> Path:
-    """Perplexity by frequency, retrieval accuracy, and perplexity over the size of the long memory, as far as there are."""
-    analysis = results["analysis"]["test"]
+    """Loss by frequency, retrieval accuracy, and loss over the size of the long memory, as far as there are."""
+    analysis, kind = results["analysis"]["test"], unit(results["metrics"]["test"][-1])
     parts = [buckets_panel, *[retrieval_panel] * bool(analysis["retrieval"]), *[sizes_panel] * bool(analysis["by_memory_size"])]
     figure, axes = canvas(1 + 5.4 * len(parts), 4, len(parts))
     for axis, part in zip(axes, parts, strict=True):
-        part(axis, analysis)
+        part(axis, analysis, kind)
     figure.suptitle(f"{results['name']} on {evaluated(results)[0]}, test")
     return saved(figure, path)
 
 
-def buckets_panel(axis: Any, analysis: dict[str, Any]) -> None:
+def buckets_panel(axis: Any, analysis: dict[str, Any], kind: str) -> None:
     for label, cells in analysis["buckets"].items():
-        shown = [cell for cell in cells if cell["perplexity"] is not None]
-        axis.plot([cell["bucket"] for cell in shown], [cell["perplexity"] for cell in shown], marker="o", ms=4, label=label)
-    axis.set(yscale="log", xlabel="frequency of the word on dev", ylabel="perplexity", title="by frequency")
+        shown = [cell for cell in cells if cell["loss"] is not None]
+        losses = [MEASURES[kind](cell["loss"]) for cell in shown]
+        axis.plot([cell["bucket"] for cell in shown], losses, marker="o", ms=4, label=label)
+    axis.set(yscale=SCALES[kind], xlabel="frequency of the token on dev", ylabel=kind, title="by frequency")
     axis.legend(frameon=False, fontsize=7)
 
 
-def retrieval_panel(axis: Any, analysis: dict[str, Any]) -> None:
+def retrieval_panel(axis: Any, analysis: dict[str, Any], kind: str) -> None:
     names, shares = zip(*analysis["retrieval"].items(), strict=True)
     axis.bar(names, [100 * share for share in shares], color=BLUE, width=0.6)
     for place, share in enumerate(shares):
@@ -127,15 +130,15 @@ def retrieval_panel(axis: Any, analysis: dict[str, Any]) -> None:
     axis.set(xlabel="nearest entries K", ylabel="target among theirs, %", ylim=(0, 105), title="retrieval accuracy")
 
 
-def sizes_panel(axis: Any, analysis: dict[str, Any]) -> None:
-    curve(axis, analysis["by_memory_size"], "test", perplexity)
-    axis.set(xlabel="contexts in long memory", ylabel="perplexity", title="size of long memory")
+def sizes_panel(axis: Any, analysis: dict[str, Any], kind: str) -> None:
+    curve(axis, analysis["by_memory_size"], "test", kind)
+    axis.set(xlabel="contexts in long memory", ylabel=kind, title="size of long memory")
 
 
-def curve(axis: Any, losses: dict[str, float], label: str, measured: Any) -> None:
+def curve(axis: Any, losses: dict[str, float], label: str, kind: str) -> None:
     """One line over the sizes of the long memory."""
     sizes = [int(size) for size in losses]
-    axis.plot(sizes, [measured(loss) for loss in losses.values()], marker="o", ms=4, label=label)
+    axis.plot(sizes, [MEASURES[kind](loss) for loss in losses.values()], marker="o", ms=4, label=label)
     axis.set_xscale("log")
     axis.set_xticks(sizes, list(map(str, sizes)))
     axis.minorticks_off()
@@ -149,7 +152,7 @@ def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
     for axis, kind in zip(axes, kinds, strict=True):
         for run in (run for run in shown if unit(run["metrics"]["test"][-1]) == kind):
             label = f"{run['name']} on {evaluated(run)[0]}, seed {run['seed']}"
-            curve(axis, run["analysis"]["dev"]["by_memory_size"], label, perplexity if kind == "perplexity" else bits)
+            curve(axis, run["analysis"]["dev"]["by_memory_size"], label, kind)
         axis.set(xlabel="contexts in long memory", ylabel=f"dev {kind}", title="size of long memory")
         axis.legend(frameon=False, fontsize=8)
     return saved(figure, path)

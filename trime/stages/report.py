@@ -38,8 +38,9 @@ def report_run(plan: Plan) -> dict[str, Any]:
     header, lines = run_table(results)
     write_aside(folder / "table.md", markdown(header, lines))
     if "analysis" in results:
-        write_aside(folder / "analysis.md", analysis_text(results["analysis"]))
-        print(f"\n{analysis_text(results['analysis'])}\nanalysis: {analysis_picture(results, folder / 'analysis.png')}")
+        text = analysis_text(results)
+        write_aside(folder / "analysis.md", text)
+        print(f"\n{text}\nanalysis: {analysis_picture(results, folder / 'analysis.png')}")
     picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
     print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{markdown(header, lines)}")
     print(f"results: {folder / 'results.json'}\npicture: {picture}")

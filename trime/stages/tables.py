@@ -7,7 +7,7 @@ import io
 import re
 from typing import Any
 
-from trime.metrics import perplexity
+from trime.metrics import MEASURES
 
 Lines = list[list[str]]
 
@@ -114,18 +114,19 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
     ]
 
 
-def analysis_text(analysis: dict[str, Any]) -> str:
-    """Perplexity by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), sizes of long memory (Figure 3)."""
-    return "\n".join(f"On {split}:\n\n{split_text(found)}" for split, found in analysis.items())
+def analysis_text(results: dict[str, Any]) -> str:
+    """Loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), sizes of long memory (Figure 3)."""
+    kind = unit(results["metrics"]["test"][-1])
+    return "\n".join(f"On {split}:\n\n{split_text(found, kind)}" for split, found in results["analysis"].items())
 
 
-def split_text(analysis: dict[str, Any]) -> str:
-    """The tables of one split."""
+def split_text(analysis: dict[str, Any], kind: str) -> str:
+    """The tables of one split, in perplexity or bits."""
     buckets, parts = analysis["buckets"], []
     names = [cell["bucket"] for cell in next(iter(buckets.values()))]
     tokens = ["tokens", *(f"{cell['tokens']:,}" for cell in next(iter(buckets.values())))]
-    lines = [[label, *(figure(cell["perplexity"]) for cell in cells)] for label, cells in buckets.items()]
-    parts.append(markdown(["perplexity by frequency on dev", *names], [*lines, tokens]))
+    lines = [[label, *(figure(cell["loss"], kind) for cell in cells)] for label, cells in buckets.items()]
+    parts.append(markdown([f"{kind} by frequency on dev", *names], [*lines, tokens]))
     if analysis["retrieval"]:
         shares = [f"{100 * share:.2f}" for share in analysis["retrieval"].values()]
         parts.append(
@@ -133,15 +134,13 @@ def split_text(analysis: dict[str, Any]) -> str:
         )
     if analysis["by_memory_size"]:
         curve = analysis["by_memory_size"]
-        parts.append(
-            markdown(["size of long memory", *curve], [["perplexity", *(figure(perplexity(x)) for x in curve.values())]])
-        )
+        parts.append(markdown(["size of long memory", *curve], [[kind, *(figure(loss, kind) for loss in curve.values())]]))
     return "\n".join(parts)
 
 
-def figure(value: float | None) -> str:
-    """Two decimals, or nothing where there is none."""
-    return "" if value is None else f"{value:.2f}"
+def figure(loss: float | None, kind: str) -> str:
+    """A loss in a unit with two decimals, or nothing where there is none."""
+    return "" if loss is None else f"{MEASURES[kind](loss):.2f}"
 
 
 def compare_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:

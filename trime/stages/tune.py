@@ -59,6 +59,11 @@ class Tune(Artefact):
     def tuned(self) -> dict[str, Any]:
         return json.loads((self.path() / "tuned.json").read_text())
 
+    def rows(self) -> list[Row]:
+        """The rows at their best settings."""
+        rows, found = rows_of(plain(self.config.evaluate.rows), self.config.tune), self.tuned()["rows"]
+        return [row.at(one["tuned"]) for row, one in zip(rows, found, strict=True)]
+
 
 class Sums:
     """Summed loss over the grid, document by document."""

@@ -24,7 +24,7 @@ class Window(NamedTuple):
     contexts: Contexts
     context: int
     vocabulary: Mass
-    asked: Int[Tensor, "n"] | None = None
+    asked: Int[Tensor, " n"] | None = None
 
     @property
     def scored(self) -> Contexts:
@@ -84,7 +84,7 @@ class Scorer:
     def divisors(self, width: int) -> list[list[float]]:
         return [row.divisors(*scales(width, self.scaled_interpolation)) for row in self.rows]
 
-    def evidence(self, window: Window, divisor: Float[Tensor, "t"]) -> dict[str, Mass]:
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"]) -> dict[str, Mass]:
         """Mass [s t n] of each memory that some row names."""
         query, names = window.query, set().union(*(row.memories for row in self.rows))
         found = {}

@@ -22,17 +22,16 @@ class BM25:
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
         """Algorithm 1; the batches are then taken in random order."""
-        if neighbours is None or len(neighbours) != len(segments):
-            raise ValueError("BM25 batching needs the neighbours of every segment: run stage pack")
-        random = generator(self.seed, epoch)
-        lists = unmatched(len(neighbours)) if self.string_ids else neighbours.tolist()
+        random, lists = generator(self.seed, epoch), lists_of(neighbours, len(segments), self.string_ids)
         order = chain(lists, random.permutation(len(lists)).tolist())
         return shuffled(chunks(order, self.size), random)
 
 
-def unmatched(count: int) -> list[list[int]]:
-    """No neighbours for any segment."""
-    return [[] for _ in range(count)]
+def lists_of(neighbours: np.ndarray | None, segments: int, string_ids: bool) -> list[list[int]]:
+    """The neighbours of each segment; none where the published code looks for numbers among strings."""
+    if neighbours is None or len(neighbours) != segments:
+        raise ValueError("BM25 batching needs the neighbours of every segment: run stage pack")
+    return [[] for _ in range(segments)] if string_ids else neighbours.tolist()
 
 
 def chain(lists: list[list[int]], order_of_starts: list[int]) -> list[int]:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 import numpy as np
 
 from trime.data.batching.base import check_size
-from trime.data.batching.bm25 import chain, unmatched
+from trime.data.batching.bm25 import chain, lists_of
 from trime.data.segments import Segments
 
 ORDERS = ("shuffled", "kept", "bm25")
@@ -58,9 +58,8 @@ class Published:
         if self.order == "shuffled":
             permutation = np.random.RandomState(self.seed).permutation(len(lengths))
             return np.lexsort((permutation, lengths)).tolist()
-        if neighbours is None:
-            raise ValueError("BM25 batching needs the neighbours of every segment: run stage pack")
-        return published_chain(neighbours[:, : self.k].tolist() if not self.string_ids else unmatched(len(lengths)), self.seed)
+        nearest = None if neighbours is None else neighbours[:, : self.k]
+        return published_chain(lists_of(nearest, len(lengths), self.string_ids), self.seed)
 
     def batches(self, order: list[int], lengths: np.ndarray) -> list[list[int]]:
         """Greedily filled up to the room of a process's full segments."""
@@ -70,9 +69,11 @@ class Published:
         for segment in order:
             if (len(batch) + 1) * int(lengths[[*batch, segment]].max()) > room:
                 kept = max(len(batch) // self.multiple * self.multiple, len(batch) % self.multiple)
-                found, batch = [*found, batch[:kept]], batch[kept:]
-            batch = [*batch, segment]
-        return [*found, batch]
+                found.append(batch[:kept])
+                batch = batch[kept:]
+            batch.append(segment)
+        found.append(batch)
+        return found
 
     def dealt(self, batches: list[list[int]], epoch: int) -> list[list[list[int]]]:
         """Each process's batches of an epoch, which the published code counts from 1."""
