@@ -40,6 +40,8 @@ def run(config: DictConfig) -> float | None:
                 log_results(plan.logger, results)
                 loss = results["metrics"]["test"][-1]["loss"]
                 continue
+            if stage == "fit":
+                plan.check_windows()
             for artefact in plan.made_by(stage):
                 made = artefact.make()
                 print(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}", flush=True)

@@ -14,7 +14,7 @@ from trime.stages.artefact import Artefact
 from trime.stages.datastore import GivenStore, Index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
-from trime.stages.fit import Fit, Given
+from trime.stages.fit import Fit, Given, check_positions
 from trime.stages.imported import Import
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, Source
@@ -76,6 +76,13 @@ class Plan:
     @cached_property
     def test(self) -> Encode:
         return Encode(self.config, "evaluate", "test", self.evaluated, self.model)
+
+    def check_windows(self) -> None:
+        """UserError where a line is longer than the model to be trained allows; before it is trained."""
+        if self.config.evaluate.lines and not self.config.checkpoint:
+            for split in (self.valid, self.test):
+                longest = int(split.windows(self.evaluated.corpus()).length.max())
+                check_positions(self.config.model.backbone.positions, self.config, longest)
 
     @cached_property
     def store(self) -> Artefact:
