@@ -10,9 +10,10 @@ from tests.conftest import ROOT
 BELOW = {
     "types": set(),
     "metrics": set(),
-    "memory": {"types", "memory"},
+    "eviction": {"types", "eviction"},
+    "memory": {"types", "eviction", "memory"},
     "data": {"types", "data"},
-    "models": {"types", "models"},
+    "models": {"types", "eviction", "memory", "models"},
     "mixtures": {"types", "mixtures"},
     "optim": {"optim"},
     "tasks": {"types", "data", "memory", "models", "mixtures", "tasks"},

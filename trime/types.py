@@ -8,6 +8,7 @@ Axes, everywhere: ``b`` batch rows, ``l`` segment length, ``n`` contexts being s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -27,20 +28,20 @@ class Batch(NamedTuple):
 
     tokens: Int[Tensor, "b l"]
     targets: Int[Tensor, "b l"]
-    length: Int[Tensor, "b"]  # positions from here on are padding: never scored, never memory
+    length: Int[Tensor, " b"]  # positions from here on are padding: never scored, never memory
     scored: Bool[Tensor, "b l"]  # false below length: context, which is memory but is not scored
-    document: Int[Tensor, "b"]
-    segment: Int[Tensor, "b"]
-    start: Int[Tensor, "b"]  # position of the first token in its document
-    fresh: Bool[Tensor, "b"]  # this row starts a document: forget everything
+    document: Int[Tensor, " b"]
+    segment: Int[Tensor, " b"]
+    start: Int[Tensor, " b"]  # position of the first token in its document
+    fresh: Bool[Tensor, " b"]  # this row starts a document: forget everything
 
 
 class Place(NamedTuple):
     """Where a context stands; visibilities decide by these three numbers alone."""
 
-    document: Int[Tensor, "n"]
-    segment: Int[Tensor, "n"]
-    position: Int[Tensor, "n"]  # in the document, counted in tokens
+    document: Int[Tensor, " n"]
+    segment: Int[Tensor, " n"]
+    position: Int[Tensor, " n"]  # in the document, counted in tokens
 
     def take(self, index: Tensor | slice) -> Place:
         return Place(self.document[index], self.segment[index], self.position[index])
@@ -50,7 +51,7 @@ class Contexts(NamedTuple):
     """Memory entries, and queries to them: (g(c_j), x_j) of TRIME Eq. 2-4, with their places."""
 
     g: Float[Tensor, "n d"]
-    token: Int[Tensor, "n"]  # the token that followed the context
+    token: Int[Tensor, " n"]  # the token that followed the context
     place: Place
 
     def take(self, index: Tensor | slice) -> Contexts:
@@ -79,6 +80,29 @@ class Mass:
     total: Float[Tensor, "*#s n"]
 
 
+class Ranking(NamedTuple):
+    """What an eviction policy knows of a bounded memory's entries, row by row; a row may be one head's."""
+
+    position: Int[Tensor, "b m"]  # of the entry in its stream, -1 in an empty slot
+    score: Float[Tensor, "b m"]  # float64 (positions collide in float32), -inf in an empty slot
+    attended: Bool[Tensor, "b m"]  # some query's attention has changed the score
+    clock: Int[Tensor, " b"]  # position of the last query, -1 before there is one
+    written: Int[Tensor, " b"]  # entries that ever came to the row
+
+
+@dataclass(frozen=True)
+class Attended:
+    """A block of queries and what they thought of the entries of a memory."""
+
+    score: Float[Tensor, "b h q m"]  # after bias and scale, before the softmax; -inf where a query may not look
+    position: Int[Tensor, "b q"]  # -1: no query
+    retrieved: Bool[Tensor, "b h q m"] | None = None  # null: every entry that is seen
+
+    @cached_property
+    def seen(self) -> Bool[Tensor, "b h q m"]:
+        return (self.score > -torch.inf) & (self.position >= 0)[:, None, :, None]
+
+
 def places_of(batch: Batch) -> Place:
     """Document, segment and position of every cell of a batch, flattened row after row."""
     length = batch.tokens.shape[1]
@@ -97,6 +121,7 @@ def contexts_of(batch: Batch, g: Float[Tensor, "b l d"]) -> Contexts:
 
 
 __all__ = [
+    "Attended",
     "Batch",
     "Bool",
     "Contexts",
@@ -105,6 +130,7 @@ __all__ = [
     "Int",
     "Mass",
     "Place",
+    "Ranking",
     "Tensor",
     "UserError",
     "contexts_of",

@@ -1,0 +1,83 @@
+"""What an eviction policy is: scores of entries, given at insertion and renewed by attention; the best are kept.
+
+A step of a memory: new entries are admitted at an initial score, the best of old and new stay, queries
+attend to them block by block, and what they saw settles the scores. Rows ``b`` are independent; a memory
+whose heads keep sets of their own folds heads into rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+
+from trime.eviction.initial import Initial
+from trime.eviction.reading import Reading
+from trime.types import Attended, Bool, Float, Int, Ranking, Tensor
+
+
+class Summary(NamedTuple):
+    """What the queries of a step have seen so far; it grows block by block."""
+
+    value: Float[Tensor, "b m"]
+    seen: Bool[Tensor, "b m"]  # entries that count as attended
+    last: Int[Tensor, " b"]  # largest position of a query, -1 before there is one
+
+
+class EvictionPolicy(ABC):
+    """Keeps the highest scores. ``newest_first``: of equal scores the newer entry stays, else the older."""
+
+    def __init__(self, initial: Initial, newest_first: bool = True):
+        self.initial, self.newest_first = initial, newest_first
+
+    def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+        """Scores of entries about to enter, float64."""
+        return self.initial(ranking, position)
+
+    def begin(self, ranking: Ranking) -> Summary:
+        """An empty step."""
+        return Summary(torch.zeros_like(ranking.score), torch.zeros_like(ranking.attended), torch.full_like(ranking.clock, -1))
+
+    def observe(self, summary: Summary, block: Attended) -> Summary:
+        """Adds what a block of queries saw."""
+        return self.added(summary, block) if block.position.shape[1] else summary
+
+    @abstractmethod
+    def added(self, summary: Summary, block: Attended) -> Summary:
+        """The summary with a block of at least one query."""
+
+    @abstractmethod
+    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+        """Scores after a step."""
+
+    def settle(self, ranking: Ranking, summary: Summary) -> Ranking:
+        """Ends the step; one without queries changes nothing."""
+        changed = (summary.last >= 0)[:, None] & (ranking.position >= 0)
+        return ranking._replace(
+            score=torch.where(changed, self.renewed(ranking, summary), ranking.score),
+            attended=ranking.attended | (summary.seen & changed),
+            clock=torch.maximum(ranking.clock, summary.last),
+        )
+
+
+class ByScore(EvictionPolicy):
+    """A policy over attention scores, read as ``reading`` says and pooled over heads."""
+
+    def __init__(self, initial: Initial, reading: Reading, newest_first: bool = True):
+        super().__init__(initial, newest_first)
+        self.reading = reading
+
+
+def latest(summary: Summary, block: Attended) -> Int[Tensor, " b"]:
+    """Largest position of a query up to and with this block."""
+    return torch.maximum(summary.last, block.position.amax(1))
+
+
+def used(block: Attended, top_k: int | None) -> Bool[Tensor, "b h q m"]:
+    """Entries that a query retrieved; with ``top_k``, the best so many of those that it saw."""
+    hits = block.seen if block.retrieved is None else block.retrieved & block.seen
+    if top_k is None or top_k >= hits.shape[-1]:
+        return hits
+    best = torch.zeros_like(hits).scatter(-1, block.score.topk(top_k, dim=-1).indices, True)
+    return hits & best

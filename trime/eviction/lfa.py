@@ -1,0 +1,42 @@
+"""Least frequently attended: scores add up over all queries, older ones decay (Attendre section 3.1)."""
+
+from __future__ import annotations
+
+import torch
+
+from trime.eviction.base import ByScore, Summary, latest
+from trime.eviction.initial import Initial
+from trime.eviction.reading import Reading
+from trime.types import Attended, Float, Int, Ranking, Tensor
+
+
+class LFA(ByScore):
+    """Score = sum over queries and heads of exp(-``gamma`` (p - q)) score, p the last query's position, q the own one.
+
+    ``replaces``: the first attention takes the place of the initial score, instead of adding to it.
+    """
+
+    def __init__(
+        self, initial: Initial, reading: Reading, gamma: float = 0.0, replaces: bool = False, newest_first: bool = True
+    ):
+        super().__init__(initial, reading, newest_first)
+        if gamma < 0:
+            raise ValueError(f"eviction.gamma={gamma}: older queries weigh less, not more: choose 0 or above")
+        self.gamma, self.replaces = gamma, replaces
+
+    def added(self, summary: Summary, block: Attended) -> Summary:
+        last = latest(summary, block)
+        weight = self.decay(last[:, None] - block.position)[:, None, :, None]
+        score = (weight * self.reading(block)).masked_fill(~block.seen, 0.0).sum((1, 2))
+        value = self.decay(last - summary.last)[:, None] * summary.value + score
+        return Summary(value, summary.seen | block.seen.any(2).any(1), last)
+
+    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+        passed = torch.where(ranking.clock >= 0, summary.last - ranking.clock, 0)
+        old = self.decay(passed)[:, None] * ranking.score
+        if self.replaces:
+            old = old.masked_fill(summary.seen & ~ranking.attended, 0.0)
+        return old + summary.value
+
+    def decay(self, distance: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.exp(-self.gamma * distance.double())

@@ -1,0 +1,33 @@
+"""Least frequently used: the score counts how often an entry was retrieved."""
+
+from __future__ import annotations
+
+import torch
+
+from trime.eviction.base import EvictionPolicy, Summary, latest, used
+from trime.eviction.initial import Initial
+from trime.types import Attended, Float, Ranking, Tensor
+
+UNITS = ("step", "query", "query_head")
+
+
+class LFU(EvictionPolicy):
+    """``count``: one for every step, every query, or every query of every head that retrieved the entry.
+
+    ``top_k``: how many of the entries that a query sees count as used; null: those that the layer retrieved.
+    """
+
+    def __init__(self, initial: Initial, top_k: int | None = None, count: str = "query", newest_first: bool = True):
+        super().__init__(initial, newest_first)
+        if count not in UNITS:
+            raise ValueError(f"eviction.count={count}: choose one of {', '.join(UNITS)}")
+        self.top_k, self.count = top_k, count
+
+    def added(self, summary: Summary, block: Attended) -> Summary:
+        hit = used(block, self.top_k)
+        times = hit.sum((1, 2)) if self.count == "query_head" else hit.any(1).sum(1)
+        return Summary(summary.value + times, summary.seen | (times > 0), latest(summary, block))
+
+    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+        times = summary.seen.double() if self.count == "step" else summary.value
+        return torch.where(summary.seen, ranking.score + times, ranking.score)
