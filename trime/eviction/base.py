@@ -8,7 +8,7 @@ whose heads keep sets of their own folds heads into rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -27,6 +27,8 @@ class Summary(NamedTuple):
 
 class EvictionPolicy(ABC):
     """Keeps the highest scores. ``newest_first``: of equal scores the newer entry stays, else the older."""
+
+    by_attention: ClassVar[bool] = True  # false: scores of attention change nothing
 
     def __init__(self, initial: Initial, newest_first: bool = True):
         self.initial, self.newest_first = initial, newest_first

@@ -10,6 +10,8 @@ from trime.types import Attended, Float, Ranking, Tensor
 class FIFO(EvictionPolicy):
     """The newest entries stay, whatever attention does."""
 
+    by_attention = False
+
     def __init__(self) -> None:
         super().__init__(OwnPosition())
 

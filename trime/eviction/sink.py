@@ -12,6 +12,8 @@ from trime.types import Attended, Float, Int, Ranking, Tensor
 class Sink(EvictionPolicy):
     """The first ``sinks`` entries of a row and the newest ones; the sinks count as part of the memory."""
 
+    by_attention = False
+
     def __init__(self, sinks: int = 4):
         super().__init__(OwnPosition())
         if sinks < 0:

@@ -45,10 +45,11 @@ def visible(padding: Bool[Tensor, "b l"]) -> Bool[Tensor, "b 1 l l"]:
     return ~hidden[:, None, None] & hidden.new_ones(length, length).tril()
 
 
-def feed_forward(width: int, inner: int, dropout: float) -> nn.Sequential:
+def feed_forward(width: int, inner: int, dropout: float, biases: bool = True) -> nn.Sequential:
     """Linear, ReLU, dropout, linear."""
-    inward, outward = nn.Linear(width, inner), nn.Linear(inner, width)
+    inward, outward = nn.Linear(width, inner, bias=biases), nn.Linear(inner, width, bias=biases)
     for layer in (inward, outward):
         nn.init.xavier_uniform_(layer.weight)
-        nn.init.zeros_(layer.bias)
+        if biases:
+            nn.init.zeros_(layer.bias)
     return nn.Sequential(inward, nn.ReLU(), nn.Dropout(dropout), outward)

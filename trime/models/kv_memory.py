@@ -1,0 +1,92 @@
+"""The memory of a kNN-augmented attention layer: what it holds, how it is searched, and its gate (Wu et al. 2022, 3.1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trime.eviction.base import EvictionPolicy
+from trime.memory.bounded import BoundedMemory, Held
+from trime.models.retrieval import Table, attend, bucket_top, exact_top, search
+from trime.types import Attended, Bool, Float, Int, Tensor
+
+SEARCHES = {"exact": exact_top, "buckets": bucket_top}
+GATES = ("bias", "content")
+
+
+class KeyValueMemory(nn.Module):
+    """The ``size`` entries of each row that the policy keeps, and the attention of a layer to the ``top_k`` best.
+
+    ``search``: exact, or (as the official code) the best of strided buckets. ``per_head``: every head keeps a
+    set of its own. ``gate``: the paper's scalar of each head (bias), or a linear function of the token too.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        size: int,
+        policy: EvictionPolicy,
+        top_k: int = 32,
+        search: str = "exact",
+        per_head: bool = False,
+        gate: str = "bias",
+        empty_take_mass: bool = False,
+    ):
+        super().__init__()
+        if not 1 <= top_k <= size:
+            raise ValueError(f"top_k={top_k} must lie in 1..memory_size={size}: lower top_k or raise model.memory_size")
+        if search not in SEARCHES or gate not in GATES:
+            raise ValueError(f"search={search}, gate={gate}: choose search from {[*SEARCHES]}, gate from {[*GATES]}")
+        if search == "buckets" and size % top_k:
+            raise ValueError(f"search=buckets wants model.memory_size={size} to be a multiple of top_k={top_k}")
+        self.heads, self.top_k, self.top, self.per_head = heads, top_k, SEARCHES[search], per_head
+        self.memory, self.empty_take_mass = BoundedMemory(size, policy), empty_take_mass
+        self.bias = nn.Parameter(torch.zeros(heads))
+        self.content = nn.Linear(width, heads, bias=False) if gate == "content" else None
+
+    def gate(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "_ h _ 1"]:
+        """How much of each head's output comes from memory."""
+        if self.content is None:
+            return self.bias.sigmoid().view(1, -1, 1, 1)
+        return (self.content(x) + self.bias).sigmoid().transpose(1, 2)[..., None]
+
+    def folded(self, x: Float[Tensor, "b h l d"]) -> Float[Tensor, "_ l _ d"]:
+        """Slots first; heads that keep sets of their own are rows."""
+        return x.flatten(0, 1)[:, :, None] if self.per_head else x.transpose(1, 2)
+
+    def start(self, key: Float[Tensor, "b h l d"]) -> Held:
+        """An empty memory for keys of that kind."""
+        empty = self.folded(key.detach()[:, :, :0])
+        return self.memory.empty((empty, empty))
+
+    def reset(self, held: Held, rows: Bool[Tensor, " b"]) -> Held:
+        """The memory without what some batch rows hold."""
+        return self.memory.reset(held, self.rows(rows))
+
+    def rows(self, b: Tensor) -> Tensor:
+        """Something of each batch row as something of each row of the memory."""
+        return b.repeat_interleave(self.heads, 0) if self.per_head else b
+
+    def read(
+        self, query: Float[Tensor, "b h l d"], held: Held, position: Int[Tensor, "b l"]
+    ) -> tuple[Float[Tensor, "b h l d"], Held]:
+        """What the queries make of the memory; the policy hears of their scores."""
+        (key, value), policy = held.columns, self.memory.policy
+        table = Table(key, value, held.ranking.position >= 0)
+        asked, place = query.flatten(0, 1)[:, None] if self.per_head else query, self.rows(position)
+        summary = policy.begin(held.ranking)
+
+        def watch(block: slice, score: Tensor, slot: Tensor) -> None:
+            nonlocal summary
+            retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, slot, True)
+            summary = policy.observe(summary, Attended(score, place[:, block], retrieved))
+
+        found = search(asked, table, self.top_k, self.top, watch if policy.by_attention else None)
+        result = attend(asked, table, found, self.empty_take_mass)
+        return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
+
+    def write(self, held: Held, own: tuple[Tensor, Tensor], position: Int[Tensor, "b l"]) -> Held:
+        """The memory with a segment's keys and values."""
+        columns = tuple(self.folded(part.detach()) for part in own)
+        return self.memory.insert(held, columns, self.rows(position))[0]

@@ -1,0 +1,62 @@
+"""Relative positions: T5's buckets and learned bias (Raffel et al. 2020), and the sliding-window causal mask."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import nn
+
+from trime.types import Bool, Float, Int, Tensor
+
+
+@cache
+def edges(buckets: int, max_distance: int) -> list[int]:
+    """The smallest distance of each bucket but the first: one each up to half of them, then spaced by logarithm.
+
+    In whole numbers: floating-point logarithms put powers of two into the bucket below.
+    """
+    exact = buckets // 2
+    coarse = buckets - exact
+    found, distance = list(range(1, exact + 1)), exact
+    for step in range(1, coarse):
+        while distance**coarse * exact**step < max_distance**step * exact**coarse:
+            distance += 1
+        found.append(distance)
+    return found
+
+
+def bucket_of(distance: Int[Tensor, "*s"], buckets: int, max_distance: int, causal: bool = True) -> Int[Tensor, "*s"]:
+    """T5's bucket of ``distance`` = query - key; causal: later keys share bucket 0; else they have the upper half."""
+    if not causal:
+        half = buckets // 2
+        return bucket_of(distance.abs(), half, max_distance) + half * (distance < 0)
+    return torch.bucketize(distance, torch.tensor(edges(buckets, max_distance), device=distance.device), right=True)
+
+
+class RelativeBias(nn.Module):
+    """A learned number for every head and bucket, added to attention logits."""
+
+    def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128):
+        super().__init__()
+        self.buckets, self.max_distance = buckets, max_distance
+        self.table = nn.Parameter(torch.zeros(heads, buckets))
+
+    def forward(self, distance: Int[Tensor, "b q k"]) -> Float[Tensor, "b h q k"]:
+        """The bias of causal attention at query - key."""
+        bucket = bucket_of(distance, self.buckets, self.max_distance)
+        return self.table[:, bucket].transpose(0, 1)
+
+
+def in_window(distance: Int[Tensor, "*s"], window: int, itself: bool) -> Bool[Tensor, "*s"]:
+    """Keys of the last ``window`` positions: the own one and those before it, or (``itself`` false) those before it alone.
+
+    ::
+
+        window 3, itself      window 3, not itself
+        key   0 1 2 3 4       key   0 1 2 3 4
+        q 3     x x x         q 3   x x x
+        q 4       x x x       q 4     x x x
+    """
+    first = 0 if itself else 1
+    return (distance >= first) & (distance < first + window)
