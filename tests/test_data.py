@@ -16,6 +16,7 @@ from tests.conftest import SHARED
 from trime.data.batching.bm25 import BM25
 from trime.data.batching.consecutive import Consecutive
 from trime.data.batching.shuffled import Shuffled
+from trime.data.batching.streams import Streams
 from trime.data.corpus import Corpus, Split, build_corpus, counted, smallest_type
 from trime.data.datasets import Dataset
 from trime.data.datasets.enwik8 import Enwik8
@@ -181,17 +182,37 @@ SEGMENTS = cut(np.array([0, 95, 130, 131, 400]), 10)
 NEIGHBOURS = np.random.default_rng(0).permuted(np.tile(np.arange(len(SEGMENTS), dtype=np.int32), (len(SEGMENTS), 1)), axis=1)[
     :, :5
 ]
-BATCHINGS = [Shuffled(4, 3), Consecutive(4, 4, 3), Consecutive(6, 3, 3), BM25(4, 5, 3)]
+BATCHINGS = [Shuffled(4, 3), Consecutive(4, 4, 3), Consecutive(6, 3, 3), BM25(4, 5, 3), Streams(3, 3)]
 
 
 @pytest.mark.parametrize("batching", BATCHINGS, ids=lambda b: type(b).__name__)
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_plan_uses_every_segment_once_and_is_deterministic(batching: object, epoch: int) -> None:
     plan = batching.plan(SEGMENTS, epoch, NEIGHBOURS)  # type: ignore[attr-defined]
-    assert sorted(segment for batch in plan for segment in batch) == list(range(len(SEGMENTS)))
+    assert sorted(segment for batch in plan for segment in batch if segment >= 0) == list(range(len(SEGMENTS)))
     assert max(map(len, plan)) == batching.size  # type: ignore[attr-defined]
     assert plan == batching.plan(SEGMENTS, epoch, NEIGHBOURS)  # type: ignore[attr-defined]
     assert plan != batching.plan(SEGMENTS, epoch + 1, NEIGHBOURS)  # type: ignore[attr-defined]
+
+
+def test_rows_of_streams_read_on() -> None:
+    """The same row of the next batch has the document's next segment, or starts another one; rows end together."""
+    plan = np.array(Streams(3, 0).plan(SEGMENTS, 0))
+    assert plan.shape[1] == 3
+    for row in plan.T:
+        for a, b in pairwise(row):
+            goes_on = b == a + 1 and SEGMENTS.document[a] == SEGMENTS.document[b]
+            starts = SEGMENTS.start[b] == 0 and (a + 1 == len(SEGMENTS) or SEGMENTS.document[a + 1] != SEGMENTS.document[a])
+            assert b < 0 or (a >= 0 and (goes_on or starts))
+    lengths = np.bincount(SEGMENTS.document)
+    assert len(plan) <= max(lengths.max(), -(-len(SEGMENTS) // 3) + 1)
+
+
+def test_a_row_without_a_segment_is_padding() -> None:
+    text = Split(np.arange(400), np.array([0, 95, 130, 131, 400]))
+    batch = collate(text, SEGMENTS, [-1, 3, -1], Ends(0, 0))
+    assert batch.length.tolist() == [0, 10, 0] and batch.fresh.tolist() == [True, False, True]
+    assert batch.document.tolist() == [-1, 0, -1] and int(batch.scored.sum()) == 10 and batch.scored[1].all()
 
 
 def test_consecutive_batches_hold_runs_of_one_document() -> None:

@@ -23,6 +23,7 @@ from trime.data.vocabulary import Ends, Vocabulary
 from trime.memory.datastore import Datastore, Nearest
 from trime.memory.recent import Recent
 from trime.memory.search import Exact
+from trime.models.network import Reader
 from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.rows import Layer, Row
 from trime.tasks.scoring import Scorer, Window
@@ -78,7 +79,7 @@ def encoded(case: dict) -> Iterator[Window]:
     model = network(case["model"], published=read(case).published)
     for batch in windows_of(case["windows"]):
         with torch.no_grad():
-            contexts, vocabulary = vocabulary_evidence(model, batch)
+            contexts, vocabulary = vocabulary_evidence(Reader(model), batch)
         yield Window(contexts, int((~batch.scored).sum()), vocabulary)
 
 

@@ -101,7 +101,7 @@ def test_run(name: str, tmp_path: Any) -> None:
             enable_checkpointing=False,
             enable_model_summary=False,
         )
-        trainer.fit(model, datamodule=TextModule(train, WindowLoader(train.text, train.segments, 1, train.ends)))
+        trainer.fit(model, datamodule=TextModule(train, WindowLoader(train.text, train.segments, [[0]], train.ends)))
     assert record.losses == pytest.approx([loss for update in run["updates"] for loss in update["loss_sum_nats"]], rel=1e-5)
     assert record.rates == pytest.approx([update["lr_used"] for update in run["updates"]], rel=1e-9)
     assert record.norms == pytest.approx([update["log"]["gnorm"] for update in run["updates"]], abs=6e-4)  # printed so

@@ -73,19 +73,23 @@ class PlannedLoader:
         self.step = state["step"]
 
 
-class WindowLoader:
-    """Rows in order, ``rows`` at a time, of which this process has its share."""
+def in_order(windows: Segments, rows: int) -> list[list[int]]:
+    """Windows as they come, ``rows`` at a time."""
+    return [list(range(start, min(start + rows, len(windows)))) for start in range(0, len(windows), rows)]
 
-    def __init__(self, text: Split, windows: Segments, rows: int, ends: Ends, share: Share = ALONE):
-        self.text, self.windows, self.rows, self.ends, self.share = text, windows, rows, ends, share
+
+class WindowLoader:
+    """The batches of a plan, once, of which this process has its share."""
+
+    def __init__(self, text: Split, windows: Segments, plan: list[list[int]], ends: Ends, share: Share = ALONE):
+        self.text, self.windows, self.plan, self.ends, self.share = text, windows, plan, ends, share
 
     def __len__(self) -> int:
-        return -(-len(self.windows) // self.rows)
+        return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self.windows), self.rows):
-            index = list(range(start, min(start + self.rows, len(self.windows))))
-            yield collate(self.text, self.windows, self.share.of(index), self.ends)
+        for rows in self.plan:
+            yield collate(self.text, self.windows, self.share.of(rows), self.ends)
 
 
 class TextModule(pl.LightningDataModule):

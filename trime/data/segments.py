@@ -117,11 +117,13 @@ def packed(ends: list[int], block: int) -> np.ndarray:
 
 
 def collate(split: Split, segments: Segments, index: list[int], ends: Ends) -> Batch:
-    """The rows ``index`` as one batch, padded on the right; no row at all gives one of padding alone."""
-    rows = segments.take(index)
+    """The rows ``index`` as one batch, padded on the right; -1 is a row of padding alone, as is the only one of no row."""
     if not index:
         return nothing(ends.pad)
-    width = int(rows.length.max())
+    document, begin, start, length, context = segments.take(index)
+    filled = np.array(index) >= 0
+    rows = Segments(np.where(filled, document, -1), begin, start * filled, length * filled, context)
+    width = max(1, int(rows.length.max()))
     targets = np.full((len(index), width), ends.pad, np.int64)
     tokens = targets.copy()
     for i, (begin, start, length) in enumerate(zip(rows.begin, rows.start, rows.length, strict=True)):

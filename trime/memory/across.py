@@ -55,6 +55,14 @@ def collected(rows: Tensor, counts: list[int]) -> list[Tensor]:
     return [part[:count] for part, count in zip(every, counts, strict=True)]
 
 
+def of_every_process(rows: Tensor) -> list[Tensor]:
+    """Rows of all processes, whatever their type, as copies on the host."""
+    if processes() == 1:
+        return [rows.detach().cpu().clone()]
+    plain = rows.detach().byte() if rows.dtype == torch.bool else rows.detach()  # collectives know no bool
+    return [part.to("cpu", rows.dtype) for part in collected(plain, sizes(len(rows), rows.device))]
+
+
 def _gather_own(g: Tensor, counts: list[int]) -> Tensor:
     parts = collected(g.detach(), counts)
     parts[distributed.get_rank()] = g

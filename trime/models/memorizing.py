@@ -138,6 +138,8 @@ class MemorizingTransformer(nn.Module):
     three quarters up (the 9th of 12). ``positions`` is the longest segment.
     """
 
+    carries = True
+
     def __init__(
         self,
         embedding: AdaptiveInput | PlainInput,
@@ -152,8 +154,11 @@ class MemorizingTransformer(nn.Module):
         final_norm: bool = True,
         form: Form | None = None,
         memory_layers: list[int] | None = None,
+        pad: int | None = None,
     ):
         super().__init__()
+        if pad is not None:
+            raise ValueError("compatibility.padding is a quirk of the Transformer: set compatibility=none")
         form = form or Form()
         chosen = [math.ceil(layers * 3 / 4) - 1] if memory_layers is None else memory_layers
         if not set(chosen) <= set(range(layers)):

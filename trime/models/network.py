@@ -8,8 +8,9 @@ from typing import Any
 from hydra.utils import instantiate
 from safetensors.torch import load_model, save_model
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from trime.types import Int, Mass, Tensor, UserError
+from trime.types import Batch, Encoding, Int, Mass, Tensor, UserError
 
 
 class Network(nn.Module):
@@ -18,6 +19,15 @@ class Network(nn.Module):
     def __init__(self, backbone: nn.Module, head: nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
+
+    @property
+    def carries(self) -> bool:
+        """Rows read on from batch to batch: the backbone has a state, and no window has a context of its own."""
+        return bool(self.backbone.carries)
+
+    def figures(self) -> dict[str, Tensor]:
+        """What the backbone tells of itself in training, such as gates."""
+        return self.backbone.figures()  # type: ignore[operator]
 
     @property
     def width(self) -> int:
@@ -32,6 +42,27 @@ class Network(nn.Module):
     def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> Mass:
         """The vocabulary's evidence for targets."""
         return self.head.evidence(f, target)  # type: ignore[operator]
+
+
+class Reader:
+    """A network that reads batch after batch, and what its rows carry from one to the next."""
+
+    def __init__(self, network: Network):
+        self.network, self.state = network, None
+
+    def encode(self, batch: Batch) -> Encoding:
+        """Both representations of every cell; rows that are fresh start a document."""
+        encoding, self.state = self.network.backbone(batch.tokens, self.state, batch.fresh)
+        return encoding
+
+    def saved(self) -> list[Tensor]:
+        """The state as a list of tensors, rows first; empty where there is none."""
+        return [] if self.state is None else tree_flatten(self.state)[0]
+
+    def restore(self, saved: list[Tensor], device: Any) -> None:
+        """Goes on from a saved state."""
+        like, form = tree_flatten(self.network.backbone.start(1))  # type: ignore[operator]
+        self.state = tree_unflatten([a.to(device, b.dtype) for a, b in zip(saved, like, strict=True)], form) if saved else None
 
 
 def build_network(model: Any, vocabulary: int) -> Network:

@@ -41,6 +41,8 @@ class Transformer(nn.Module):
     there is none.
     """
 
+    carries = False
+
     def __init__(
         self,
         embedding: AdaptiveInput | PlainInput,
@@ -61,6 +63,12 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
+
+    def start(self, rows: int) -> None:
+        """There is no state."""
+
+    def figures(self) -> dict[str, Tensor]:
+        return {}
 
     def forward(
         self, tokens: Int[Tensor, "b l"], state: None = None, fresh: Bool[Tensor, " b"] | None = None

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
 from trime.memory.datastore import Datastore, Nearest
+from trime.models.network import Reader
 from trime.stages.artefact import write_aside
 from trime.stages.encode import device_of, windows_of
 from trime.stages.fit import open_network
@@ -46,7 +47,7 @@ class Audit:
         self.corpus = plan.evaluated.corpus()
         self.text = self.corpus.split("test")
         self.windows: Segments = plan.test.windows(self.corpus)
-        self.network, _ = open_network(plan.model.path(), config.compatibility.dropped_in_band)
+        self.network, _ = open_network(plan.model.path(), config)
         self.device = device_of(config)
         self.network.to(self.device)
         self.scorer = scorer_of(config, plan.tune.rows(), plan.index, plan.test)
@@ -58,6 +59,8 @@ class Audit:
         scored = self.windows.length - self.windows.context
         while first > 0 and room > -int(self.windows.context[last]):
             first, room = first - 1, room - int(scored[first - 1])
+        if self.network.carries:  # from the start of its document
+            first = min(first, int(np.searchsorted(self.windows.begin, self.windows.begin[last])))
         return list(range(first, last + 1))
 
     @torch.no_grad()
@@ -73,11 +76,11 @@ class Audit:
         return self.unaltered[number]
 
     def encoded(self, text: Split, numbers: list[int]) -> Iterator[Window]:
-        ends = self.corpus.vocabulary.ends
+        ends, reader = self.corpus.vocabulary.ends, Reader(self.network)
         for number in numbers:
             batch = Batch(*(part.to(self.device) for part in collate(text, self.windows, [number], ends)))
             asked = collate(self.text, self.windows, [number], ends).targets.to(self.device).flatten()
-            encoding, _ = self.network.backbone(batch.tokens, None, batch.fresh)
+            encoding = reader.encode(batch)
             contexts = contexts_of(batch, encoding.g.float()).take(is_token(batch).flatten())
             contexts = contexts._replace(place=contexts.place._replace(segment=contexts.place.segment + number))
             scored = batch.scored.flatten()

@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from trime.data.corpus import Corpus, content_hash
-from trime.data.module import WindowLoader
+from trime.data.module import WindowLoader, in_order
 from trime.data.segments import Segments, count_of, cut, cut_lines, document_edges
 from trime.memory.datastore import Shards
 from trime.metrics import Meter
+from trime.models.network import Reader
 from trime.stages.artefact import Artefact
-from trime.stages.fit import check_positions, open_network, resolved_precision
+from trime.stages.fit import check_positions, memory_of, open_network, resolved_precision
 from trime.stages.prepare import Prepare
 from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.scoring import Window
@@ -61,6 +62,7 @@ class Encode(Artefact):
             "dtype": self.config[self.section].dtype,
             "scored_only": self.section == "datastore",
             "precision": resolved_precision(self.config),
+            **({"memory": memory_of(self.config)} if memory_of(self.config) else {}),
         }
 
     def windows(self, corpus: Corpus) -> Segments:
@@ -78,7 +80,7 @@ class Encode(Artefact):
 
     def build(self, folder: Path) -> None:
         corpus, meter = self.corpus.corpus(), Meter()
-        network, described = open_network(self.model.path(), self.config.compatibility.dropped_in_band)
+        network, described = open_network(self.model.path(), self.config)
         if described["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
             raise UserError(
                 f"the model was trained with another vocabulary ({described['vocabulary']:,} symbols) than "
@@ -89,13 +91,16 @@ class Encode(Artefact):
         check_positions(described["model"]["backbone"]["positions"], self.config, int(windows.length.max()))
         device = device_of(self.config)
         network.to(device)
-        per_shard = max(1, SHARD // int(windows.length.max()))
+        if network.carries and (self.config.evaluate.context or self.config.compatibility.sorted_windows):
+            raise UserError("this model reads on from window to window: set evaluate.context=0, compatibility=none")
+        reader, per_shard = Reader(network), max(1, SHARD // int(windows.length.max()))
         with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}", mininterval=1) as bar:
             for number, start in enumerate(range(0, len(windows), per_shard)):
                 part = windows.take(slice(start, start + per_shard))
                 file = folder / f"{number:05d}.safetensors"
                 if not file.exists():
-                    self.write(file, network, corpus, part, start, device)
+                    carried(reader, folder, number - 1, device)
+                    self.write(file, reader, corpus, part, start, device)
                 bar.update(part.scored())
         content = {
             "tokens": windows.scored(),
@@ -114,28 +119,28 @@ class Encode(Artefact):
         (folder / "encode.json").write_text(json.dumps(content, indent=1))
 
     @torch.no_grad()
-    def write(self, file: Path, network: Any, corpus: Corpus, windows: Segments, first: int, device: Any) -> None:
-        """One shard."""
+    def write(self, file: Path, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> None:
+        """One shard; where rows read on, window after window."""
         begun = time.perf_counter()
-        rows = max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
+        rows = 1 if reader.network.carries else max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
         parts = []
         mixed = device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
-        for batch in WindowLoader(corpus.split(self.split), windows, rows, corpus.vocabulary.ends):
+        for batch in WindowLoader(corpus.split(self.split), windows, in_order(windows, rows), corpus.vocabulary.ends):
             moved = Batch(*(part.to(device) for part in batch))
             with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-                parts.append(self.columns(network, moved, first))
+                parts.append(self.columns(reader, moved, first))
         joined = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
         aside = file.with_suffix(".partial")
         save_file(joined, aside, {"seconds": f"{time.perf_counter() - begun:.3f}"})
+        carry_on(reader, file)
         aside.replace(file)
 
-    def columns(self, network: Any, batch: Batch, first: int) -> dict[str, Tensor]:
+    def columns(self, reader: Reader, batch: Batch, first: int) -> dict[str, Tensor]:
         """The columns of a batch: every token of its windows, or the scored ones alone for a datastore."""
         scored = batch.scored.flatten()
         if self.section == "datastore":
-            encoding, _ = network.backbone(batch.tokens, None, batch.fresh)
-            return self.stored(contexts_of(batch, encoding.g).take(scored), first)
-        contexts, vocabulary = vocabulary_evidence(network, batch)
+            return self.stored(contexts_of(batch, reader.encode(batch).g).take(scored), first)
+        contexts, vocabulary = vocabulary_evidence(reader, batch)
         kept = is_token(batch).flatten()
         masses = torch.full((2, len(scored)), math.nan, device=scored.device)
         masses[:, scored] = torch.stack([vocabulary.target, vocabulary.total]).float()
@@ -155,6 +160,26 @@ class Encode(Artefact):
 
     def information(self) -> dict[str, Any]:
         return json.loads((self.path() / "encode.json").read_text())
+
+
+def carry_on(reader: Reader, shard: Path) -> None:
+    """Keeps what the reader carries on from a shard, until the artefact is whole."""
+    if reader.network.carries:
+        parts = {f"{number:04d}": part.contiguous() for number, part in enumerate(reader.saved())}
+        save_file(parts, carried_file(shard.parent, int(shard.stem)))
+
+
+def carried(reader: Reader, folder: Path, shard: int, device: Any) -> None:
+    """What a killed run carried on from the last whole shard."""
+    file = carried_file(folder, shard)
+    if reader.state is None and file.exists():
+        parts = load_file(file)
+        reader.restore([parts[name] for name in sorted(parts)], device)
+    carried_file(folder, shard - 1).unlink(missing_ok=True)
+
+
+def carried_file(folder: Path, shard: int) -> Path:
+    return folder / f"carried-{shard:05d}.partial"
 
 
 def device_of(config: DictConfig) -> torch.device:

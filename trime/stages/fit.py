@@ -24,7 +24,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import distributed
 
 from trime.data.corpus import content_hash
-from trime.data.module import PlannedLoader, TextModule, WindowLoader
+from trime.data.module import PlannedLoader, TextModule, WindowLoader, in_order
 from trime.data.segments import count_of, cut, document_edges
 from trime.data.vocabulary import Vocabulary
 from trime.metrics import Meter
@@ -77,11 +77,11 @@ class Fit(Artefact):
         if not follows():
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
-        task = self.task(network)
+        task, data = self.task(network), self.data(corpus, network.carries)
         with quiet():
             trainer = self.trainer(folder, history)
             try:
-                trainer.fit(task, datamodule=self.data(corpus), ckpt_path=newest(folder / "checkpoints"), weights_only=True)
+                trainer.fit(task, datamodule=data, ckpt_path=newest(folder / "checkpoints"), weights_only=True)
             except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
                 raise KeyboardInterrupt from None
             finally:  # else the next run of a sweep would wait for processes that are gone
@@ -103,16 +103,19 @@ class Fit(Artefact):
         }
         write_aside(folder / "train.json", json.dumps(report, indent=1))
 
-    def data(self, corpus: Any) -> TextModule:
+    def data(self, corpus: Any, carries: bool) -> TextModule:
         """Training micro-batches in planned order, and the first tokens of the validation split."""
         train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
+        if carries and not batching.reads_on:
+            raise UserError("this backbone's rows read on from batch to batch: set batching=streams")
         text, valid, ends = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.ends
         neighbours, share = self.pack.neighbours() if self.pack else None, share_of(self.config)
         segments = training_segments(self.config, text)
         loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, ends, share)
         offsets = document_edges(valid, self.config.segments.bounded)
         windows = cut(offsets, self.config.segments.length, tokens=count_of(train.validate_tokens))
-        return TextModule(loader, WindowLoader(valid, windows, batching.size, ends, share))
+        plan = batching.plan(windows, 0) if batching.reads_on else in_order(windows, batching.size)
+        return TextModule(loader, WindowLoader(valid, windows, plan, ends, share))
 
     def task(self, network: Network) -> LanguageModel:
         train = self.config.train
@@ -191,17 +194,26 @@ def describe(folder: Path, model: dict[str, Any], vocabulary: Vocabulary) -> Non
     write_aside(folder / "model.json", json.dumps(content, indent=1))
 
 
-def open_network(folder: Path, dropped_in_band: bool) -> tuple[Network, dict[str, Any]]:
-    """The trained network, ready to evaluate with or without that quirk, and its description."""
+def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, Any]]:
+    """The trained network, ready to evaluate with the configuration's quirks and memory, and its description."""
     try:
         described = json.loads((folder / "model.json").read_text())
     except (OSError, ValueError):
         raise UserError(f"{folder} holds no model.json: name a folder that stage fit made") from None
     head = described["model"]["head"]
     if "dropped_in_band" in head:
-        head["dropped_in_band"] = dropped_in_band
+        head["dropped_in_band"] = config.compatibility.dropped_in_band
+    if "memory" in described["model"]["backbone"]:
+        described["model"]["backbone"]["memory"] |= memory_of(config)
     network = load_network(OmegaConf.create(described["model"]), described["vocabulary"], folder / "model.safetensors")
     return network.eval(), described
+
+
+def memory_of(config: DictConfig) -> dict[str, Any]:
+    """Size and policy of the memory inside a model at evaluation; in training they are train's."""
+    if "memory_size" not in config.model:
+        return {}
+    return {"size": config.model.memory_size, "policy": plain(config.eviction)}
 
 
 def check_positions(positions: int, config: DictConfig, longest: int = 0) -> None:

@@ -53,7 +53,8 @@ def run_picture(results: dict[str, Any], history: Path, path: Path) -> Path:
     """Test figures of every row; the training curve; perplexity over memory size where there is a long memory."""
     rows = results["metrics"]["test"]
     curves = [row for row in results["metrics"]["valid"] if row["by_memory_size"]]
-    panels = 1 + history.exists() + bool(curves)
+    gates = gates_in(history)
+    panels = 1 + history.exists() + bool(gates) + bool(curves)
     figure, axes = canvas(1.5 + 5.2 * panels, max(3.2, 1.6 + 0.55 * len(rows)), panels)
     names = [row["memories"].replace(" ⊕ ", "\n⊕ ") for row in rows]
     kind = unit(rows[0])
@@ -61,6 +62,8 @@ def run_picture(results: dict[str, Any], history: Path, path: Path) -> Path:
     axes[0].set_title(f"{results['name']} on {evaluated(results)[0]}, seed {results['seed']}")
     if history.exists():
         training_curve(axes[1], history, kind)
+    if gates:
+        gate_curves(axes[2], gates)
     if curves:
         size_curve(axes[-1], curves, kind)
     return saved(figure, path)
@@ -76,6 +79,27 @@ def training_curve(axis: Any, history: Path, kind: str) -> None:
             axis.plot(*zip(*points, strict=True), label=label, color=colour, marker="o" if len(points) < 30 else None, ms=3)
     axis.set(yscale=SCALES[kind], xlabel="update", ylabel=f"{kind} of the training objective", title="training")
     axis.legend(frameon=False)
+
+
+def gates_in(history: Path) -> dict[str, list[tuple[int, float]]]:
+    """Each gate over training: (update, share of memory)."""
+    if not history.exists():
+        return {}
+    with open(history, newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in (rows[0] if rows else {}) if name.startswith("train/gate/")]
+    return {
+        name.removeprefix("train/gate/"): [(int(row["update"]), float(row[name])) for row in rows if row[name]]
+        for name in names
+    }
+
+
+def gate_curves(axis: Any, gates: dict[str, list[tuple[int, float]]]) -> None:
+    """How much each head takes from memory, over training (Wu et al. 2022, Eq. 1)."""
+    for name, points in gates.items():
+        axis.plot(*zip(*points, strict=True), label=name)
+    axis.set(xlabel="update", ylabel="share of memory, σ(b)", ylim=(0, 1), title="gates")
+    axis.legend(frameon=False, fontsize=7)
 
 
 def size_curve(axis: Any, rows: list[dict[str, Any]], kind: str) -> None:

@@ -29,6 +29,7 @@ class History(pl.Callback):
         self.tokens, self.seconds, self.update = 0, 0.0, 0
         self.marked_tokens, self.written = 0, -1
         self.clock = self.marked = time.perf_counter()
+        self.columns = COLUMNS
 
     def state_dict(self) -> dict[str, Any]:
         self.tick()
@@ -43,7 +44,8 @@ class History(pl.Callback):
         self.seconds, self.clock = self.seconds + now - self.clock, now
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drops rows of updates that the resumed run does again."""
+        """Drops rows of updates that the resumed run does again; adds a column for each of the backbone's own figures."""
+        self.columns = [*COLUMNS, *(f"train/{name}" for name in pl_module.network.figures())]  # type: ignore[operator, union-attr]
         self.clock = self.marked = time.perf_counter()
         self.update = trainer.global_step
         if not trainer.is_global_zero:
@@ -53,7 +55,7 @@ class History(pl.Callback):
             with open(self.path, newline="") as file:
                 rows = [row for row in csv.DictReader(file) if int(row["update"]) <= trainer.global_step]
         with open(self.path, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(rows)
 
@@ -78,5 +80,5 @@ class History(pl.Callback):
             return
         found = {name: round(float(value), 6) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
         with open(self.path, "a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
             writer.writerow({"update": trainer.global_step, **found, **row})

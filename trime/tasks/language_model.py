@@ -10,10 +10,10 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from trime.memory.across import processes, summed
+from trime.memory.across import of_every_process, processes, summed
 from trime.memory.in_batch import InBatch, local_draw
 from trime.mixtures.joint import joint, memory_share
-from trime.models.network import Network
+from trime.models.network import Network, Reader
 from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, is_token
 
 
@@ -32,9 +32,9 @@ class Training:
     padding_is_memory: bool = False
 
 
-def vocabulary_evidence(network: Network, batch: Batch) -> tuple[Contexts, Mass]:
+def vocabulary_evidence(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
     """Every cell as a context, padding included, and the vocabulary's mass for the scored ones."""
-    encoding, _ = network.backbone(batch.tokens, None, batch.fresh)
+    encoding, network = reader.encode(batch), reader.network
     contexts = contexts_of(batch, encoding.g)
     scored = batch.scored.flatten()
     f = encoding.f.flatten(0, 1)
@@ -59,6 +59,9 @@ class LanguageModel(pl.LightningModule):
         self.optimizer_factory, self.schedule = optimizer, schedule
         self.targets, self.update_targets = 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
+        self.reader = Reader(network)
+        self.paused: Reader | None = None
+        self.carried: list[Tensor] = []
 
     def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
         """Loss of each scored token in nats, and the memory's share of the mass."""
@@ -74,10 +77,10 @@ class LanguageModel(pl.LightningModule):
     def evidence(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
         """The contexts that are scored, those that are memory, and the vocabulary's mass for the former."""
         if self.training_.padding_is_memory and batch.length.any():
-            contexts, mass = vocabulary_evidence(self.network, batch._replace(scored=torch.ones_like(batch.scored)))
+            contexts, mass = vocabulary_evidence(self.reader, batch._replace(scored=torch.ones_like(batch.scored)))
             free = torch.where(is_token(batch).flatten(), mass.target, mass.total)  # log P of padding is 0
             return contexts, contexts, Mass(free, mass.total)
-        contexts, mass = vocabulary_evidence(self.network, batch)
+        contexts, mass = vocabulary_evidence(self.reader, batch)
         return contexts.take(batch.scored.flatten()), contexts.take(is_token(batch).flatten()), mass
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -102,6 +105,7 @@ class LanguageModel(pl.LightningModule):
         share = share.mean() if count else loss.detach() * 0
         self.log_dict({"train/loss": mean, "train/memory_share": share, "train/lr": self.schedule(self.global_step)})
         self.log("train/perplexity", mean.exp(), prog_bar=True)
+        self.log_dict({f"train/{name}": value for name, value in self.network.figures().items()})
         return loss * self.training_.accumulate  # Lightning divides by it
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
@@ -115,7 +119,9 @@ class LanguageModel(pl.LightningModule):
             torch.nn.utils.clip_grad_norm_(parameters, self.training_.clip_norm)
 
     def on_validation_epoch_start(self) -> None:
+        """Validation reads from the start of its documents, then training reads on."""
         self.valid_sum, self.valid_count = 0.0, 0
+        self.paused, self.reader = self.reader, Reader(self.network)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         losses, _ = self.losses(batch, draw=1.0, plain=False)
@@ -123,9 +129,22 @@ class LanguageModel(pl.LightningModule):
         self.valid_count += int(batch.scored.sum())
 
     def on_validation_epoch_end(self) -> None:
+        self.paused, self.reader = None, self.paused or self.reader
         total, count = summed(self.valid_sum, self.valid_count, device=self.device)
         loss = total / max(1, count)
         self.log_dict({"valid/objective": loss, "valid/objective_perplexity": math.exp(min(loss, 700.0))})
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What the rows of every process carry."""
+        saved = (self.paused or self.reader).saved()
+        checkpoint["carried"] = [of_every_process(part) for part in saved]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.carried = [parts[self.global_rank] for parts in checkpoint.get("carried", [])]
+
+    def on_train_start(self) -> None:
+        """Rows go on where the checkpoint left them."""
+        self.reader.restore(self.carried, self.device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer_factory(self.parameters(), lr=self.schedule(0))

@@ -13,11 +13,14 @@ from trime.data.segments import Segments
 class Batching(Protocol):
     """Plans the batches of an epoch: lists of segment numbers, each segment once, deterministic in (seed, epoch).
 
+    -1 is a row without a segment, where every batch must have as many rows.
+
     ``neighbours`` is [segments k], the most similar first and -1 where there are fewer, or None.
     """
 
     size: int  # segments a batch, over all devices
     needs_neighbours: bool
+    reads_on: bool  # a row goes on where the same row of the last batch ended, or starts a document
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]: ...
 

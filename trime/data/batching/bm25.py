@@ -16,6 +16,7 @@ class BM25:
     """
 
     needs_neighbours = True
+    reads_on = False
 
     def __init__(self, size: int, k: int, seed: int, string_ids: bool = False):
         self.size, self.k, self.seed, self.string_ids = check_size(size), k, seed, string_ids

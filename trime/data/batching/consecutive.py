@@ -12,6 +12,7 @@ class Consecutive:
     """``size`` segments a batch in runs of ``run`` (the paper's m) consecutive ones, oldest first."""
 
     needs_neighbours = False
+    reads_on = False
 
     def __init__(self, size: int, run: int, seed: int):
         self.size, self.run, self.seed = check_size(size), run, seed

@@ -24,6 +24,8 @@ class Published:
     batches are shuffled in groups of ``processes``. ``multiple``: batches hold a multiple of so many segments.
     """
 
+    reads_on = False
+
     def __init__(
         self,
         size: int,

@@ -12,6 +12,7 @@ class Shuffled:
     """``size`` random segments a batch."""
 
     needs_neighbours = False
+    reads_on = False
 
     def __init__(self, size: int, seed: int):
         self.size, self.seed = check_size(size), seed

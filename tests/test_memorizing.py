@@ -1,0 +1,190 @@
+"""Laws of models that read on: segments are one text, memory is attention to all of it, nothing of the future."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from tests.conftest import ROOT, composed
+from trime.eviction.base import EvictionPolicy
+from trime.eviction.fifo import FIFO
+from trime.eviction.initial import Constant
+from trime.eviction.lru import LRU
+from trime.models.embeddings import PlainInput
+from trime.models.kv_memory import KeyValueMemory
+from trime.models.memorizing import MemorizingTransformer
+from trime.models.network import Reader, build_network
+from trime.models.retrieval import Table, attend, exact_top, search
+from trime.models.sliding import Window
+from trime.run import run
+from trime.stages.plan import Plan
+from trime.types import Batch
+
+Tiny = Callable[..., DictConfig]
+POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
+WORDS = 40
+
+
+def model(size: int = 64, top_k: int = 64, gate: float = 0.0, window: int = 64, policy: EvictionPolicy | None = None):
+    """Two layers, the last with a memory; float64."""
+    torch.manual_seed(0)
+    memory = partial(KeyValueMemory, size=size, policy=policy or FIFO(), top_k=top_k)
+    backbone = MemorizingTransformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(window)).double()
+    for layer in backbone.layers:
+        torch.nn.init.normal_(layer.attention.bias.table)
+    backbone.memory(1).bias.data.fill_(gate)
+    return backbone.eval()
+
+
+def read(backbone: MemorizingTransformer, tokens: torch.Tensor, size: int) -> torch.Tensor:
+    """f of a text that is read in segments of ``size``."""
+    state, found = None, []
+    for part in tokens.split(size, dim=1):
+        encoding, state = backbone(part, state, None)
+        found.append(encoding.f)
+    return torch.cat(found, 1)
+
+
+def text(rows: int, length: int) -> torch.Tensor:
+    return torch.randint(WORDS, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("window", [5, 8, 64])
+def test_segments_are_one_text_for_local_attention(window: int) -> None:
+    """A window that runs over segments is a window over the text, whatever is cut where."""
+    backbone, tokens = model(gate=-1e9, window=window), text(3, 48)
+    whole = read(backbone, tokens, 48)
+    for size in (4, 8, 16, 13):
+        torch.testing.assert_close(read(backbone, tokens, size), whole, rtol=0, atol=1e-12)
+
+
+def test_a_window_is_no_longer_than_it_says() -> None:
+    """Two layers see twice the window: a token before that moves nothing."""
+    backbone, tokens = model(gate=-1e9, window=6), text(1, 40)
+    before, changed = read(backbone, tokens, 8), tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % WORDS
+    moved = (read(backbone, changed, 8) - before).abs().amax(-1)[0] > 1e-12
+    assert moved[10:21].any() and not moved[:10].any() and not moved[21:].any()
+
+
+def test_a_large_memory_is_attention_to_all_segments_before() -> None:
+    torch.manual_seed(2)
+    query, key, value = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64).unbind(0)
+    memory = KeyValueMemory(4, 8, 12, FIFO(), 12).double()
+    held = memory.start(key)
+    position = torch.arange(5).expand(2, -1)
+    empty, _ = memory.read(query, held, position)
+    assert (empty == 0).all()
+    held = memory.write(memory.write(held, (key, value), position), (key + 1, value + 1), position + 5)
+    found, _ = memory.read(query, held, position + 10)
+    keys, values = (torch.cat([x, x + 1], 2) for x in (key, value))
+    expected = (query @ keys.transpose(-1, -2)).softmax(-1) @ values
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_gradients_are_those_of_plain_indexing() -> None:
+    torch.manual_seed(3)
+    query = torch.randn(2, 3, 7, 8, dtype=torch.float64, requires_grad=True)
+    table = Table(*torch.randn(2, 2, 50, 3, 8, dtype=torch.float64).unbind(0), torch.rand(2, 50) < 0.7)
+    cotangent = torch.randn_like(query)
+    found = search(query, table, 6, exact_top)
+    (attend(query, table, found, False) * cotangent).sum().backward()
+    own, query.grad = query.grad, None
+    logits = (query @ table.key.permute(0, 2, 3, 1)).masked_fill(~table.filled[:, None, None], -math.inf)
+    chosen = logits.gather(-1, found.slot).softmax(-1)
+    row, head = torch.arange(2)[:, None, None, None], torch.arange(3)[:, None, None]
+    direct = (chosen[..., None] * table.value[row, found.slot, head]).sum(-2)
+    (direct * cotangent).sum().backward()
+    torch.testing.assert_close(own, query.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("per_head, gate", [(False, "content"), (True, "bias")])
+def test_no_later_token_and_no_other_row_moves_anything(policy: str, per_head: bool, gate: str) -> None:
+    """With any policy; and a row that starts a document forgets the last one."""
+    options = (f"eviction@train.eviction={policy}", "train.memory_size=20", "model.backbone.memory.top_k=4")
+    more = (f"model.backbone.memory.per_head={per_head}", f"model.backbone.memory.gate={gate}")
+    config = composed("experiment=memorizing", "size=tiny", *options, *more)
+    torch.manual_seed(0)
+    backbone = build_network(config.model, WORDS).double().eval().backbone
+    tokens = text(2, 64)
+    before, changed = read(backbone, tokens, 8), tokens.clone()
+    changed[1], changed[0, 40] = changed[1].flip(0), (changed[0, 40] + 1) % WORDS
+    after = read(backbone, changed, 8)
+    assert torch.equal(after[0, :40], before[0, :40]) and not torch.equal(after[0, 48:], before[0, 48:])
+    state = None
+    for part in tokens.split(8, dim=1):
+        _, state = backbone(part, state, None)
+    fresh, _ = backbone(tokens[:, :8], state, torch.tensor([True, False]))
+    assert torch.equal(fresh.f[0], before[0, :8]) and not torch.equal(fresh.f[1], before[1, :8])
+
+
+def test_memory_is_only_written_after_it_is_read() -> None:
+    """A segment finds those before it, not itself: within the first one memory changes nothing."""
+    backbone, tokens = model(gate=0.0), text(1, 16)
+    apart = read(model(gate=-1e9), tokens, 8) - read(backbone, tokens, 8)
+    scaled = backbone.memory(1).gate(torch.zeros(1, 1, 16)).flatten()
+    assert (scaled == 0.5).all() and (apart[0, 8:].abs() > 1e-6).any()
+    _, state = backbone(tokens[:, :8], None, None)
+    assert (state.memories[0].ranking.position >= 0).sum() == 8 and state.caches[0].filled.sum() == 8
+
+
+def test_what_was_used_last_stays() -> None:
+    """LRU over a memory smaller than the text keeps what queries retrieved."""
+    backbone, tokens = model(size=6, top_k=2, policy=LRU(Constant(-1.0))), text(1, 40)
+    _, state = backbone(tokens[:, :6], None, None)
+    for part in tokens[:, 6:].split(4, dim=1):
+        held = state.memories[0].ranking
+        _, state = backbone(part, state, None)
+        assert (state.memories[0].ranking.position >= 0).all() or held.written.item() < 6
+    assert state.memories[0].ranking.attended.any()
+
+
+def test_a_reader_goes_on_from_what_it_saved() -> None:
+    network = build_network(composed("experiment=memorizing", "size=tiny").model, WORDS).eval()
+    tokens, zero = text(2, 48), torch.zeros(2, dtype=torch.long)
+    one, other = Reader(network), Reader(network)
+    for start in range(0, 48, 16):
+        part = tokens[:, start : start + 16]
+        fresh = torch.full((2,), start == 0)
+        batch = Batch(part, part, zero + 16, part >= 0, zero, zero, zero + start, fresh)
+        expected = one.encode(batch)
+        assert torch.equal(other.encode(batch).f, expected.f)
+        other = Reader(network)
+        other.restore(one.saved(), torch.device("cpu"))
+
+
+SMALL = ["model.memory_size=64"]
+
+
+def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
+    """They are evaluation's; in training they are train's, and make another model."""
+    plans = [
+        Plan(tiny("experiment=memorizing", *more))
+        for more in (SMALL, [*SMALL, "eviction=lra_sum"], [], ["eviction@train.eviction=lru"])
+    ]
+    assert len({plan.model.fingerprint for plan in plans[:3]}) == 1 and plans[3].model.fingerprint != plans[0].model.fingerprint
+    assert len({plan.test.fingerprint for plan in plans}) == 4
+    losses = [run(plan.config) for plan in plans[:3]]
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["batching=shuffled"], "batching=streams"),
+        (["evaluate.context=32"], "evaluate.context=0"),
+        (["model.backbone.memory.top_k=5000"], "top_k=5000"),
+        (["model.backbone.memory_layers=[7]"], "memory_layers"),
+        (["compatibility=published", "vocabulary.fairseq=true"], "compatibility"),
+        (["eviction@train.eviction=lfu", "train.eviction.count=often"], "count=often"),
+    ],
+)
+def test_impossible_settings(options: list[str], said: str, tiny: Tiny) -> None:
+    with pytest.raises(Exception, match=said):
+        run(tiny("experiment=memorizing", *options))
