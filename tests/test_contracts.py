@@ -8,8 +8,13 @@ from hydra.utils import instantiate
 
 from tests.conftest import ROOT, composed
 from tests.test_laws import ROWS, WORDS, contexts
+from trime.eviction.fifo import FIFO
+from trime.eviction.initial import Constant
+from trime.eviction.lra_sum import LRASum
+from trime.eviction.reading import Raw
 from trime.memory.in_batch import InBatch
 from trime.memory.recent import Recent
+from trime.memory.selective import Selective
 from trime.types import Contexts, Mass
 
 MEMORIES = sorted(path.stem for path in (ROOT / "conf" / "memory").glob("*.yaml") if path.stem != "none")
@@ -70,6 +75,39 @@ def test_recent_is_bounded_by_documents_unless_crossing() -> None:
         memory = Recent([8], crossing)
         memory.write(before)
         assert memory.evidence(query, DIVISOR).total.isfinite().all() == crossing
+
+
+@pytest.mark.parametrize("overlap", [0, 4])
+@pytest.mark.parametrize("repeats", [False, True])
+def test_selective_memory_by_age_is_the_recent_one(overlap: int, repeats: bool) -> None:
+    """First in, first out keeps the last entries: windows with context of their own, over a document's border."""
+    recent, selective = Recent([5, 12], repeats=repeats), Selective([5, 12], FIFO(), repeats=repeats)
+    for document in (0, 1):
+        whole = contexts(7 + document, [(document, 0, 40)])
+        for start in range(0, 40, 4):
+            query, own = whole.take(slice(start, start + 4)), min(start, overlap)
+            one, other = (memory.evidence(query, DIVISOR, overlap=own) for memory in (recent, selective))
+            torch.testing.assert_close(one.total, other.total, rtol=0, atol=1e-12)
+            torch.testing.assert_close(one.target, other.target, rtol=0, atol=1e-12)
+            for memory in (recent, selective):
+                memory.write(query, overlap + 4)
+
+
+def test_selective_memory_keeps_what_received_mass() -> None:
+    """By the sum of mass: entries that every query resembles stay, though others are newer."""
+    memory = Selective([3], LRASum(Constant(0.0), Raw()))
+    whole = contexts(9, [(0, 0, 30)])
+    wanted = whole.g[3].clone()
+    g = 0.01 * whole.g - wanted
+    g[3] = wanted
+    whole = whole._replace(g=g)
+    asked = whole.take(slice(20, 24))._replace(g=wanted.expand(4, -1))
+    for start in range(0, 20, 4):
+        memory.write(whole.take(slice(start, start + 4)))
+        memory.evidence(asked, DIVISOR)
+    assert memory.held is not None and 3 in memory.held[0].ranking.position[0].tolist()
+    mass = memory.held[0].ranking.score[0, memory.held[0].ranking.position[0] == 3]
+    assert 3.5 < float(mass) <= 4.0  # four queries, nearly all of their mass
 
 
 def test_one_entry_in_two_windows_counts_once_unless_repeats() -> None:

@@ -16,11 +16,12 @@ from tests.golden.published import copy, parametrized
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import Held
 from trime.models import retrieval
+from trime.models.carrying import Layer, Sizes
 from trime.models.kv_memory import KeyValueMemory
-from trime.models.memorizing import Attention, Form, Layer
+from trime.models.memorizing import Attention, Carried, Form
 from trime.models.relative import in_window
 from trime.models.retrieval import Table, bucket_top, exact_top, search
-from trime.models.sliding import Cache, Window
+from trime.models.sliding import Window
 
 META = description("mt_meta")
 CASES = [name for name in META if "E" not in META[name]["config"]]
@@ -64,17 +65,16 @@ class Step(NamedTuple):
 def steps(name: str, layer: Attention) -> Iterator[Step]:
     """The segments in order; the last one with gradient."""
     found, given = arrays(name), META[name]["config"]
-    query = heads_first(found["q_raw"][0])
-    cache, held = Cache.empty(query[:, :, :0], given["W"]), layer.memory.start(query)
+    carried = layer.start(given["B"])
     for number, fresh in enumerate(found["start_of_sequence"]):
         inputs = tuple(heads_first(found[key][number]) for key in ("q_raw", "k_raw", "v"))
         if number + 1 == given["n"]:
             inputs = tuple(part.requires_grad_() for part in inputs)
-        cache, before = cache.reset(fresh), layer.memory.reset(held, fresh)
+        before = layer.reset(carried, fresh)
         position = torch.arange(number * given["T"], (number + 1) * given["T"]).expand(given["B"], -1)
         x = inputs[0].transpose(1, 2).flatten(2)
-        out, cache, held = layer.attended(x, inputs, cache, before, position)
-        yield Step(number, inputs, out.transpose(1, 2), before, held)
+        out, carried = layer.attended(x, inputs, before, position)
+        yield Step(number, inputs, out.transpose(1, 2), before.memory[0], carried.memory[0])
 
 
 VARIANTS = {  # array: search, empty places of the cache and of the memory take mass, which attention is left
@@ -164,15 +164,15 @@ def test_the_whole_layer(name: str) -> None:
     form, window = Form("rms", biases=False, normalize=True, head_width=given["D"]), Window(given["W"], False, True)
     memory = KeyValueMemory(given["H"], given["E"], given["M"], FIFO(), given["k"], "buckets", empty_take_mass=True)
     attention = Attention(given["E"], given["H"], 0.0, window, form, memory)
-    layer = Layer(attention, given["E"], given["F"], 0.0, 0.0, form).double()
+    layer = Layer(attention, Sizes(given["E"], given["F"]), form.norm, form.biases).double()
     load(layer, {key.removeprefix("param/"): value for key, value in found.items() if key.startswith("param/")})
-    like = torch.zeros(given["B"], given["H"], 0, given["D"]).double()
-    cache, held = Cache.empty(like, given["W"]), memory.start(like)
+    carried: Carried = attention.start(given["B"])
     for number, (x, fresh) in enumerate(zip(found["xs"], found["start_of_sequence"], strict=True)):
         position = torch.arange(number * given["T"], (number + 1) * given["T"]).expand(given["B"], -1)
-        y, _, cache, held = layer(x.double(), cache.reset(fresh), memory.reset(held, fresh), position)
+        y, _, carried = layer(x.double(), attention.reset(carried, fresh), position)
         torch.testing.assert_close(y, found["ys"][number], rtol=0, atol=2e-6)  # its norms run in float32
-    torch.testing.assert_close(held.columns[0].transpose(1, 2).float(), found["final_mem_keys"], rtol=0, atol=2e-6)
+    keys = carried.memory[0].columns[0].transpose(1, 2).float()
+    torch.testing.assert_close(keys, found["final_mem_keys"], rtol=0, atol=2e-6)
 
 
 def load(layer: Layer, weights: dict[str, torch.Tensor]) -> None:

@@ -29,6 +29,7 @@ class EvictionPolicy(ABC):
     """Keeps the highest scores. ``newest_first``: of equal scores the newer entry stays, else the older."""
 
     by_attention: ClassVar[bool] = True  # false: scores of attention change nothing
+    is_window: ClassVar[bool] = False  # what it keeps are the last entries, without gaps
 
     def __init__(self, initial: Initial, newest_first: bool = True):
         self.initial, self.newest_first = initial, newest_first

@@ -11,6 +11,7 @@ class FIFO(EvictionPolicy):
     """The newest entries stay, whatever attention does."""
 
     by_attention = False
+    is_window = True
 
     def __init__(self) -> None:
         super().__init__(OwnPosition())

@@ -1,4 +1,4 @@
-"""A memory of fixed capacity inside a layer, or for contexts: an eviction policy decides what stays.
+"""A memory of fixed size inside a layer, or for contexts: an eviction policy decides what stays.
 
 State goes in and comes out. Shapes never change: empty slots have position -1 and score -inf, survivors
 keep their slot, new entries take freed slots oldest first, and rows are reset one by one.
@@ -29,16 +29,16 @@ class Evicted(NamedTuple):
 
 
 class BoundedMemory:
-    """Keeps the ``capacity`` entries that its policy scores highest."""
+    """Keeps the ``size`` entries that its policy scores highest."""
 
-    def __init__(self, capacity: int, policy: EvictionPolicy):
-        if capacity < 1:
-            raise ValueError(f"memory_size={capacity}: a memory holds at least one entry")
-        self.capacity, self.policy = capacity, policy
+    def __init__(self, size: int, policy: EvictionPolicy):
+        if size < 1:
+            raise ValueError(f"memory_size={size}: a memory holds at least one entry")
+        self.size, self.policy = size, policy
 
     def empty(self, columns: tuple[Tensor, ...]) -> Held:
         """Nothing stored, for columns [b n ...] of that kind."""
-        b, device, m = len(columns[0]), columns[0].device, self.capacity
+        b, device, m = len(columns[0]), columns[0].device, self.size
         none = torch.full((b, m), -1, dtype=torch.long, device=device)
         scores = torch.full((b, m), -torch.inf, dtype=torch.float64, device=device)
         ranking = Ranking(none, scores, none >= 0, none[:, 0], torch.zeros_like(none[:, 0]))
@@ -58,10 +58,10 @@ class BoundedMemory:
 
     def insert(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[Held, Evicted]:
         """The best of old and new entries, and those that had to go; position -1 is no entry."""
-        old, count = held.ranking, min(position.shape[1], self.capacity)
+        old, count = held.ranking, min(position.shape[1], self.size)
         score = self.policy.admit(old, position).masked_fill(position < 0, -torch.inf)
         kept = self.kept(torch.cat([old.position, position], 1), torch.cat([old.score, score], 1))
-        stays, enters = kept.split([self.capacity, position.shape[1]], 1)
+        stays, enters = kept.split([self.size, position.shape[1]], 1)
         slot, source = first(~stays, count), first(enters, count)
         moved = Moved(slot, source, enters.gather(1, source))
         ranking = Ranking(
@@ -79,7 +79,7 @@ class BoundedMemory:
         age = position if self.policy.newest_first else -position
         by_age = age.argsort(1, descending=True)
         order = by_age.gather(1, score.gather(1, by_age).argsort(dim=1, descending=True, stable=True))
-        best = torch.zeros_like(position, dtype=torch.bool).scatter(1, order[:, : self.capacity], True)
+        best = torch.zeros_like(position, dtype=torch.bool).scatter(1, order[:, : self.size], True)
         return best & (position >= 0)
 
     def gone(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b c"], kept: Bool[Tensor, "b c"]) -> Evicted:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.memory.datastore import Nearest
 from trime.memory.recent import Recent
 from trime.memory.search import Exact
+from trime.memory.selective import Selective
 from trime.metrics import Meter, perplexity
 from trime.stages.artefact import Artefact, plain
 from trime.stages.datastore import Index, uses_external
@@ -134,7 +136,7 @@ def reading(config: DictConfig) -> dict[str, Any]:
     """What decides how memories are read."""
     index = {key: plain(config.index)[key] for key in ("k", "probe", "rescore")} if uses_external(config) else {}
     return {
-        "long": plain(config.long),
+        "long": plain(config.long) | {"eviction": plain(config.eviction)},
         "jumps_clear": config.compatibility.sorted_windows,
         "scaled_interpolation": config.evaluate.scaled_interpolation,
         "index": index,
@@ -145,10 +147,18 @@ def reading(config: DictConfig) -> dict[str, Any]:
 def scorer_of(config: DictConfig, rows: list[Row], index: Index | None, asked: Encode) -> Scorer:
     """The scorer with the memories that the rows name."""
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
-    recent = Recent(sizes, config.long.crossing, config.long.repeats) if sizes else None
+    recent = long_memory(config, sizes) if sizes else None
     external = any("external" in row.memories for row in rows)
     nearest = index.nearest(asked.information()) if external and index else None
     return Scorer(rows, recent, nearest, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
+
+
+def long_memory(config: DictConfig, sizes: list[int]) -> Recent | Selective:
+    """The last M contexts at every size at once, or a memory of each size that another policy fills."""
+    policy = instantiate(config.eviction, _convert_="all")
+    if policy.is_window:
+        return Recent(sizes, config.long.crossing, config.long.repeats)
+    return Selective(sizes, policy, config.long.crossing, config.long.repeats)
 
 
 def watched(encoded: Encode, what: str) -> Iterator[Window]:

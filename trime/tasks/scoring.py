@@ -10,6 +10,7 @@ import torch
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.datastore import Nearest
 from trime.memory.recent import Recent
+from trime.memory.selective import Selective
 from trime.memory.visibility import Local
 from trime.tasks.rows import Row, scales
 from trime.types import Contexts, Float, Int, Mass, Tensor
@@ -51,7 +52,7 @@ class Scorer:
     def __init__(
         self,
         rows: list[Row],
-        recent: Recent | None,
+        recent: Recent | Selective | None,
         nearest: Nearest | None,
         scaled_interpolation: bool,
         jumps_clear: bool = False,

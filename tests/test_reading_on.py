@@ -1,4 +1,4 @@
-"""Laws of models that read on: segments are one text, memory is attention to all of it, nothing of the future."""
+"""Laws of models that read on (Transformer-XL, Memorizing): segments are one text, nothing comes from the future."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from trime.eviction.base import EvictionPolicy
 from trime.eviction.fifo import FIFO
 from trime.eviction.initial import Constant
 from trime.eviction.lru import LRU
+from trime.eviction.sink import Sink
+from trime.memory.bounded import BoundedMemory
+from trime.models.carrying import CarryingBackbone
 from trime.models.embeddings import PlainInput
 from trime.models.kv_memory import KeyValueMemory
-from trime.models.memorizing import MemorizingTransformer
+from trime.models.memorizing import Form, memorizing_transformer
 from trime.models.network import Reader, build_network
 from trime.models.retrieval import Table, attend, exact_top, search
 from trime.models.sliding import Window
+from trime.models.transformer_xl import transformer_xl
 from trime.run import run
 from trime.stages.plan import Plan
 from trime.types import Batch
@@ -30,18 +34,30 @@ POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yam
 WORDS = 40
 
 
-def model(size: int = 64, top_k: int = 64, gate: float = 0.0, window: int = 64, policy: EvictionPolicy | None = None):
+def model(
+    size: int = 64, top_k: int = 64, gate: float = 0.0, window: int = 64, policy: EvictionPolicy | None = None
+) -> CarryingBackbone:
     """Two layers, the last with a memory; float64."""
     torch.manual_seed(0)
     memory = partial(KeyValueMemory, size=size, policy=policy or FIFO(), top_k=top_k)
-    backbone = MemorizingTransformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(window)).double()
-    for layer in backbone.layers:
-        torch.nn.init.normal_(layer.attention.bias.table)
-    backbone.memory(1).bias.data.fill_(gate)
+    backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(window), Form()).double()
+    for attention in backbone.attentions:
+        torch.nn.init.normal_(attention.bias.table)
+    backbone.attentions[1].memory.bias.data.fill_(gate)
     return backbone.eval()
 
 
-def read(backbone: MemorizingTransformer, tokens: torch.Tensor, size: int) -> torch.Tensor:
+def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> CarryingBackbone:
+    """Two layers of Transformer-XL; float64."""
+    torch.manual_seed(0)
+    backbone = transformer_xl(PlainInput(WORDS, 16), 2, 2, 32, 64, BoundedMemory(size, policy), longest=longest).double()
+    for attention in backbone.attentions:
+        for bias in (attention.content, attention.place):
+            torch.nn.init.normal_(bias)
+    return backbone.eval()
+
+
+def read(backbone: CarryingBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
     """f of a text that is read in segments of ``size``."""
     state, found = None, []
     for part in tokens.split(size, dim=1):
@@ -70,6 +86,43 @@ def test_a_window_is_no_longer_than_it_says() -> None:
     changed[0, 10] = (changed[0, 10] + 1) % WORDS
     moved = (read(backbone, changed, 8) - before).abs().amax(-1)[0] > 1e-12
     assert moved[10:21].any() and not moved[:10].any() and not moved[21:].any()
+
+
+def test_a_long_cache_is_attention_to_the_whole_text() -> None:
+    backbone, tokens = xl(64, FIFO()), text(3, 48)
+    whole = read(backbone, tokens, 48)
+    for size in (4, 8, 16, 13):
+        torch.testing.assert_close(read(backbone, tokens, size), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [5, 8, 20])
+def test_shifted_rows_and_looked_up_distances_agree(size: int) -> None:
+    """No sinks and first in first out keep the same: one is read by shifting, the other place by place."""
+    tokens = text(2, 40)
+    one, other = (read(xl(size, policy), tokens, 8) for policy in (FIFO(), Sink(0)))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_relative_attention_is_the_papers_sum() -> None:
+    """Four terms for each query and key, from the formula (Dai et al. 2019, 3.3)."""
+    attention = xl(6, FIFO()).attentions[0]
+    torch.manual_seed(5)
+    x = torch.randn(1, 9, 16, dtype=torch.float64)
+    _, held = attention(x[:, :5], attention.start(1), torch.arange(5)[None])
+    found, _ = attention(x[:, 5:], held, torch.arange(5, 9)[None])
+    expected = torch.zeros(4, 16, dtype=torch.float64)
+    key, value = attention.remembered(x[0]).chunk(2, -1)
+    for i in range(5, 9):
+        for head in range(2):
+            own = slice(8 * head, 8 * head + 8)
+            query = attention.query(x[0, i])[own]
+            scores = []
+            for j in range(i + 1):
+                by = attention.distant(attention.sinusoids[i - j])[own]
+                u, v = attention.content[head, 0], attention.place[head, 0]
+                scores.append((query @ key[j, own] + query @ by + u @ key[j, own] + v @ by) / 8**0.5)
+            expected[i - 5, own] = torch.stack(scores).softmax(0) @ value[: i + 1, own]
+    torch.testing.assert_close(found[0], attention.outward(expected), rtol=0, atol=1e-12)
 
 
 def test_a_large_memory_is_attention_to_all_segments_before() -> None:
@@ -103,20 +156,23 @@ def test_gradients_are_those_of_plain_indexing() -> None:
     torch.testing.assert_close(own, query.grad, rtol=0, atol=1e-12)
 
 
+OF_HEADS = ["model.backbone.memory.top_k=4", "model.backbone.memory.per_head=true"]
+BY_CONTENT = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=content"]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("per_head, gate", [(False, "content"), (True, "bias")])
-def test_no_later_token_and_no_other_row_moves_anything(policy: str, per_head: bool, gate: str) -> None:
+@pytest.mark.parametrize("backbone, more", [("memorizing", OF_HEADS), ("memorizing", BY_CONTENT), ("transformer_xl", [])])
+def test_no_later_token_and_no_other_row_moves_anything(policy: str, backbone: str, more: list[str]) -> None:
     """With any policy; and a row that starts a document forgets the last one."""
-    options = (f"eviction@train.eviction={policy}", "train.memory_size=20", "model.backbone.memory.top_k=4")
-    more = (f"model.backbone.memory.per_head={per_head}", f"model.backbone.memory.gate={gate}")
-    config = composed("experiment=memorizing", "size=tiny", *options, *more)
+    options = (f"eviction@train.eviction={policy}", "train.memory_size=20", *more)
+    config = composed(f"experiment={backbone}", "size=tiny", *options)
     torch.manual_seed(0)
-    backbone = build_network(config.model, WORDS).double().eval().backbone
+    backbone = build_network(config.model, WORDS).double().eval().backbone  # type: ignore[assignment]
     tokens = text(2, 64)
     before, changed = read(backbone, tokens, 8), tokens.clone()
     changed[1], changed[0, 40] = changed[1].flip(0), (changed[0, 40] + 1) % WORDS
     after = read(backbone, changed, 8)
-    assert torch.equal(after[0, :40], before[0, :40]) and not torch.equal(after[0, 48:], before[0, 48:])
+    assert torch.equal(after[0, :40], before[0, :40]) and not torch.equal(after[0, 40:], before[0, 40:])
     state = None
     for part in tokens.split(8, dim=1):
         _, state = backbone(part, state, None)
@@ -128,10 +184,10 @@ def test_memory_is_only_written_after_it_is_read() -> None:
     """A segment finds those before it, not itself: within the first one memory changes nothing."""
     backbone, tokens = model(gate=0.0), text(1, 16)
     apart = read(model(gate=-1e9), tokens, 8) - read(backbone, tokens, 8)
-    scaled = backbone.memory(1).gate(torch.zeros(1, 1, 16)).flatten()
+    scaled = backbone.attentions[1].memory.gate(torch.zeros(1, 1, 16)).flatten()
     assert (scaled == 0.5).all() and (apart[0, 8:].abs() > 1e-6).any()
     _, state = backbone(tokens[:, :8], None, None)
-    assert (state.memories[0].ranking.position >= 0).sum() == 8 and state.caches[0].filled.sum() == 8
+    assert (state.layers[1].memory[0].ranking.position >= 0).sum() == 8 and state.layers[0].cache.filled.sum() == 8
 
 
 def test_what_was_used_last_stays() -> None:
@@ -139,10 +195,10 @@ def test_what_was_used_last_stays() -> None:
     backbone, tokens = model(size=6, top_k=2, policy=LRU(Constant(-1.0))), text(1, 40)
     _, state = backbone(tokens[:, :6], None, None)
     for part in tokens[:, 6:].split(4, dim=1):
-        held = state.memories[0].ranking
+        held = state.layers[1].memory[0].ranking
         _, state = backbone(part, state, None)
-        assert (state.memories[0].ranking.position >= 0).all() or held.written.item() < 6
-    assert state.memories[0].ranking.attended.any()
+        assert (state.layers[1].memory[0].ranking.position >= 0).all() or held.written.item() < 6
+    assert state.layers[1].memory[0].ranking.attended.any()
 
 
 def test_a_reader_goes_on_from_what_it_saved() -> None:
