@@ -38,6 +38,7 @@ def test_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
         "search",
         "k",
         "memory_size",
+        "eviction",
         "perplexity",
         "loss",
         "tokens",

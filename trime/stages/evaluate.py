@@ -48,12 +48,18 @@ class Evaluate(Artefact):
         found |= {
             "search": scorer.nearest.kind if scorer.nearest else None,
             "k": scorer.nearest.k if scorer.nearest else None,
-            "memory_size": found["tuned"].get("memory_size"),
+            **self.kept(found["tuned"].get("memory_size")),
             "tokens_per_second": round(found["tokens"] / max(seconds, 1e-9), 1),
             "peak_memory_mb": max(meter.peak_memory_mb, information["peak_memory_mb"]),
         }
         write_aside(aside, json.dumps(found))
         return found
+
+    def kept(self, long: int | None) -> dict[str, Any]:
+        """Size and policy of the memory that fills while text is read: the long one, or that inside the model."""
+        size = long or self.config.model.get("memory_size")
+        policy = str(self.config.eviction._target_).split(".")[-2] if size else None
+        return {"memory_size": size, "eviction": policy}
 
     def rows(self) -> list[dict[str, Any]]:
         return json.loads((self.path() / "rows.json").read_text())

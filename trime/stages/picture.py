@@ -116,13 +116,45 @@ def size_curve(axis: Any, rows: list[dict[str, Any]], kind: str) -> None:
 def compare_picture(runs: list[dict[str, Any]], path: Path) -> Path:
     """The own row of each run, the worst first."""
     runs = sorted(runs, key=lambda run: -measure(run["metrics"]["test"][-1]))
-    many = len({run["seed"] for run in runs}) > 1
-    names = [run["name"] + (f" (seed {run['seed']})" if many else "") for run in runs]
+    names = labels(runs)
     figure, (axis,) = canvas(8, max(2.6, 1.2 + 0.42 * len(runs)), 1)
     colours = [BLUE if run["name"].startswith("trime") else GREY for run in runs]
     rows = [run["metrics"]["test"][-1] for run in runs]
     bars(axis, names, [measure(row) for row in rows], units(runs), colours)
     axis.set_title(", ".join(sorted({evaluated(run)[0] for run in runs})))
+    return saved(figure, path)
+
+
+def labels(runs: list[dict[str, Any]]) -> list[str]:
+    """Each run's name, and what tells it from others of that name: memory, policy, seed."""
+    found = []
+    for run in runs:
+        row, same = run["metrics"]["test"][-1], [other for other in runs if other["name"] == run["name"]]
+        parts = {
+            "M": (row["memory_size"], [other["metrics"]["test"][-1]["memory_size"] for other in same]),
+            "": (row.get("eviction"), [other["metrics"]["test"][-1].get("eviction") for other in same]),
+            "seed": (run["seed"], [other["seed"] for other in runs]),
+        }
+        apart = [f"{name} {own}".strip() for name, (own, others) in parts.items() if len(set(others)) > 1]
+        found.append(f"{run['name']} ({', '.join(apart)})" if apart else run["name"])
+    return found
+
+
+def policies_picture(runs: list[dict[str, Any]], path: Path) -> Path:
+    """Test measure over the size of the memory, a line for each experiment and policy, its mean over seeds (Attendre 3.1)."""
+    lines: dict[str, dict[int, list[float]]] = {}
+    for run in (run for run in runs if run["metrics"]["test"][-1].get("eviction")):
+        row = run["metrics"]["test"][-1]
+        lines.setdefault(f"{run['name']}, {row['eviction']}", {}).setdefault(row["memory_size"], []).append(measure(row))
+    figure, (axis,) = canvas(7.5, 4.5, 1)
+    for label, points in sorted(lines.items()):
+        sizes = sorted(points)
+        axis.plot(sizes, [sum(points[size]) / len(points[size]) for size in sizes], marker="o", ms=4, label=label)
+    every = sorted({size for points in lines.values() for size in points})
+    axis.set(xscale="log", xlabel="entries of the memory", ylabel=f"test {units(runs)}", title="eviction policies")
+    axis.set_xticks(every, list(map(str, every)))
+    axis.minorticks_off()
+    axis.legend(frameon=False, fontsize=8)
     return saved(figure, path)
 
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.metrics import bits, perplexity
 from trime.stages.artefact import copied, plain, write_aside
 from trime.stages.ledger import config_hash, read_run
-from trime.stages.picture import analysis_picture, compare_picture, curves_picture, run_picture
+from trime.stages.picture import analysis_picture, compare_picture, curves_picture, policies_picture, run_picture
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
 from trime.stages.tables import analysis_text, compare_table, csv_of, markdown, run_table
@@ -155,6 +155,8 @@ def report_several(config: DictConfig) -> None:
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
     if any(run.get("analysis", {}).get("dev", {}).get("by_memory_size") for run in runs):
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
+    if len({run["metrics"]["test"][-1].get("eviction") for run in runs} - {None}) > 1:
+        print(f"policies: {policies_picture(runs, folder / 'policies.png')}")
 
 
 def found_runs(patterns: list[str]) -> list[dict[str, Any]]:
