@@ -73,10 +73,11 @@ def test_corpus_shorter_than_a_segment(said: Said, text_folder: Path) -> None:
     assert "segments.length" in message
 
 
-def test_a_line_longer_than_the_models_positions_is_said_before_training(said: Said, text_folder: Path, place: Path) -> None:
+def test_a_line_longer_than_the_models_positions_is_said_before_training(said: Said, text_folder: Path, tmp_path: Path) -> None:
     (text_folder / "test" / "1.txt").write_text("one " * 400)
-    message = said("dataset=folder", f"dataset.path={text_folder}", "evaluate.lines=true", "vocabulary.minimum=1")
-    assert "evaluate.lines=false" in message and not list((place / "outputs" / "artefacts").glob("fit-*"))
+    options = ("dataset=folder", f"dataset.path={text_folder}", "evaluate.lines=true", "vocabulary.minimum=1")
+    assert "evaluate.lines=false" in said(*options, where=tmp_path)
+    assert not list((tmp_path / "outputs" / "artefacts").glob("fit-*"))
 
 
 def test_segment_longer_than_the_models_positions(said: Said) -> None:
