@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type test-slow test-gpu wikitext103 enwik8 ledger report clean
+.PHONY: help install run test lint type test-slow test-gpu wikitext103 enwik8 bench bench-gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,12 @@ wikitext103: install ## TrimeLM_ext on WikiText-103 as TRIME Table 2 (SIZE=tiny:
 
 enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=dataset.path=FILE)
 	$(RUN) $(if $(PAPER),experiment=reproduce/table4/trime_long,experiment=trime_long size=$(SIZE) dataset=enwik8) $(ARGS)
+
+bench: install ## what memory costs, side by side, into benchmarks/results
+	$(VENV)/bin/python -m benchmarks.memorizing
+
+bench-gpu: install ## the same on the CUDA device
+	$(VENV)/bin/python -m benchmarks.memorizing --device cuda --sizes 4096 65536 --results benchmarks/results/gpu
 
 ledger: install ## every published figure beside what was measured here: outputs/ledger.md
 	$(RUN) 'stages=[ledger]'

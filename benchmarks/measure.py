@@ -44,8 +44,8 @@ def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: 
     }
 
 
-def report(name: str, command: str, rows: list[dict[str, Any]]) -> None:
-    """Writes benchmarks/results/NAME.json and prints the table."""
+def report(name: str, command: str, rows: list[dict[str, Any]], folder: Path = RESULTS) -> None:
+    """Writes FOLDER/NAME.json and prints the table."""
     content = {
         "command": command,
         "date": date.today().isoformat(),
@@ -54,7 +54,8 @@ def report(name: str, command: str, rows: list[dict[str, Any]]) -> None:
         "versions": versions(),
         "rows": rows,
     }
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     header = list(rows[0])
     print(markdown(header, [[f"{row[key]}" for key in header] for row in rows]))

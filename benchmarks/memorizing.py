@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.measure import alternately, report
+from benchmarks.measure import RESULTS, alternately, report
 from trime.eviction.fifo import FIFO
 from trime.models.carrying import CarryingBackbone
 from trime.models.embeddings import PlainInput
@@ -66,6 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[4096], help="entries of the memory")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     rows = []
@@ -85,7 +87,7 @@ def main() -> None:
                     "peak MB": found["memory"]["peak_memory_mb"],
                 }
             )
-    report("memorizing", f"python -m benchmarks.memorizing --rounds {options.rounds}", rows)
+    report("memorizing", f"python -m benchmarks.memorizing --rounds {options.rounds}", rows, options.results)
 
 
 if __name__ == "__main__":
