@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +29,7 @@ from trime.models.sliding import Window
 from trime.models.transformer_xl import transformer_xl
 from trime.run import run
 from trime.stages.plan import Plan
-from trime.types import Batch
+from trime.types import Batch, UserError
 
 Tiny = Callable[..., DictConfig]
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
@@ -215,6 +217,29 @@ def test_a_reader_goes_on_from_what_it_saved() -> None:
         other.restore(one.saved(), torch.device("cpu"))
 
 
+def test_staleness_is_none_where_weights_stand_still(tiny: Tiny) -> None:
+    """Keys that were stored under the same weights are today's keys; under a learning rate they are not."""
+    found = {}
+    for rate in (0.0, 0.01):
+        options = (
+            f"schedule.peak={rate}",
+            "schedule.floor=0.0",
+            "train.updates=24",
+            "train.memory_size=256",
+            "dataset.modules=30",
+        )
+        config = tiny("experiment=memorizing", *options)
+        run(config)
+        (found[rate],) = json.loads((Plan(config).run_folder / "results.json").read_text())["staleness"]
+    for rate, layer in found.items():
+        ages = layer["ages"]
+        assert layer["layer"] == 1 and [one["age"] for one in ages] == list(range(len(ages))) and len(ages) > 2
+        assert sum(one["share_stored"] for one in ages) == pytest.approx(1.0)
+        assert sum(one["share_retrieved"] for one in ages) == pytest.approx(1.0)
+        known = [one["distance"] for one in ages if one["distance"] is not None]
+        assert len(known) > 1 and (max(known) < 1e-5 if rate == 0 else 1e-3 < known[0] < known[-1])
+
+
 SMALL = ["model.memory_size=64"]
 
 
@@ -239,8 +264,14 @@ def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
         (["model.backbone.memory_layers=[7]"], "memory_layers"),
         (["compatibility=published", "vocabulary.fairseq=true"], "compatibility"),
         (["eviction@train.eviction=lfu", "train.eviction.count=often"], "count=often"),
+        (["eviction=lfu", "eviction.count=often"], "count=often"),
+        (["model.memory_size=8"], "memory_size=8"),
+        (["model.memory_size=many"], "model.memory_size=many"),
+        (["train.memory_size=0"], "train.memory_size=0"),
     ],
 )
-def test_impossible_settings(options: list[str], said: str, tiny: Tiny) -> None:
-    with pytest.raises(Exception, match=said):
-        run(tiny("experiment=memorizing", *options))
+def test_impossible_settings(options: list[str], said: str, tiny: Tiny, tmp_path: Path) -> None:
+    """One line, before anything is trained."""
+    with pytest.raises(UserError, match=said):
+        run(tiny("experiment=memorizing", *options, f"paths.outputs={tmp_path}"))
+    assert not list(tmp_path.rglob("model.safetensors"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -42,6 +44,7 @@ class KeyValueMemory(nn.Module):
             raise ValueError(f"search=buckets wants model.memory_size={size} to be a multiple of top_k={top_k}")
         self.heads, self.top_k, self.top, self.per_head = heads, top_k, SEARCHES[search], per_head
         self.memory, self.empty_take_mass = BoundedMemory(size, policy), empty_take_mass
+        self.told: Callable[[Tensor], None] | None = None  # hears of the slots that queries find
         self.bias = nn.Parameter(torch.zeros(heads))
         self.content = nn.Linear(width, heads, bias=False) if gate == "content" else None
 
@@ -83,6 +86,8 @@ class KeyValueMemory(nn.Module):
             summary = policy.observe(summary, Attended(score, place[:, block], retrieved))
 
         found = search(asked, table, self.top_k, self.top, watch if policy.by_attention else None)
+        if self.told is not None:
+            self.told(found.slot)
         result = attend(asked, table, found, self.empty_take_mass)
         return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from safetensors.torch import load_model, save_model
 from torch import nn
@@ -67,14 +68,15 @@ class Reader:
 
 def build_network(model: Any, vocabulary: int) -> Network:
     """The network that conf/model describes, for a vocabulary of that size; UserError where it is impossible."""
-    embedding, backbone, head = (
-        instantiate(model[part], _partial_=True, _convert_="all") for part in ("embedding", "backbone", "head")
-    )
     try:
+        parts = (instantiate(model[part], _partial_=True, _convert_="all") for part in ("embedding", "backbone", "head"))
+        embedding, backbone, head = parts
         table = embedding(vocabulary=vocabulary)
         return Network(backbone(embedding=table), head(embedding=table))
     except ValueError as error:
         raise UserError(str(error)) from error
+    except InstantiationException as error:  # of a part inside a part
+        raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
 
 
 def save_network(network: Network, path: Path) -> None:

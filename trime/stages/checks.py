@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.segments import count_of
+from trime.models.network import build_network
 from trime.stages.artefact import plain
+from trime.stages.fit import memory_of, model_of
 from trime.tasks.rows import rows_of
 from trime.types import UserError
 
@@ -40,10 +43,25 @@ def check(config: DictConfig) -> None:
     demand(config, ("trainer.devices",), lambda value: value == "auto" or (is_whole(value) and value > 0), "a number or auto")
     demand(config, ("trainer.accelerator",), ("auto", "cpu", "gpu", "cuda").__contains__, "auto, cpu or gpu")
     demand(config, ("trainer.precision",), PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
+    demand(config, ("train.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
+    if "memory_size" in config.model:
+        demand(config, ("model.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
+        check_memory(config)
     for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
         count_of(OmegaConf.select(config, key))
     demand(config, tuple(f"tune.{name}" for name in config.tune), is_grid, "a list of numbers, as in [0.5,1.0]")
     rows_of(plain(config.evaluate.rows), config.tune)
+
+
+def check_memory(config: DictConfig) -> None:
+    """UserError where evaluation's memory inside the model could not be built: after training it would be late."""
+    if config.evaluate.context:
+        raise UserError("this model reads on from window to window: set evaluate.context=0")
+    model = model_of(config)
+    if "memory" in model["backbone"]:
+        model["backbone"]["memory"] |= memory_of(config)
+    with torch.device("meta"):
+        build_network(OmegaConf.create(model), 100)
 
 
 def demand(config: DictConfig, keys: tuple[str, ...], right: Callable[[Any], bool], wanted: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trime.metrics import Meter
-from trime.stages.artefact import Artefact, write_aside
+from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.encode import Encode
 from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
 from trime.tasks.rows import Row
@@ -58,8 +58,14 @@ class Evaluate(Artefact):
     def kept(self, long: int | None) -> dict[str, Any]:
         """Size and policy of the memory that fills while text is read: the long one, or that inside the model."""
         size = long or self.config.model.get("memory_size")
-        policy = str(self.config.eviction._target_).split(".")[-2] if size else None
-        return {"memory_size": size, "eviction": policy}
+        return {"memory_size": size, "eviction": named(plain(self.config.eviction)) if size else None}
 
     def rows(self) -> list[dict[str, Any]]:
         return json.loads((self.path() / "rows.json").read_text())
+
+
+def named(policy: dict[str, Any]) -> str:
+    """A policy by its file's name, and the settings that most depends on: lra_sum c=2, lfa gamma=0.05 c=1."""
+    settings = {"c": (policy.get("initial") or {}).get("c"), "gamma": policy.get("gamma"), "sinks": policy.get("sinks")}
+    told = [f"{key}={value:g}" for key, value in settings.items() if value is not None]
+    return " ".join([str(policy["_target_"]).split(".")[-2], *told])

@@ -35,6 +35,7 @@ from trime.stages.prepare import Prepare
 from trime.stages.processes import devices_of, follows, share_of, together
 from trime.tasks.history import History
 from trime.tasks.language_model import LanguageModel, Training
+from trime.tasks.staleness import Staleness
 from trime.types import UserError
 
 SETTINGS = ("segments", "batching", "memory", "train", "optimizer", "schedule", "seed")
@@ -79,7 +80,7 @@ class Fit(Artefact):
         meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
         task, data = self.task(network), self.data(corpus, network.carries)
         with quiet():
-            trainer = self.trainer(folder, history)
+            trainer = self.trainer(folder, [history, *self.watching(folder, network)])
             try:
                 trainer.fit(task, datamodule=data, ckpt_path=newest(folder / "checkpoints"), weights_only=True)
             except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
@@ -126,7 +127,15 @@ class Fit(Artefact):
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule, _convert_="all"))
 
-    def trainer(self, folder: Path, history: History) -> pl.Trainer:
+    def watching(self, folder: Path, network: Network) -> list[pl.Callback]:
+        """How stale a memory inside the model is at the end."""
+        train = self.config.train
+        if not network.carries:
+            return []
+        steps, length = train.updates * train.accumulate, self.config.segments.length
+        return [Staleness(folder / "staleness.json", steps, length, train.memory_size, network.backbone)]  # type: ignore[arg-type]
+
+    def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
         train, own = self.config.train, plain(self.config.trainer)
         own["precision"], own["devices"] = resolved_precision(self.config), devices_of(self.config)
         if own["devices"] > 1:  # a tail of the softmax may have no target in a process's rows
@@ -147,7 +156,7 @@ class Fit(Artefact):
             val_check_interval=every,
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
-            callbacks=[checkpoints, history, *([TQDMProgressBar(refresh_rate=20)] if own["enable_progress_bar"] else [])],
+            callbacks=[checkpoints, *callbacks, *([TQDMProgressBar(refresh_rate=20)] if own["enable_progress_bar"] else [])],
             logger=(not follows() and self.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,

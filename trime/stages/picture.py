@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +51,24 @@ def bars(axis: Any, names: list[str], values: list[float], kind: str, colours: l
 
 
 def run_picture(results: dict[str, Any], history: Path, path: Path) -> Path:
-    """Test figures of every row; the training curve; perplexity over memory size where there is a long memory."""
+    """Test figures of every row; where there are: the training curve, gates, staleness, loss over memory size."""
     rows = results["metrics"]["test"]
-    curves = [row for row in results["metrics"]["valid"] if row["by_memory_size"]]
-    gates = gates_in(history)
-    panels = 1 + history.exists() + bool(gates) + bool(curves)
-    figure, axes = canvas(1.5 + 5.2 * panels, max(3.2, 1.6 + 0.55 * len(rows)), panels)
-    names = [row["memories"].replace(" ⊕ ", "\n⊕ ") for row in rows]
-    kind = unit(rows[0])
-    bars(axes[0], names, [measure(row) for row in rows], kind, [GREY, *[BLUE] * (len(rows) - 1)])
-    axes[0].set_title(f"{results['name']} on {evaluated(results)[0]}, seed {results['seed']}")
+    kind, names = unit(rows[0]), [row["memories"].replace(" ⊕ ", "\n⊕ ") for row in rows]
+    panels: list[Callable[[Any], None]] = [
+        lambda axis: bars(axis, names, [measure(row) for row in rows], kind, [GREY, *[BLUE] * (len(rows) - 1)])
+    ]
     if history.exists():
-        training_curve(axes[1], history, kind)
-    if gates:
-        gate_curves(axes[2], gates)
-    if curves:
-        size_curve(axes[-1], curves, kind)
+        panels.append(lambda axis: training_curve(axis, history, kind))
+    if gates := gates_in(history):
+        panels.append(lambda axis: gate_curves(axis, gates))
+    if stale := [layer for layer in results.get("staleness", []) if layer["ages"]]:
+        panels.append(lambda axis: staleness_curves(axis, stale))
+    if curves := [row for row in results["metrics"]["valid"] if row["by_memory_size"]]:
+        panels.append(lambda axis: size_curve(axis, curves, kind))
+    figure, axes = canvas(1.5 + 5.2 * len(panels), max(3.2, 1.6 + 0.55 * len(rows)), len(panels))
+    for axis, panel in zip(axes, panels, strict=True):
+        panel(axis)
+    axes[0].set_title(f"{results['name']} on {evaluated(results)[0]}, seed {results['seed']}")
     return saved(figure, path)
 
 
@@ -99,6 +102,18 @@ def gate_curves(axis: Any, gates: dict[str, list[tuple[int, float]]]) -> None:
     for name, points in gates.items():
         axis.plot(*zip(*points, strict=True), label=name)
     axis.set(xlabel="update", ylabel="share of memory, σ(b)", ylim=(0, 1), title="gates")
+    axis.legend(frameon=False, fontsize=7)
+
+
+def staleness_curves(axis: Any, layers: list[dict[str, Any]]) -> None:
+    """Stored keys by age: how far from today's, and how much oftener retrieved than stored (Wu et al. 2022, 3.2)."""
+    for layer in layers:
+        ages = [one["age"] for one in layer["ages"]]
+        far = [one["distance"] for one in layer["ages"]]
+        oftener = [one["share_retrieved"] / one["share_stored"] for one in layer["ages"]]
+        axis.plot(ages, far, marker="o", ms=3, label=f"distance from today's key, layer {layer['layer']}")
+        axis.plot(ages, oftener, marker="s", ms=3, label=f"retrieved over stored share, layer {layer['layer']}")
+    axis.set(xlabel="age in segments", ylim=(0, None), title="staleness at the end of training")
     axis.legend(frameon=False, fontsize=7)
 
 

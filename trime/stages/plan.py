@@ -20,7 +20,6 @@ from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, Source
 from trime.stages.tracking import logger_of
 from trime.stages.tune import Tune
-from trime.types import UserError
 
 
 class Plan:
@@ -79,9 +78,7 @@ class Plan:
         return Encode(self.config, "evaluate", "test", self.evaluated, self.model)
 
     def check_windows(self) -> None:
-        """UserError, before the model is trained, where it could not be evaluated: a line too long, a context of its own."""
-        if self.config.model.get("memory_size") and self.config.evaluate.context:
-            raise UserError("this model reads on from window to window: set evaluate.context=0")
+        """UserError, before the model is trained, where a line is longer than it allows."""
         if self.config.evaluate.lines and not self.config.checkpoint:
             for split in (self.valid, self.test):
                 longest = int(split.windows(self.evaluated.corpus()).length.max())

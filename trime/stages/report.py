@@ -70,6 +70,8 @@ def collected(plan: Plan) -> dict[str, Any]:
         },
         "artefacts": {"fit": str(model), "evaluate": str(plan.evaluate.folder)},
     }
+    if (model / "staleness.json").exists():
+        results["staleness"] = json.loads((model / "staleness.json").read_text())
     if plan.analysis:
         results["analysis"] = plan.analysis.found()
     if (model / "imported.json").exists():
