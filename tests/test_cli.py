@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 import cli
 from tests.conftest import ROOT, composed
 from tests.golden.published import ROOT as GOLDEN
-from trime.run import STAGES, run
+from trime.run import BY_NAME, STAGES, run
 from trime.stages.plan import Plan
 
 README = (ROOT / "README.md").read_text()
@@ -27,7 +27,7 @@ def test_help_names_groups_stages_and_common_overrides() -> None:
     shown = subprocess.run([sys.executable, "cli.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for group in (path.name for path in (ROOT / "conf").iterdir() if path.is_dir()):
         assert f"{group}: " in shown
-    for word in (*STAGES, "dataset.path=DIR", "report.runs", "seed=0,1,2", "logger.offline"):
+    for word in (*STAGES, *BY_NAME, "dataset.path=DIR", "report.runs", "seed=0,1,2", "logger.offline"):
         assert word in shown
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed
+from trime.data.segments import collate
 from trime.eviction.base import EvictionPolicy
 from trime.eviction.fifo import FIFO
 from trime.eviction.initial import Constant
@@ -28,7 +30,9 @@ from trime.models.retrieval import Table, attend, exact_top, search
 from trime.models.sliding import Window
 from trime.models.transformer_xl import transformer_xl
 from trime.run import run
+from trime.stages.fit import open_network
 from trime.stages.plan import Plan
+from trime.stages.replay import Document, policy_named
 from trime.types import Batch, UserError
 
 Tiny = Callable[..., DictConfig]
@@ -275,3 +279,41 @@ def test_impossible_settings(options: list[str], said: str, tiny: Tiny, tmp_path
     with pytest.raises(UserError, match=said):
         run(tiny("experiment=memorizing", *options, f"paths.outputs={tmp_path}"))
     assert not list(tmp_path.rglob("model.safetensors"))
+
+
+def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
+    """One layer has the memory: what it holds before every window is what the replay says; the oracle retains most."""
+    config = tiny("experiment=memorizing", "stages=[prepare,fit,record,replay]", "evaluate.tokens=3000", "model.memory_size=96")
+    config.replay.sizes, config.train.updates = [32, 96], 6
+    run(config)
+    plan = Plan(config)
+    found = plan.replay.found()
+    assert found["exact"] and (plan.run_folder / "replay.png").stat().st_size > 5000
+    (layer,) = found["layers"]
+    share = {(row["policy"], row["size"]): row["retained"] for row in layer["rows"]}
+    assert all(0 < value <= 1 for value in share.values()) and {name for name, _ in share} == {*POLICIES, "oracle"}
+    assert all(share["oracle", size] > share[name, size] for name in POLICIES for size in (32, 96))
+    for name in POLICIES:
+        config.eviction = OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml")
+        assert list(online(plan, layer["layer"])) == list(replayed(plan, layer["layer"], name))
+
+
+def online(plan: Plan, layer: int) -> Iterator[list[int]]:
+    """What the run's memory holds before each window."""
+    network, _ = open_network(plan.model.path(), plan.config)
+    corpus, reader = plan.evaluated.corpus(), Reader(network)
+    windows, text = plan.test.windows(corpus), corpus.split("test")
+    for number in range(len(windows)):
+        batch = collate(text, windows, [number], corpus.vocabulary.ends)
+        held = [] if reader.state is None or batch.fresh[0] else reader.state.layers[layer].memory[0].ranking.position[0]
+        yield sorted(place for place in torch.as_tensor(held).tolist() if place >= 0)
+        with torch.no_grad():
+            reader.encode(batch)
+
+
+def replayed(plan: Plan, layer: int, policy: str) -> Iterator[list[int]]:
+    told = plan.record.information()
+    for file in sorted(plan.record.path().glob("[0-9]*.safetensors")):
+        document = Document(load_file(file), layer, told["segment"], plan.config.model.backbone.memory.top_k)
+        for kept in document.kept(policy_named(policy), plan.config.model.memory_size):
+            yield kept.tolist()

@@ -10,18 +10,19 @@ from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.ledger import write_ledger
 from trime.stages.plan import Plan
-from trime.stages.report import report_run, report_several
+from trime.stages.report import report_replay, report_run, report_several
 from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
-STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report", "audit", "ledger")
+STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
+BY_NAME = ("record", "replay", "audit", "ledger")  # these run when they are named
 
 
 def run(config: DictConfig) -> float | None:
     """Makes what is missing, then reports; returns the own row's test loss in nats, for sweeps."""
-    unknown = [stage for stage in config.stages if stage not in STAGES]
+    unknown = [stage for stage in config.stages if stage not in (*STAGES, *BY_NAME)]
     if unknown:
-        raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join(STAGES)}")
+        raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join((*STAGES, *BY_NAME))}")
     if config.report.runs:
         report_several(config)
         return None
@@ -31,7 +32,7 @@ def run(config: DictConfig) -> float | None:
     check(config)
     plan, loss = Plan(config), None
     with closing(plan):
-        for stage in (stage for stage in STAGES if stage in config.stages):
+        for stage in (stage for stage in (*STAGES, *BY_NAME) if stage in config.stages):
             if stage == "audit":
                 audit(plan)
                 continue
@@ -45,4 +46,6 @@ def run(config: DictConfig) -> float | None:
             for artefact in plan.made_by(stage):
                 made = artefact.make()
                 print(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}", flush=True)
+            if stage == "replay":
+                report_replay(plan)
     return loss

@@ -84,9 +84,13 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "b l d"], carried: Carried, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b l d"], Carried]:
         """Attended values, and what the next segment finds."""
-        query, key, value = self.inward(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed, carried = self.attended(x, (query, key, value), carried, position)
+        mixed, carried = self.attended(x, self.projected(x), carried, position)
         return self.outward(mixed.transpose(1, 2).flatten(2)), carried
+
+    def projected(self, x: Float[Tensor, "b l d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [b h l d]."""
+        query, key, value = self.inward(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return query, key, value
 
     def attended(
         self,

@@ -43,6 +43,8 @@ def check(config: DictConfig) -> None:
     demand(config, ("trainer.devices",), lambda value: value == "auto" or (is_whole(value) and value > 0), "a number or auto")
     demand(config, ("trainer.accelerator",), ("auto", "cpu", "gpu", "cuda").__contains__, "auto, cpu or gpu")
     demand(config, ("trainer.precision",), PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
+    wanted = "a list of whole numbers above 0"
+    demand(config, ("replay.sizes",), lambda value: is_grid(value) and all(is_whole(v) and v > 0 for v in value), wanted)
     demand(config, ("train.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
     if "memory_size" in config.model:
         demand(config, ("model.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")

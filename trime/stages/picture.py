@@ -227,3 +227,20 @@ def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
         axis.set(xlabel="contexts in long memory", ylabel=f"dev {kind}", title="size of long memory")
         axis.legend(frameon=False, fontsize=8)
     return saved(figure, path)
+
+
+def replay_picture(found: dict[str, Any], path: Path) -> Path:
+    """Retained attention mass over the size of the memory, a line for each policy, the oracle above all."""
+    figure, axes = canvas(1 + 6 * len(found["layers"]), 4.4, len(found["layers"]))
+    for axis, layer in zip(axes, found["layers"], strict=True):
+        for name in dict.fromkeys(row["policy"] for row in layer["rows"]):
+            points = sorted((row["size"], 100 * row["retained"]) for row in layer["rows"] if row["policy"] == name)
+            style = {"color": "black", "ls": "--"} if name == "oracle" else {}
+            axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=name, **style)
+        sizes = sorted({row["size"] for row in layer["rows"]})
+        kind = "exact" if found["exact"] else "approximate"
+        axis.set(xscale="log", xlabel="entries", ylabel="retained attention mass, %", title=f"layer {layer['layer']}, {kind}")
+        axis.set_xticks(sizes, list(map(str, sizes)))
+        axis.minorticks_off()
+        axis.legend(frameon=False, fontsize=8)
+    return saved(figure, path)

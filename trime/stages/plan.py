@@ -18,6 +18,8 @@ from trime.stages.fit import Fit, Given, check_positions
 from trime.stages.imported import Import
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, Source
+from trime.stages.record import Record
+from trime.stages.replay import Replay
 from trime.stages.tracking import logger_of
 from trime.stages.tune import Tune
 
@@ -108,6 +110,14 @@ class Plan:
         return Analysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
 
     @cached_property
+    def record(self) -> Record:
+        return Record(self.config, self.test)
+
+    @cached_property
+    def replay(self) -> Replay:
+        return Replay(self.config, self.record)
+
+    @cached_property
     def logger(self) -> Any:
         """The run's experiment logger; it opens its run when it is first written to."""
         return logger_of(self.config.logger, self.run_folder)
@@ -129,5 +139,7 @@ class Plan:
             "datastore": [self.index],
             "tune": [self.tune],
             "evaluate": [self.test, self.evaluate, self.analysis],
+            "record": [self.record],
+            "replay": [self.replay],
         }
         return list(dict.fromkeys(node for node in nodes[stage] if node is not None))

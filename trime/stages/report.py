@@ -17,10 +17,17 @@ from omegaconf import DictConfig, OmegaConf
 from trime.metrics import bits, perplexity
 from trime.stages.artefact import copied, plain, write_aside
 from trime.stages.ledger import config_hash, read_run
-from trime.stages.picture import analysis_picture, compare_picture, curves_picture, policies_picture, run_picture
+from trime.stages.picture import (
+    analysis_picture,
+    compare_picture,
+    curves_picture,
+    policies_picture,
+    replay_picture,
+    run_picture,
+)
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
-from trime.stages.tables import analysis_text, compare_table, csv_of, markdown, run_table
+from trime.stages.tables import analysis_text, compare_table, csv_of, markdown, replay_text, run_table
 from trime.types import UserError
 
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
@@ -45,6 +52,16 @@ def report_run(plan: Plan) -> dict[str, Any]:
     print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{markdown(header, lines)}")
     print(f"results: {folder / 'results.json'}\npicture: {picture}")
     return results
+
+
+def report_replay(plan: Plan) -> None:
+    """Table and picture of what every policy retains."""
+    folder, found = plan.run_folder, plan.replay.found()
+    folder.mkdir(parents=True, exist_ok=True)
+    text = replay_text(found)
+    write_aside(folder / "replay.json", json.dumps(found, indent=1))
+    write_aside(folder / "replay.md", text)
+    print(f"\n{text}\nreplay: {replay_picture(found, folder / 'replay.png')}")
 
 
 def collected(plan: Plan) -> dict[str, Any]:

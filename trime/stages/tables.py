@@ -138,6 +138,19 @@ def split_text(analysis: dict[str, Any], kind: str) -> str:
     return "\n".join(parts)
 
 
+def replay_text(found: dict[str, Any]) -> str:
+    """The share of attention mass that each policy's memory retains, by size."""
+    kind = "exact" if found["exact"] else "approximate: evictions in one layer would change the others' activations"
+    parts = [f"Retained attention mass, % ({kind}):\n"]
+    for layer in found["layers"]:
+        sizes = sorted({row["size"] for row in layer["rows"]})
+        names = list(dict.fromkeys(row["policy"] for row in layer["rows"]))
+        share = {(row["policy"], row["size"]): row["retained"] for row in layer["rows"]}
+        lines = [[name, *(f"{100 * share[name, size]:.1f}" for size in sizes)] for name in names]
+        parts.append(markdown([f"layer {layer['layer']}, entries", *map(str, sizes)], lines))
+    return "\n".join(parts)
+
+
 def figure(loss: float | None, kind: str) -> str:
     """A loss in a unit with two decimals, or nothing where there is none."""
     return "" if loss is None else f"{MEASURES[kind](loss):.2f}"

@@ -1,0 +1,32 @@
+"""The oracle of a replay: keeps what queries still to come will attend to most. It needs the future, so no run can have it."""
+
+from __future__ import annotations
+
+import torch
+
+from trime.eviction.base import EvictionPolicy, Summary, latest
+from trime.eviction.initial import Constant
+from trime.types import Attended, Float, Int, Ranking, Tensor
+
+
+class Clairvoyant(EvictionPolicy):
+    """``mass`` [steps, entries]: what the queries of each step of ``length`` positions give every entry of a document."""
+
+    def __init__(self, mass: Float[Tensor, "s n"], length: int):
+        super().__init__(Constant())
+        later = mass.double().flip(0).cumsum(0).flip(0)
+        self.later, self.length = torch.cat([later, torch.zeros_like(later[:1])]), length
+
+    def future(self, position: Int[Tensor, "b n"], last: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
+        """What entries receive after the step of the query at ``last``."""
+        step = (last // self.length + 1).clamp(max=len(self.later) - 1)
+        return self.later.to(position.device)[step[:, None], position.clamp(min=0)]
+
+    def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+        return self.future(position, position.amax(1))
+
+    def added(self, summary: Summary, block: Attended) -> Summary:
+        return summary._replace(last=latest(summary, block))
+
+    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+        return self.future(ranking.position, summary.last)

@@ -1,0 +1,94 @@
+"""record: queries and keys of a model's memory layer over the test text, under unlimited memory; a file a document.
+
+Where one layer alone has a memory, its queries and keys do not depend on what the memory holds: any policy
+and size can be replayed from them, without the model, exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from trime.data.segments import collate
+from trime.models.memorizing import Attention
+from trime.models.network import Reader
+from trime.stages.artefact import Artefact
+from trime.stages.encode import Encode, device_of
+from trime.stages.fit import open_network
+from trime.tasks.staleness import remembering
+from trime.types import Batch, Tensor, UserError
+
+
+class Record(Artefact):
+    """``00000.safetensors`` and so on: query and key [tokens h d] of each memory layer; ``record.json``."""
+
+    kind, stage = "record", "record"
+
+    def __init__(self, config: DictConfig, encoded: Encode):
+        super().__init__(config)
+        self.encoded = encoded  # the same windows, without a memory's limits
+
+    def needs(self) -> list[Artefact]:
+        return [self.encoded.corpus, self.encoded.model]
+
+    def settings(self) -> Any:
+        return {key: value for key, value in self.encoded.settings().items() if key not in ("memory", "dtype")}
+
+    def build(self, folder: Path) -> None:
+        corpus = self.encoded.corpus.corpus()
+        text, windows = corpus.split(self.encoded.split), self.encoded.windows(corpus)
+        config = self.config.copy()
+        config.model.memory_size = int(np.ceil(text.lengths.max() / 16) * 16)
+        network, _ = open_network(self.encoded.model.path(), config)
+        device, backbone = device_of(self.config), network.backbone
+        network.to(device)
+        layers = remembering(backbone) if network.carries else []  # type: ignore[arg-type]
+        if not layers:
+            raise UserError("stages=[record] wants a model with a memory inside: experiment=memorizing")
+        heard = {number: Heard(backbone.attentions[number]) for number in layers}  # type: ignore[union-attr, index, arg-type]
+        documents, reader = np.unique(windows.document), Reader(network)
+        with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc="record", mininterval=1) as bar:
+            for number, document in enumerate(documents):
+                file = folder / f"{number:05d}.safetensors"
+                rows = np.flatnonzero(windows.document == document).tolist()
+                if not file.exists():
+                    for row in rows:
+                        batch = Batch(*(part.to(device) for part in collate(text, windows, [row], corpus.vocabulary.ends)))
+                        with torch.no_grad():
+                            reader.encode(batch)
+                    aside = file.with_suffix(".partial")
+                    save_file({f"{n}.{name}": part for n, own in heard.items() for name, part in own.taken().items()}, aside)
+                    aside.replace(file)
+                bar.update(int(windows.length[rows].sum()))
+        content = {"layers": layers, "documents": len(documents), "segment": int(self.config.evaluate.block)}
+        (folder / "record.json").write_text(json.dumps(content, indent=1))
+
+    def information(self) -> dict[str, Any]:
+        return json.loads((self.path() / "record.json").read_text())
+
+
+class Heard:
+    """Queries and keys of an attention layer, as it computes them."""
+
+    def __init__(self, attention: Attention):
+        self.attention = attention
+        self.parts: list[tuple[Tensor, Tensor]] = []
+        attention.register_forward_hook(self.hear)
+
+    def hear(self, attention: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        query, key, _ = attention.projected(inputs[0])
+        (query, key), _ = attention.scaled(query, key)
+        self.parts.append((query[0].transpose(0, 1).cpu(), key[0].transpose(0, 1).cpu()))
+
+    def taken(self) -> dict[str, Tensor]:
+        """What was heard since the last time, [tokens h d]."""
+        query, key = (torch.cat(own).contiguous() for own in zip(*self.parts, strict=True))
+        self.parts = []
+        return {"query": query, "key": key}
