@@ -17,7 +17,7 @@ BELOW = {
     "mixtures": {"types", "mixtures"},
     "optim": {"optim"},
     "tasks": {"types", "data", "memory", "models", "mixtures", "tasks"},
-    "stages": {"types", "metrics", "data", "memory", "models", "mixtures", "optim", "tasks", "stages"},
+    "stages": {"types", "metrics", "data", "eviction", "memory", "models", "mixtures", "optim", "tasks", "stages"},
     "run": {"types", "stages"},
     "follow": {"types", "stages"},
 }

@@ -153,7 +153,7 @@ def test_bias_and_mask(name: str) -> None:
     found, given = arrays(name), META[name]["config"]
     distance = torch.arange(given["W"], 2 * given["W"])[:, None] - torch.arange(2 * given["W"])
     assert torch.equal(in_window(distance, given["W"], itself=False), found["causal_mask"])
-    bias = attention(name, "exact", True, True).bias(distance[None])[0]
+    bias = attention(name, "exact", True, True).bias(distance)
     torch.testing.assert_close(bias, found["rel_bias"], rtol=0, atol=1e-7)
 
 

@@ -50,5 +50,5 @@ def test_masks(shape: tuple[int, int, int]) -> None:
     assert torch.equal(in_window(distance, window, itself=False), MASKS[f"mask_q{queries}_k{keys}_w{window}"])
     bias = RelativeBias(heads=1)
     bias.table.data = torch.arange(float(bias.buckets))[None]
-    buckets = bias(distance[None])[0, 0].long()
+    buckets = bias(distance)[0].long()
     assert torch.equal(buckets, MASKS[f"t5bucket_causal_q{queries}_k{keys}"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from trime.eviction.base import EvictionPolicy
+from trime.eviction.base import EvictionPolicy, Summary
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.retrieval import Table, attend, bucket_top, exact_top, search
 from trime.types import Attended, Bool, Float, Int, Tensor
@@ -78,17 +78,19 @@ class KeyValueMemory(nn.Module):
         (key, value), policy = held.columns, self.memory.policy
         table = Table(key, value, held.ranking.position >= 0)
         asked, place = query.flatten(0, 1)[:, None] if self.per_head else query, self.rows(position)
-        summary = policy.begin(held.ranking)
+        whole = policy.begin(held.ranking)
+        summaries = [Summary(*(part[row : row + 1] for part in whole)) for row in range(len(place))]
 
-        def watch(block: slice, score: Tensor, slot: Tensor) -> None:
-            nonlocal summary
+        def watch(row: int, block: slice, score: Tensor, slot: Tensor) -> None:
             retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, slot, True)
-            summary = policy.observe(summary, Attended(score, place[:, block], retrieved))
+            attended = Attended(score[None], place[row : row + 1, block], retrieved[None])
+            summaries[row] = policy.observe(summaries[row], attended)
 
         found = search(asked, table, self.top_k, self.top, watch if policy.by_attention else None)
         if self.told is not None:
             self.told(found.slot)
         result = attend(asked, table, found, self.empty_take_mass)
+        summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
         return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
 
     def write(self, held: Held, own: tuple[Tensor, Tensor], position: Int[Tensor, "b l"]) -> Held:

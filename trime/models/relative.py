@@ -42,10 +42,9 @@ class RelativeBias(nn.Module):
         self.buckets, self.max_distance = buckets, max_distance
         self.table = nn.Parameter(torch.zeros(heads, buckets))
 
-    def forward(self, distance: Int[Tensor, "b q k"]) -> Float[Tensor, "b h q k"]:
+    def forward(self, distance: Int[Tensor, "..."]) -> Float[Tensor, "h ..."]:
         """The bias of causal attention at query - key."""
-        bucket = bucket_of(distance, self.buckets, self.max_distance)
-        return self.table[:, bucket].transpose(0, 1)
+        return self.table[:, bucket_of(distance, self.buckets, self.max_distance)]
 
 
 def in_window(distance: Int[Tensor, "*s"], window: int, itself: bool) -> Bool[Tensor, "*s"]:

@@ -6,7 +6,7 @@ found. A table of entries [b m h d] is read in place, so that no [b h q k d] ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from trime.types import Bool, Float, Int, Tensor
 
-Top = Callable[[Tensor, int], Tensor]  # scores [b h q m] to the slots of the k best
-Watch = Callable[[slice, Tensor, Tensor], None]
-CELLS = 2**22  # scores held at a time
+Top = Callable[[Tensor, int], Tensor]  # scores [h q m] to the slots of the k best
+Watch = Callable[[int, slice, Tensor, Tensor], None]
+CELLS = 2**22  # scores held at a time: 16 MiB
 GROUP = 16  # slots of which a first pass looks at the best alone
 
 
@@ -35,17 +35,7 @@ class Found(NamedTuple):
     product: Float[Tensor, "b h q k"]
 
 
-def products(query: Float[Tensor, "b h q d"], table: Table) -> Iterator[tuple[slice, Float[Tensor, "b h _ m"]]]:
-    """Inner products with every slot, a block of queries at a time."""
-    b, heads, length, _ = query.shape
-    keys = table.key.permute(0, 2, 3, 1)
-    rows = max(1, CELLS // (b * heads * keys.shape[-1]))
-    for start in range(0, length, rows):
-        block = slice(start, min(start + rows, length))
-        yield block, torch.stack([query[row, :, block] @ keys[row] for row in range(b)])
-
-
-def exact_top(score: Float[Tensor, "b h q m"], k: int) -> Int[Tensor, "b h q k"]:
+def exact_top(score: Float[Tensor, "*s m"], k: int) -> Int[Tensor, "*s k"]:
     """The k largest of each row, the best first: the k largest group maxima hold them all."""
     m = score.shape[-1]
     if m % GROUP or m // GROUP <= 2 * k:
@@ -56,7 +46,7 @@ def exact_top(score: Float[Tensor, "b h q m"], k: int) -> Int[Tensor, "b h q k"]
     return slots.gather(-1, score.gather(-1, slots).topk(k, dim=-1).indices)
 
 
-def bucket_top(score: Float[Tensor, "b h q m"], k: int) -> Int[Tensor, "b h q k"]:
+def bucket_top(score: Float[Tensor, "*s m"], k: int) -> Int[Tensor, "*s k"]:
     """The best slot of each of k strided buckets (slot mod k), as the official code searches."""
     return score.unflatten(-1, (-1, k)).argmax(-2) * k + torch.arange(k, device=score.device)
 
@@ -95,17 +85,31 @@ def attention(logits: Float[Tensor, "*s k"]) -> Float[Tensor, "*s k"]:
     return logits.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
 
 
+@torch.no_grad()
 def search(query: Float[Tensor, "b h q d"], table: Table, k: int, top: Top, watch: Watch | None = None) -> Found:
-    """What each query finds; empty slots come last. ``watch`` is told of scores and slots, block by block."""
-    hidden, parts = ~table.filled[:, None, None], []
-    for block, product in products(query.detach(), table):
-        ranked = product.masked_fill(hidden, -torch.inf)
-        slot = top(ranked, k)
-        if watch is not None:
-            watch(block, ranked, slot)
-        parts.append((slot, product.gather(-1, slot)))
-    slots, found = zip(*parts, strict=True)
-    return Found(torch.cat(slots, 2), torch.cat(found, 2))
+    """What each query finds; empty slots come last. ``watch`` is told of each row's scores and slots, block by block.
+
+    All scores go through one buffer: to get fresh memory for them would cost as much as to compute them.
+    """
+    b, h, length, _ = query.shape
+    keys, asked = table.key.permute(0, 2, 3, 1), query.to(table.key.dtype)
+    slot = torch.empty(b, h, length, k, dtype=torch.long, device=query.device)
+    product = torch.empty(b, h, length, k, dtype=asked.dtype, device=query.device)
+    size = min(length, max(1, CELLS // (h * keys.shape[-1])))
+    full = bool(table.filled.all())
+    buffer = asked.new_empty(h * size * keys.shape[-1])
+    for row in range(b):
+        for start in range(0, length, size):
+            block = slice(start, min(start + size, length))
+            score = buffer[: h * (block.stop - start) * keys.shape[-1]].view(h, -1, keys.shape[-1])
+            torch.bmm(asked[row, :, block], keys[row], out=score)
+            if not full:
+                score.masked_fill_(~table.filled[row], -torch.inf)
+            slot[row, :, block] = top(score, k)
+            product[row, :, block] = score.gather(-1, slot[row, :, block])
+            if watch is not None:
+                watch(row, block, score, slot[row, :, block])
+    return Found(slot, product.masked_fill_(product == -torch.inf, 0.0))  # empty slots hold zeros
 
 
 def attend(query: Float[Tensor, "b h q d"], table: Table, found: Found, empty_take_mass: bool) -> Float[Tensor, "b h q d"]:

@@ -84,13 +84,20 @@ def block_attention(
     query: Float[Tensor, "b h q d"], own: Seen, bias: tuple[RelativeBias, Tensor], window: Window, dropout: float
 ) -> Float[Tensor, "b h q d"]:
     """One block of queries, of the window's length or less."""
-    place = torch.arange(own.key.shape[2], device=query.device)
-    distance = (place[window.length :, None] - place)[: query.shape[2]]
-    seen = in_window(distance, window.length, window.itself)[None, None]
-    if not window.empty_take_mass:
-        seen = seen & own.filled[:, None, None]
-    nothing = ~seen.any(-1, keepdim=True)  # the first token of a document, where none sees itself
-    module, scale = bias
-    mask = (module(distance[None]) * scale.view(-1, 1, 1)).masked_fill(~(seen | nothing), -torch.inf)
+    mask, nothing = band(bias, query.shape[2], own.key.shape[2], window)[None], None
+    if not window.empty_take_mass and not own.filled.all():
+        mask = mask.masked_fill(~own.filled[:, None, None], -torch.inf)
+    if not window.itself:  # the first token of a document sees nothing
+        nothing = (mask[:, :1] == -torch.inf).all(-1, keepdim=True)
+        mask = mask.masked_fill(nothing, 0.0)
     mixed = F.scaled_dot_product_attention(query, own.key, own.value, mask, dropout, scale=1.0)
-    return mixed if window.itself else mixed.masked_fill(nothing, 0.0)
+    return mixed if nothing is None else mixed.masked_fill(nothing, 0.0)
+
+
+def band(bias: tuple[RelativeBias, Tensor], queries: int, keys: int, window: Window) -> Float[Tensor, "h q k"]:
+    """The scaled bias of every query and key, -inf outside the window: rows are one row of distances, shifted."""
+    module, scale = bias
+    far = window.length + queries - 1  # query i stands at window.length + i, key j at j
+    distance = torch.arange(far, far - queries - keys + 1, -1, device=scale.device)
+    row = (module(distance) * scale[:, None]).masked_fill(~in_window(distance, window.length, window.itself), -torch.inf)
+    return row.unfold(1, keys, 1).flip(1)
