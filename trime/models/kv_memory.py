@@ -36,7 +36,7 @@ class KeyValueMemory(nn.Module):
         empty_take_mass: bool = False,
     ):
         super().__init__()
-        if not 1 <= top_k <= size:
+        if not isinstance(top_k, int) or not 1 <= top_k <= size:
             raise ValueError(f"top_k={top_k} must lie in 1..memory_size={size}: lower top_k or raise model.memory_size")
         if search not in SEARCHES or gate not in GATES:
             raise ValueError(f"search={search}, gate={gate}: choose search from {[*SEARCHES]}, gate from {[*GATES]}")

@@ -105,9 +105,11 @@ class Attention(nn.Module):
         mixed = sliding_attention(query, (key, own[2]), carried.cache, (self.bias, scale), self.window, dropout)
         held = carried.memory
         if self.memory is not None:
-            remembered, after = self.memory.read(query, held[0], position)
+            with torch.autocast(x.device.type, enabled=False):  # what is found first must be the best
+                remembered, after = self.memory.read(query.to(held[0].columns[0].dtype), held[0], position)
             held = (self.memory.write(after, (key, own[2]), position),)
-            mixed = torch.lerp(mixed, remembered, self.memory.gate(x).expand_as(mixed))
+            gate = self.memory.gate(x).to(mixed.dtype)
+            mixed = torch.lerp(mixed, remembered.to(mixed.dtype), gate.expand_as(mixed))
         return mixed, Carried(carried.cache.pushed(key, own[2]), held)
 
     def scaled(self, query: Tensor, key: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
@@ -151,6 +153,11 @@ def memorizing_transformer(
     """
     without_padding(pad)
     chosen = [math.ceil(layers * 3 / 4) - 1] if memory_layers is None else memory_layers
+    if not isinstance(chosen, list) or form.norm not in NORMS or window.length < 1:
+        raise ValueError(
+            f"memory_layers={chosen} must be a list of layers, form.norm={form.norm} one of {', '.join(NORMS)}, "
+            f"window.length={window.length} at least 1"
+        )
     if not set(chosen) <= set(range(layers)):
         raise ValueError(f"memory_layers={chosen}: name layers 0..{layers - 1}, as model.backbone.layers has them")
     sizes = Sizes(embedding.width, inner, dropout, inner_dropout)

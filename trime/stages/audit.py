@@ -23,6 +23,7 @@ from tqdm import tqdm
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
 from trime.memory.datastore import Datastore, Nearest
+from trime.memory.selective import Selective
 from trime.models.network import Reader
 from trime.stages.artefact import write_aside
 from trime.stages.encode import device_of, windows_of
@@ -59,7 +60,7 @@ class Audit:
         scored = self.windows.length - self.windows.context
         while first > 0 and room > -int(self.windows.context[last]):
             first, room = first - 1, room - int(scored[first - 1])
-        if self.network.carries:  # from the start of its document
+        if self.network.carries or isinstance(self.scorer.recent, Selective):  # from the start of its document
             first = min(first, int(np.searchsorted(self.windows.begin, self.windows.begin[last])))
         return list(range(first, last + 1))
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.segments import count_of
@@ -46,6 +48,8 @@ def check(config: DictConfig) -> None:
     wanted = "a list of whole numbers above 0"
     demand(config, ("replay.sizes",), lambda value: is_grid(value) and all(is_whole(v) and v > 0 for v in value), wanted)
     demand(config, ("train.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
+    for policy in (config.eviction, config.train.eviction):
+        instantiated(policy)
     if "memory_size" in config.model:
         demand(config, ("model.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
         check_memory(config)
@@ -53,6 +57,14 @@ def check(config: DictConfig) -> None:
         count_of(OmegaConf.select(config, key))
     demand(config, tuple(f"tune.{name}" for name in config.tune), is_grid, "a list of numbers, as in [0.5,1.0]")
     rows_of(plain(config.evaluate.rows), config.tune)
+
+
+def instantiated(part: DictConfig) -> Any:
+    """What a part of the configuration describes; UserError where it cannot be."""
+    try:
+        return instantiate(part, _convert_="all")
+    except InstantiationException as error:
+        raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
 
 
 def check_memory(config: DictConfig) -> None:

@@ -56,7 +56,8 @@ class Fit(Artefact):
 
     def settings(self) -> Any:
         chosen = {name: plain(self.config[name]) for name in SETTINGS}
-        chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in HARMLESS}
+        inside = () if "memory_size" in self.config.model else ("memory_size", "eviction")  # of a memory that is not there
+        chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in (*HARMLESS, *inside)}
         chosen["model"] = model_of(self.config)
         chosen["precision"] = resolved_precision(self.config)
         if self.config.memory.get("own_gradient_only"):  # the published quirk makes another model of every number of devices
@@ -109,6 +110,12 @@ class Fit(Artefact):
         train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
         if carries and not batching.reads_on:
             raise UserError("this backbone's rows read on from batch to batch: set batching=streams")
+        documents = len(document_edges(corpus.split("train"), self.config.segments.bounded)) - 1
+        if batching.reads_on and documents < batching.size:
+            raise UserError(
+                f"batching.size={batching.size} rows want a document each, and the training split has {documents}: "
+                "lower it, or set segments.bounded=true"
+            )
         text, valid, ends = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.ends
         neighbours, share = self.pack.neighbours() if self.pack else None, share_of(self.config)
         segments = training_segments(self.config, text)
@@ -212,6 +219,8 @@ def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, A
     head = described["model"]["head"]
     if "dropped_in_band" in head:
         head["dropped_in_band"] = config.compatibility.dropped_in_band
+    if ("memory" in described["model"]["backbone"]) != ("memory_size" in config.model):
+        raise UserError(f"{folder} holds another kind of model than backbone= says: choose the one that it was trained with")
     if "memory" in described["model"]["backbone"]:
         described["model"]["backbone"]["memory"] |= memory_of(config)
     network = load_network(OmegaConf.create(described["model"]), described["vocabulary"], folder / "model.safetensors")

@@ -7,21 +7,22 @@ and size can be replayed from them, without the model, exactly.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from trime.data.segments import collate
+from trime.data.segments import Segments, collate
 from trime.models.memorizing import Attention
 from trime.models.network import Reader
 from trime.stages.artefact import Artefact
 from trime.stages.encode import Encode, device_of
-from trime.stages.fit import open_network
+from trime.stages.fit import open_network, resolved_precision
 from trime.tasks.staleness import remembering
 from trime.types import Batch, Tensor, UserError
 
@@ -44,9 +45,9 @@ class Record(Artefact):
     def build(self, folder: Path) -> None:
         corpus = self.encoded.corpus.corpus()
         text, windows = corpus.split(self.encoded.split), self.encoded.windows(corpus)
-        config = self.config.copy()
-        config.model.memory_size = int(np.ceil(text.lengths.max() / 16) * 16)
-        network, _ = open_network(self.encoded.model.path(), config)
+        if "memory_size" not in self.config.model:
+            raise UserError("stages=[record] wants a model with a memory inside: experiment=memorizing")
+        network, described = open_network(self.encoded.model.path(), self.unlimited(windows))
         device, backbone = device_of(self.config), network.backbone
         network.to(device)
         layers = remembering(backbone) if network.carries else []  # type: ignore[arg-type]
@@ -67,8 +68,22 @@ class Record(Artefact):
                     save_file({f"{n}.{name}": part for n, own in heard.items() for name, part in own.taken().items()}, aside)
                     aside.replace(file)
                 bar.update(int(windows.length[rows].sum()))
-        content = {"layers": layers, "documents": len(documents), "segment": int(self.config.evaluate.block)}
+        memory, evaluate = described["model"]["backbone"]["memory"], self.config.evaluate
+        alike = memory["search"] == "exact" and not memory["per_head"] and not evaluate.lines
+        content = {
+            "layers": layers,
+            "documents": len(documents),
+            "segment": int(evaluate.block),
+            "as_replayed": alike and resolved_precision(self.config) == "32-true",  # what a replay does is what the run does
+        }
         (folder / "record.json").write_text(json.dumps(content, indent=1))
+
+    def unlimited(self, windows: Segments) -> DictConfig:
+        """The configuration with a memory that no document fills, first in first out."""
+        longest = int((windows.start + windows.length).max())
+        step = math.lcm(16, int(self.config.model.backbone.memory.top_k))
+        changed = {"model": {"memory_size": -(-longest // step) * step}, "eviction": {"_target_": "trime.eviction.fifo.FIFO"}}
+        return OmegaConf.merge(self.config, {"eviction": None}, changed)  # type: ignore[return-value]
 
     def information(self) -> dict[str, Any]:
         return json.loads((self.path() / "record.json").read_text())

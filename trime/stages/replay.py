@@ -40,24 +40,41 @@ class Replay(Artefact):
         return [self.record]
 
     def settings(self) -> Any:
-        return {"replay": plain(self.config.replay), "memory": plain(self.config.model.backbone.memory)}
+        policies = {name: plain(self.described(name)) for name in self.config.replay.policies}
+        return {"policies": policies, "sizes": plain(self.config.replay.sizes), "top_k": self.top_k}
+
+    @property
+    def top_k(self) -> int:
+        return int(self.config.model.backbone.memory.top_k)
+
+    def described(self, name: str) -> DictConfig:
+        """A policy as conf/eviction has it, its references resolved in this run; UserError where there is none."""
+        path = CONF / "eviction" / f"{name}.yaml"
+        if not path.is_file():
+            known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
+            raise UserError(f"replay.policies: there is no eviction={name}: choose from {known}")
+        whole = OmegaConf.merge(self.config, {"eviction": None}, {"eviction": OmegaConf.load(path)})
+        return whole.eviction
+
+    def policy(self, name: str) -> EvictionPolicy:
+        return instantiate(self.described(name), _convert_="all")
 
     def build(self, folder: Path) -> None:
         told, result = self.record.information(), []
         files = sorted(self.record.path().glob("[0-9]*.safetensors"))
-        policies = {name: policy_named(name) for name in self.config.replay.policies}
+        policies = {name: self.policy(name) for name in self.config.replay.policies}
         for layer in told["layers"]:
             sums: dict[tuple[str, int], float] = {}
             every = 0.0
             for file in tqdm(files, unit="document", desc=f"replay layer {layer}", mininterval=1):
-                document = Document(load_file(file), layer, told["segment"], int(self.config.model.backbone.memory.top_k))
+                document = Document(load_file(file), layer, told["segment"], self.top_k)
                 every += float(document.mass.sum())
                 for name, policy in [*policies.items(), (ORACLE, Clairvoyant(document.mass, document.segment))]:
                     for size in self.config.replay.sizes:
                         sums[name, size] = sums.get((name, size), 0.0) + document.retained(policy, size)
             rows = [{"policy": name, "size": size, "retained": kept / every} for (name, size), kept in sums.items()]
             result.append({"layer": layer, "rows": rows})
-        exact = len(told["layers"]) == 1
+        exact = len(told["layers"]) == 1 and told["as_replayed"]
         (folder / "replay.json").write_text(json.dumps({"exact": exact, "layers": result}, indent=1))
 
     def found(self) -> dict[str, Any]:
@@ -105,12 +122,3 @@ class Document:
         score = score.masked_fill((position < 0)[:, None, None], -torch.inf)
         best = score.topk(min(self.top_k, score.shape[-1]), dim=-1).indices
         return Attended(score, own, torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True))
-
-
-def policy_named(name: str) -> EvictionPolicy:
-    """A policy as conf/eviction has it; UserError where there is none of that name."""
-    path = CONF / "eviction" / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
-        raise UserError(f"replay.policies: there is no eviction={name}: choose from {known}")
-    return instantiate(OmegaConf.load(path), _convert_="all")

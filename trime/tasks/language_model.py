@@ -140,7 +140,10 @@ class LanguageModel(pl.LightningModule):
         checkpoint["carried"] = [of_every_process(part) for part in saved]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.carried = [parts[self.global_rank] for parts in checkpoint.get("carried", [])]
+        carried = checkpoint.get("carried", [])
+        if carried and len(carried[0]) != processes():
+            raise UserError(f"this training began on {len(carried[0])} devices: go on with trainer.devices={len(carried[0])}")
+        self.carried = [parts[self.global_rank] for parts in carried]
 
     def on_train_start(self) -> None:
         """Rows go on where the checkpoint left them."""

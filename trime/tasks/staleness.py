@@ -74,7 +74,8 @@ def measured(backbone: CarryingBackbone, state: State, kept: list[Read], batch: 
         stored, now = state.layers[number].memory[0], again.layers[number].memory[0]
         retrieved = retrieved_from(backbone, memory, state, batch)
         ages = (memory.rows(state.position)[:, None] - 1 - stored.ranking.position) // segment
-        ages = ages.masked_fill(stored.ranking.position < 0, -1)
+        ended = memory.rows(batch.fresh)[:, None]  # what such a row holds is forgotten now
+        ages = ages.masked_fill((stored.ranking.position < 0) | ended, -1)
         sure = (kept[0].position + reach_of(backbone, number)).masked_fill(began, 0)  # all that a key comes from was read
         distance, known = distances(stored, now, memory.rows(sure))
         result.append({"layer": number, "ages": by_age(ages, distance, known, retrieved)})
