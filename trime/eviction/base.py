@@ -7,7 +7,6 @@ whose heads keep sets of their own folds heads into rows.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ class Summary(NamedTuple):
     last: Int[Tensor, " b"]  # largest position of a query, -1 before there is one
 
 
-class EvictionPolicy(ABC):
+class EvictionPolicy:
     """Keeps the highest scores. ``newest_first``: of equal scores the newer entry stays, else the older."""
 
     by_attention: ClassVar[bool] = True  # false: scores of attention change nothing
@@ -46,13 +45,13 @@ class EvictionPolicy(ABC):
         """Adds what a block of queries saw."""
         return self.added(summary, block) if block.position.shape[1] else summary
 
-    @abstractmethod
     def added(self, summary: Summary, block: Attended) -> Summary:
-        """The summary with a block of at least one query."""
+        """The summary with a block of at least one query; here, attention changes nothing but the clock."""
+        return summary._replace(last=latest(summary, block))
 
-    @abstractmethod
     def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
-        """Scores after a step."""
+        """Scores after a step; here, what was seen has its new value."""
+        return torch.where(summary.seen, summary.value, ranking.score)
 
     def settle(self, ranking: Ranking, summary: Summary) -> Ranking:
         """Ends the step; one without queries changes nothing."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from trime.eviction.base import EvictionPolicy, Summary, latest
+from trime.eviction.base import EvictionPolicy, Summary
 from trime.eviction.initial import Constant
-from trime.types import Attended, Float, Int, Ranking, Tensor
+from trime.types import Float, Int, Ranking, Tensor
 
 
 class Clairvoyant(EvictionPolicy):
@@ -24,9 +24,6 @@ class Clairvoyant(EvictionPolicy):
 
     def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         return self.future(position, position.amax(1))
-
-    def added(self, summary: Summary, block: Attended) -> Summary:
-        return summary._replace(last=latest(summary, block))
 
     def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         return self.future(ranking.position, summary.last)

@@ -7,7 +7,7 @@ import torch
 from trime.eviction.base import ByScore, Summary, latest
 from trime.eviction.initial import Initial
 from trime.eviction.reading import Reading
-from trime.types import Attended, Float, Ranking, Tensor
+from trime.types import Attended
 
 
 class LRALast(ByScore):
@@ -27,6 +27,3 @@ class LRALast(ByScore):
         later = (last > summary.last)[:, None]
         value, hit = torch.where(later, pooled, summary.value), torch.where(later, seen.any(1), summary.seen)
         return Summary(value, hit, latest(summary, block))
-
-    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
-        return torch.where(summary.seen, summary.value, ranking.score)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trime.eviction.base import ByScore, Summary, latest
-from trime.types import Attended, Float, Ranking, Tensor
+from trime.types import Attended, Ranking
 
 
 class LRAMax(ByScore):
@@ -18,6 +18,3 @@ class LRAMax(ByScore):
     def added(self, summary: Summary, block: Attended) -> Summary:
         score = self.reading(block).masked_fill(~block.seen, -torch.inf).amax((1, 2))
         return Summary(torch.maximum(summary.value, score), summary.seen | block.seen.any(2).any(1), latest(summary, block))
-
-    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
-        return torch.where(summary.seen, summary.value, ranking.score)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from trime.eviction.base import ByScore, Summary, latest
-from trime.types import Attended, Float, Ranking, Tensor
+from trime.types import Attended
 
 
 class LRASum(ByScore):
@@ -14,6 +12,3 @@ class LRASum(ByScore):
     def added(self, summary: Summary, block: Attended) -> Summary:
         score = self.reading(block).masked_fill(~block.seen, 0.0).sum((1, 2))
         return Summary(summary.value + score, summary.seen | block.seen.any(2).any(1), latest(summary, block))
-
-    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
-        return torch.where(summary.seen, summary.value, ranking.score)

@@ -6,7 +6,7 @@ import torch
 
 from trime.eviction.base import EvictionPolicy, Summary, latest, used
 from trime.eviction.initial import Initial
-from trime.types import Attended, Float, Ranking, Tensor
+from trime.types import Attended
 
 
 class LRU(EvictionPolicy):
@@ -21,6 +21,3 @@ class LRU(EvictionPolicy):
         position = block.position[:, :, None].double().expand(hit.shape).masked_fill(~hit, -1.0).amax(1)
         seen = summary.seen | hit.any(1)
         return Summary(torch.maximum(summary.value, position), seen, latest(summary, block))
-
-    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
-        return torch.where(summary.seen, summary.value, ranking.score)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from trime.eviction.base import EvictionPolicy, Summary, latest
+from trime.eviction.base import EvictionPolicy
 from trime.eviction.initial import OwnPosition
-from trime.types import Attended, Float, Int, Ranking, Tensor
+from trime.types import Float, Int, Ranking, Tensor
 
 
 class Sink(EvictionPolicy):
@@ -25,9 +25,3 @@ class Sink(EvictionPolicy):
         valid = position >= 0
         number = ranking.written[:, None] + valid.cumsum(1) - 1
         return super().admit(ranking, position).masked_fill(valid & (number < self.sinks), math.inf)
-
-    def added(self, summary: Summary, block: Attended) -> Summary:
-        return summary._replace(last=latest(summary, block))
-
-    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
-        return ranking.score

@@ -21,9 +21,7 @@ class Recent:
     """
 
     def __init__(self, sizes: list[int], crossing: bool = False, repeats: bool = False):
-        if not sizes or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
-            raise ValueError(f"sizes={list(sizes)} must be positive and rising: mend tune.memory_size")
-        self.sizes, self.repeats = list(sizes), repeats
+        self.sizes, self.repeats = rising(sizes), repeats
         self.visibility = Everything() if crossing else SameDocument()
         self.seen: Contexts | None = None
 
@@ -52,3 +50,10 @@ class Recent:
             nothing = query.g.new_full((len(divisor), len(query.token)), -math.inf)
             return Mass(nothing, nothing)
         return blockwise_mass(query, self.seen.take(slice(low, high)), self.visibility, divisor)
+
+
+def rising(sizes: list[int]) -> list[int]:
+    """Sizes of a memory; ValueError unless they are positive and rising."""
+    if not sizes or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
+        raise ValueError(f"sizes={list(sizes)} must be positive and rising: mend tune.memory_size")
+    return list(sizes)

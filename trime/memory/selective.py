@@ -11,6 +11,7 @@ import torch
 from trime.eviction.base import EvictionPolicy
 from trime.memory.blockwise import BLOCK, blockwise_mass
 from trime.memory.bounded import BoundedMemory, Held
+from trime.memory.recent import rising
 from trime.memory.visibility import Everything, SameDocument
 from trime.types import Attended, Contexts, Float, Int, Mass, Place, Tensor
 
@@ -22,9 +23,7 @@ class Selective:
     """
 
     def __init__(self, sizes: list[int], policy: EvictionPolicy, crossing: bool = False, repeats: bool = False):
-        if not sizes or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
-            raise ValueError(f"sizes={list(sizes)} must be positive and rising: mend tune.memory_size")
-        self.sizes, self.crossing, self.repeats = list(sizes), crossing, repeats
+        self.sizes, self.crossing, self.repeats = rising(sizes), crossing, repeats
         self.memories = [BoundedMemory(size, policy) for size in self.sizes]
         self.visibility = Everything() if crossing else SameDocument()
         self.reset()

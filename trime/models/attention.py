@@ -18,8 +18,7 @@ class CausalAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0):
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width={width} is not a multiple of heads={heads}: choose model.backbone.heads to divide it")
+        head_width(width, heads)
         self.heads, self.dropout = heads, dropout
         self.inward = nn.Linear(width, 3 * width)  # query, key, value
         self.outward = nn.Linear(width, width)
@@ -36,6 +35,13 @@ class CausalAttention(nn.Module):
         mask = None if padding is None else visible(padding)
         mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=mask is None)
         return self.outward(mixed.transpose(1, 2).reshape(b, length, width))
+
+
+def head_width(width: int, heads: int) -> int:
+    """Width of a head; ValueError where the heads do not divide the model's."""
+    if width % heads:
+        raise ValueError(f"width={width} is not a multiple of heads={heads}: choose model.backbone.heads to divide it")
+    return width // heads
 
 
 def visible(padding: Bool[Tensor, "b l"]) -> Bool[Tensor, "b 1 l l"]:

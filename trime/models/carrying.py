@@ -119,7 +119,7 @@ class CarryingBackbone(nn.Module):
     def figures(self) -> dict[str, Tensor]:
         """What the layers tell of themselves."""
         own = ((number, attention.figures()) for number, attention in enumerate(self.attentions))
-        return {f"{name.replace('layer', f'layer{number}')}": value for number, found in own for name, value in found.items()}
+        return {name.replace("layer", f"layer{number}"): value for number, found in own for name, value in found.items()}
 
 
 def without_padding(pad: int | None) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from trime.eviction.base import EvictionPolicy, Summary
 from trime.memory.bounded import BoundedMemory, Held
-from trime.models.retrieval import Table, attend, bucket_top, exact_top, search
+from trime.models.retrieval import Table, Watch, attend, bucket_top, exact_top, search
 from trime.types import Attended, Bool, Float, Int, Tensor
 
 SEARCHES = {"exact": exact_top, "buckets": bucket_top}
@@ -78,6 +78,8 @@ class KeyValueMemory(nn.Module):
         (key, value), policy = held.columns, self.memory.policy
         table = Table(key, value, held.ranking.position >= 0)
         asked, place = query.flatten(0, 1)[:, None] if self.per_head else query, self.rows(position)
+        if not policy.by_attention:
+            return self.found(asked, table).view_as(query), held
         whole = policy.begin(held.ranking)
         summaries = [Summary(*(part[row : row + 1] for part in whole)) for row in range(len(place))]
 
@@ -86,12 +88,16 @@ class KeyValueMemory(nn.Module):
             attended = Attended(score[None], place[row : row + 1, block], retrieved[None])
             summaries[row] = policy.observe(summaries[row], attended)
 
-        found = search(asked, table, self.top_k, self.top, watch if policy.by_attention else None)
-        if self.told is not None:
-            self.told(found.slot)
-        result = attend(asked, table, found, self.empty_take_mass)
+        result = self.found(asked, table, watch)
         summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
         return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
+
+    def found(self, query: Float[Tensor, "r h l d"], table: Table, watch: Watch | None = None) -> Float[Tensor, "r h l d"]:
+        """Search, then attention to what it finds."""
+        found = search(query, table, self.top_k, self.top, watch)
+        if self.told is not None:
+            self.told(found.slot)
+        return attend(query, table, found, self.empty_take_mass)
 
     def write(self, held: Held, own: tuple[Tensor, Tensor], position: Int[Tensor, "b l"]) -> Held:
         """The memory with a segment's keys and values."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from trime.memory.bounded import Held
+from trime.models.attention import head_width
 from trime.models.carrying import NORMS, CarryingBackbone, Layer, Sizes, without_padding
 from trime.models.embeddings import AdaptiveInput, PlainInput
 from trime.models.kv_memory import KeyValueMemory
@@ -39,9 +40,7 @@ class Form:
 
     def of_head(self, width: int, heads: int) -> int:
         """Width of a head."""
-        if self.head_width is None and width % heads:
-            raise ValueError(f"width={width} is not a multiple of heads={heads}: choose model.backbone.heads to divide it")
-        return self.head_width or width // heads
+        return self.head_width or head_width(width, heads)
 
 
 class Carried(NamedTuple):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory, Held, taken
+from trime.models.attention import head_width
 from trime.models.carrying import CarryingBackbone, Layer, Sizes, without_padding
 from trime.models.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.types import Attended, Bool, Float, Int, Ranking, Tensor
@@ -26,13 +27,12 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float, cache: BoundedMemory, longest: int):
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width={width} is not a multiple of heads={heads}: choose model.backbone.heads to divide it")
+        d = head_width(width, heads)
         self.heads, self.dropout, self.cache = heads, nn.Dropout(dropout), cache
         self.query, self.outward = nn.Linear(width, width), nn.Linear(width, width)
         self.remembered = nn.Linear(width, 2 * width)  # key, value
         self.distant = nn.Linear(width, width, bias=False)
-        self.content, self.place = (nn.Parameter(torch.zeros(heads, 1, width // heads)) for _ in range(2))  # u, v
+        self.content, self.place = (nn.Parameter(torch.zeros(heads, 1, d)) for _ in range(2))  # u, v
         self.sinusoids: Tensor
         self.register_buffer("sinusoids", sinusoids(longest + 1, width, 0), persistent=False)
         for layer in (self.query, self.remembered, self.distant, self.outward):

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.data.segments import count_of
 from trime.models.network import build_network
 from trime.stages.artefact import plain
-from trime.stages.fit import memory_of, model_of
+from trime.stages.fit import model_of, remember
 from trime.tasks.rows import rows_of
 from trime.types import UserError
 
@@ -72,8 +72,7 @@ def check_memory(config: DictConfig) -> None:
     if config.evaluate.context:
         raise UserError("this model reads on from window to window: set evaluate.context=0")
     model = model_of(config)
-    if "memory" in model["backbone"]:
-        model["backbone"]["memory"] |= memory_of(config)
+    remember(model, config)
     with torch.device("meta"):
         build_network(OmegaConf.create(model), 100)
 

@@ -221,10 +221,15 @@ def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, A
         head["dropped_in_band"] = config.compatibility.dropped_in_band
     if ("memory" in described["model"]["backbone"]) != ("memory_size" in config.model):
         raise UserError(f"{folder} holds another kind of model than backbone= says: choose the one that it was trained with")
-    if "memory" in described["model"]["backbone"]:
-        described["model"]["backbone"]["memory"] |= memory_of(config)
+    remember(described["model"], config)
     network = load_network(OmegaConf.create(described["model"]), described["vocabulary"], folder / "model.safetensors")
     return network.eval(), described
+
+
+def remember(model: dict[str, Any], config: DictConfig) -> None:
+    """Gives a described model evaluation's memory, if it has one inside."""
+    if "memory" in model["backbone"]:
+        model["backbone"]["memory"] |= memory_of(config)
 
 
 def memory_of(config: DictConfig) -> dict[str, Any]:

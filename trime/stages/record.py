@@ -26,6 +26,8 @@ from trime.stages.fit import open_network, resolved_precision
 from trime.tasks.staleness import remembering
 from trime.types import Batch, Tensor, UserError
 
+WANTED = "stages=[record] wants a model with a memory inside: experiment=memorizing"
+
 
 class Record(Artefact):
     """``00000.safetensors`` and so on: query and key [tokens h d] of each memory layer; ``record.json``."""
@@ -45,14 +47,14 @@ class Record(Artefact):
     def build(self, folder: Path) -> None:
         corpus = self.encoded.corpus.corpus()
         text, windows = corpus.split(self.encoded.split), self.encoded.windows(corpus)
-        if "memory_size" not in self.config.model:
-            raise UserError("stages=[record] wants a model with a memory inside: experiment=memorizing")
+        if "top_k" not in self.config.model.backbone.get("memory", {}):
+            raise UserError(WANTED)
         network, described = open_network(self.encoded.model.path(), self.unlimited(windows))
         device, backbone = device_of(self.config), network.backbone
         network.to(device)
-        layers = remembering(backbone) if network.carries else []  # type: ignore[arg-type]
+        layers = remembering(backbone)  # type: ignore[arg-type]
         if not layers:
-            raise UserError("stages=[record] wants a model with a memory inside: experiment=memorizing")
+            raise UserError(WANTED)
         heard = {number: Heard(backbone.attentions[number]) for number in layers}  # type: ignore[union-attr, index, arg-type]
         documents, reader = np.unique(windows.document), Reader(network)
         with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc="record", mininterval=1) as bar:
