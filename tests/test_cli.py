@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -149,8 +150,10 @@ def test_report_of_several_runs(tiny: Callable[..., DictConfig], capsys: pytest.
     shown, table = capsys.readouterr().out, (folder / "table.md").read_text()
     assert table in shown and str(folder / "picture.png") in shown and (folder / "picture.png").stat().st_size > 5000
     lines = (folder / "table.csv").read_text().splitlines()
-    header = lines[0].split(",")
-    assert {"params", "dev perplexity", "test perplexity", "vs vanilla", "eval tok/s", "paper 7M*"} <= set(header)
+    header = next(csv.reader(lines))
+    assert {"params", "dev perplexity", "test perplexity", "vs vanilla, 95 % interval", "eval tok/s", "paper 7M*"} <= set(
+        header
+    )
     assert "54.78 / 54.69" in table, "the paper's figure beside a published row"
     results = json.loads((Plan(tiny("experiment=trime")).run_folder / "results.json").read_text())
     assert f"{results['metrics']['test'][-1]['perplexity']:.2f}" in table

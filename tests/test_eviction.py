@@ -53,7 +53,7 @@ def entries(position: torch.Tensor) -> set[tuple[int, int]]:
     return {(row, place) for row, places in enumerate(position.tolist()) for place in places if place >= 0}
 
 
-@pytest.mark.parametrize("capacity", [1, 7, 40])
+@pytest.mark.parametrize("capacity", [0, 1, 7, 40])
 @pytest.mark.parametrize("name", POLICIES)
 def test_what_stays_and_what_goes_is_what_came(name: str, capacity: int) -> None:
     torch.manual_seed(capacity)

@@ -197,6 +197,25 @@ def test_memory_is_only_written_after_it_is_read() -> None:
     assert (heard[0][0] == 0).all() and (heard[1][0] != 0).all()
 
 
+@pytest.mark.parametrize("named", ["memorizing", "transformer_xl"])
+def test_a_memory_of_size_0_is_one_that_is_always_empty(named: str) -> None:
+    tokens = text(2, 24)
+    none, some = (model(size) if named == "memorizing" else xl(size, LRU(Constant(0.0), 2)) for size in (0, 64))
+    state, found = None, []
+    for part in tokens.split(8, dim=1):
+        encoding, state = some(part, state, None)
+        found.append(encoding.f)
+        both, layers = torch.ones(2, dtype=torch.bool), list(state.layers)
+        for number, attention in enumerate(some.attentions):
+            if named == "transformer_xl":
+                layers[number] = attention.reset(layers[number], both)
+            elif attention.memory is not None:
+                layers[number] = layers[number]._replace(memory=(attention.memory.reset(layers[number].memory[0], both),))
+        state = state._replace(layers=tuple(layers))
+    torch.testing.assert_close(read(none, tokens, 8), torch.cat(found, 1), rtol=0, atol=1e-12)
+    assert not torch.allclose(read(none, tokens, 8), read(some, tokens, 8))
+
+
 def test_what_was_used_last_stays() -> None:
     """LRU drops none of those that the last segment retrieved while it holds one that nobody did."""
     backbone, tokens, slots = model(size=12, top_k=2, policy=LRU(Constant(-1.0), 2)), text(1, 44), []
@@ -293,6 +312,7 @@ def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
         (["eviction=lfu", "eviction.count=often"], "count=often"),
         (["model.memory_size=8"], "memory_size=8"),
         (["model.memory_size=many"], "model.memory_size=many"),
+        (["model.memory_size=-1"], "model.memory_size=-1"),
         (["train.memory_size=0"], "train.memory_size=0"),
         (["batching.size=400"], "batching.size"),
         (["model.backbone.form.norm=batch"], "form.norm=batch"),

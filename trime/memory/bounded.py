@@ -29,11 +29,11 @@ class Evicted(NamedTuple):
 
 
 class BoundedMemory:
-    """Keeps the ``size`` entries that its policy scores highest."""
+    """Keeps the ``size`` entries that its policy scores highest; at size 0 all that enters leaves at once."""
 
     def __init__(self, size: int, policy: EvictionPolicy):
-        if size < 1:
-            raise ValueError(f"memory_size={size}: a memory holds at least one entry")
+        if size < 0:
+            raise ValueError(f"memory_size={size}: the number of entries that a memory holds, at least 0")
         self.size, self.policy = size, policy
 
     def empty(self, columns: tuple[Tensor, ...]) -> Held:
@@ -41,7 +41,8 @@ class BoundedMemory:
         b, device, m = len(columns[0]), columns[0].device, self.size
         none = torch.full((b, m), -1, dtype=torch.long, device=device)
         scores = torch.full((b, m), -torch.inf, dtype=torch.float64, device=device)
-        ranking = Ranking(none, scores, none >= 0, none[:, 0], torch.zeros_like(none[:, 0]))
+        clock = none.new_full((b,), -1)
+        ranking = Ranking(none, scores, none >= 0, clock, torch.zeros_like(clock))
         return Held(tuple(column.new_zeros(b, m, *column.shape[2:]) for column in columns), ranking)
 
     def reset(self, held: Held, rows: Bool[Tensor, " b"]) -> Held:
@@ -124,4 +125,6 @@ def taken(column: Tensor, index: Int[Tensor, "b n"]) -> Tensor:
 def of_both(old: Tensor, new: Tensor, index: Int[Tensor, "b n"]) -> Tensor:
     """Cells of a column and, counted on from its end, of the one behind it; the two are never joined."""
     m, n = old.shape[1], new.shape[1]
+    if not m or not n:
+        return taken(old if m else new, index)
     return torch.where(wide(index < m, new), taken(old, index.clamp(max=m - 1)), taken(new, (index - m).clamp(0, n - 1)))

@@ -21,6 +21,7 @@ class KeyValueMemory(nn.Module):
 
     ``search``: exact, or (as the official code) the best of strided buckets. ``per_head``: every head keeps a
     set of its own. ``gate``: the paper's scalar of each head (bias), or a linear function of the token too.
+    At size 0 every segment finds what a document's first one finds: nothing.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class KeyValueMemory(nn.Module):
         empty_take_mass: bool = False,
     ):
         super().__init__()
-        if not isinstance(top_k, int) or not 1 <= top_k <= size:
+        if not isinstance(top_k, int) or not 1 <= top_k <= (size or top_k):
             raise ValueError(f"top_k={top_k} must lie in 1..memory_size={size}: lower top_k or raise model.memory_size")
         if search not in SEARCHES or gate not in GATES:
             raise ValueError(f"search={search}, gate={gate}: choose search from {[*SEARCHES]}, gate from {[*GATES]}")
@@ -75,6 +76,8 @@ class KeyValueMemory(nn.Module):
         self, query: Float[Tensor, "b h l d"], held: Held, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b h l d"], Held]:
         """What the queries make of the memory; the policy hears of their scores."""
+        if not self.memory.size:
+            return torch.zeros_like(query), held
         (key, value), policy = held.columns, self.memory.policy
         table = Table(key, value, held.ranking.position >= 0)
         asked, place = query.flatten(0, 1)[:, None] if self.per_head else query, self.rows(position)

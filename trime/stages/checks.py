@@ -51,7 +51,7 @@ def check(config: DictConfig) -> None:
     for policy in (config.eviction, config.train.eviction):
         instantiated(policy)
     if "memory_size" in config.model:
-        demand(config, ("model.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
+        demand(config, ("model.memory_size",), lambda value: is_whole(value) and value >= 0, "a whole number, at least 0")
         check_memory(config)
     for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
         count_of(OmegaConf.select(config, key))

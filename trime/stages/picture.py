@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.metrics import MEASURES
+from trime.stages.compare import Group
 from trime.stages.tables import evaluated, measure, unit, units
 
 BLUE, GREY, ORANGE = "#2a6f97", "#9aa5b1", "#d9772b"
@@ -128,45 +129,45 @@ def size_curve(axis: Any, rows: list[dict[str, Any]], kind: str) -> None:
     axis.legend(frameon=False, fontsize=7)
 
 
-def compare_picture(runs: list[dict[str, Any]], path: Path) -> Path:
-    """The own row of each run, the worst first."""
-    runs = sorted(runs, key=lambda run: -measure(run["metrics"]["test"][-1]))
-    names = labels(runs)
-    figure, (axis,) = canvas(8, max(2.6, 1.2 + 0.42 * len(runs)), 1)
-    colours = [BLUE if run["name"].startswith("trime") else GREY for run in runs]
-    rows = [run["metrics"]["test"][-1] for run in runs]
-    bars(axis, names, [measure(row) for row in rows], units(runs), colours)
-    axis.set_title(", ".join(sorted({evaluated(run)[0] for run in runs})))
+def compare_picture(groups: list[Group], path: Path) -> Path:
+    """The own row of each group, the worst first."""
+    groups = sorted(groups, key=lambda group: -group.mean("test"))
+    figure, (axis,) = canvas(8, max(2.6, 1.2 + 0.42 * len(groups)), 1)
+    colours = [BLUE if group.first["name"].startswith("trime") else GREY for group in groups]
+    bars(axis, labels(groups), [group.mean("test") for group in groups], units([group.first for group in groups]), colours)
+    axis.set_title(", ".join(sorted({evaluated(group.first)[0] for group in groups})))
     return saved(figure, path)
 
 
-def labels(runs: list[dict[str, Any]]) -> list[str]:
-    """Each run's name, and what tells it from others of that name: memory, policy, seed."""
+def labels(groups: list[Group]) -> list[str]:
+    """Each group's name, and what tells it from others of that name: memory, policy, seeds."""
     found = []
-    for run in runs:
-        row, same = run["metrics"]["test"][-1], [other for other in runs if other["name"] == run["name"]]
+    for group in groups:
+        name, same = group.first["name"], [other for other in groups if other.first["name"] == group.first["name"]]
         parts = {
-            "M": (row["memory_size"], [other["metrics"]["test"][-1]["memory_size"] for other in same]),
-            "": (row.get("eviction"), [other["metrics"]["test"][-1].get("eviction") for other in same]),
-            "seed": (run["seed"], [other["seed"] for other in runs]),
+            "M": (group.row["memory_size"], [other.row["memory_size"] for other in same]),
+            "": (group.row.get("eviction"), [other.row.get("eviction") for other in same]),
+            "seed": (group.seeds, [other.seeds for other in groups]),
         }
-        apart = [f"{name} {own}".strip() for name, (own, others) in parts.items() if len(set(others)) > 1]
-        found.append(f"{run['name']} ({', '.join(apart)})" if apart else run["name"])
+        apart = [f"{title} {own}".strip() for title, (own, others) in parts.items() if len(set(others)) > 1]
+        found.append(f"{name} ({', '.join(apart)})" if apart else name)
     return found
 
 
-def policies_picture(runs: list[dict[str, Any]], path: Path) -> Path:
+def policies_picture(groups: list[Group], path: Path) -> Path:
     """Test measure over the size of the memory, a line for each experiment and policy, its mean over seeds (Attendre 3.1)."""
-    lines: dict[str, dict[int, list[float]]] = {}
-    for run in (run for run in runs if run["metrics"]["test"][-1].get("eviction")):
-        row = run["metrics"]["test"][-1]
-        lines.setdefault(f"{run['name']}, {row['eviction']}", {}).setdefault(row["memory_size"], []).append(measure(row))
-    figure, (axis,) = canvas(7.5, 4.5, 1)
+    lines: dict[str, dict[int, float]] = {}
+    figure, (axis,) = canvas(7.5, 4.8, 1)
+    for group in groups:
+        name, row, value = group.first["name"], group.row, group.mean("test")
+        if row.get("eviction"):
+            lines.setdefault(f"{name}, {row['eviction']}", {})[row["memory_size"]] = value
+        elif row["memory_size"] == 0:
+            axis.axhline(value, color="black", lw=1, ls=":", label=f"{name}, no memory")
     for label, points in sorted(lines.items()):
-        sizes = sorted(points)
-        axis.plot(sizes, [sum(points[size]) / len(points[size]) for size in sizes], marker="o", ms=4, label=label)
-    every = sorted({size for points in lines.values() for size in points})
-    axis.set(xscale="log", xlabel="entries of the memory", ylabel=f"test {units(runs)}", title="eviction policies")
+        axis.plot(*zip(*sorted(points.items()), strict=True), marker="o", ms=4, label=label)
+    every, kind = sorted({size for points in lines.values() for size in points}), units([group.first for group in groups])
+    axis.set(xscale="log", xlabel="entries of the memory", ylabel=f"test {kind}", title="eviction policies")
     axis.set_xticks(every, list(map(str, every)))
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=8)

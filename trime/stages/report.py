@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.metrics import bits, perplexity
 from trime.stages.artefact import copied, plain, write_aside
+from trime.stages.compare import compare_table, grouped
 from trime.stages.ledger import config_hash, read_run
 from trime.stages.picture import (
     analysis_picture,
@@ -27,7 +28,7 @@ from trime.stages.picture import (
 )
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
-from trime.stages.tables import analysis_text, compare_table, csv_of, markdown, replay_text, run_table
+from trime.stages.tables import analysis_text, csv_of, markdown, replay_text, run_table
 from trime.types import UserError
 
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
@@ -166,16 +167,17 @@ def report_several(config: DictConfig) -> None:
         raise UserError(f"report.runs={config.report.runs} finds no results.json: name folders of finished runs")
     folder = Path(config.paths.outputs) / "reports" / config.report.name
     folder.mkdir(parents=True, exist_ok=True)
-    header, lines = compare_table(runs)
+    groups = grouped(runs)
+    header, lines = compare_table(groups, config.report.against)
     write_aside(folder / "table.md", markdown(header, lines))
     write_aside(folder / "table.csv", csv_of(header, lines))
-    picture = compare_picture(runs, folder / "picture.png")
+    picture = compare_picture(groups, folder / "picture.png")
     print(f"\n{markdown(header, lines)}\n* published dev / test (TRIME Tables 10 and 2), for the order of rows")
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
     if any(run.get("analysis", {}).get("dev", {}).get("by_memory_size") for run in runs):
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
-    if len({run["metrics"]["test"][-1].get("eviction") for run in runs} - {None}) > 1:
-        print(f"policies: {policies_picture(runs, folder / 'policies.png')}")
+    if len({group.row.get("eviction") for group in groups} - {None}) > 1:
+        print(f"policies: {policies_picture(groups, folder / 'policies.png')}")
 
 
 def found_runs(patterns: list[str]) -> list[dict[str, Any]]:

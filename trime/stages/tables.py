@@ -156,66 +156,7 @@ def figure(loss: float | None, kind: str) -> str:
     return "" if loss is None else f"{MEASURES[kind](loss):.2f}"
 
 
-def compare_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:
-    """Each run's own (last) row, the difference to the vanilla run of the same data and seed, the paper's figures."""
-    runs = sorted(runs, key=lambda run: (run["dataset"]["name"], -measure(run["metrics"]["test"][-1])))
-    kind = units(runs)
-    header = [
-        "run",
-        "seed",
-        "data",
-        "memories",
-        "M",
-        "eviction",
-        "params",
-        f"dev {kind}",
-        f"test {kind}",
-        "vs vanilla",
-        "search",
-        "recall",
-        "train tok/s",
-        "eval tok/s",
-        "paper 7M*",
-        "paper 247M*",
-    ]
-    return header, [compared(run, baseline(run, runs)) for run in runs]
-
-
-def baseline(run: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The vanilla run of the same data, seed, size and budget."""
-    same = [r for r in runs if r["name"] == "vanilla" and setting(r) == setting(run)]
-    return same[0] if same else None
-
-
-def setting(run: dict[str, Any]) -> tuple[Any, ...]:
-    """What two runs must share to be compared."""
-    return run["seed"], run["parameters"], run["train"].get("updates"), evaluated(run)
-
-
 def evaluated(run: dict[str, Any]) -> tuple[str, str, int]:
     """Name and fingerprint of the text the run was evaluated on, and how many tokens of it."""
     dataset = run.get("evaluated", run["dataset"])
     return dataset["name"], dataset["fingerprint"], run["metrics"]["test"][-1]["tokens"]
-
-
-def compared(run: dict[str, Any], vanilla: dict[str, Any] | None) -> list[str]:
-    valid, test = run["metrics"]["valid"][-1], run["metrics"]["test"][-1]
-    difference = measure(test) - measure(vanilla["metrics"]["test"][-1]) if vanilla else None
-    speed, parameters = run["train"].get("tokens_per_second"), run["parameters"]
-    return [
-        run["name"],
-        str(run["seed"]),
-        evaluated(run)[0],
-        test["memories"],
-        f"{test['memory_size']:,}" if test["memory_size"] else "",
-        test.get("eviction") or "",
-        f"{parameters / 1e6:.1f}M" if parameters else "",
-        f"{measure(valid):.2f}",
-        f"{measure(test):.2f}",
-        "" if difference is None else f"{difference:+.2f}",
-        test["search"] or "",
-        f"{run['datastore']['recall']:.2f}" if test["search"] else "",
-        f"{speed:,.0f}" if speed else "",
-        f"{test['tokens_per_second']:,.0f}",
-        *(" / ".join(f"{x:.2f}" for x in PUBLISHED[size].get(run["name"], ())) for size in ("7m", "247m")),
-    ]

@@ -1,0 +1,104 @@
+"""Laws of comparisons: seeds are one group, differences are paired, an interval covers what it says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trime.stages.compare import Group, compare_table, difference, grouped, opponent
+
+
+def made(name: str, seed: int, losses: list[float], policy: str | None = None, size: int | None = None) -> dict[str, Any]:
+    """A run of as many documents of 100 tokens."""
+    loss = sum(losses) / len(losses)
+    row = {
+        "memories": "vocabulary",
+        "tuned": {},
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "tokens": 100 * len(losses),
+        "documents": [[100 * own, 100] for own in losses],
+        "search": None,
+        "memory_size": size,
+        "eviction": policy,
+        "tokens_per_second": 1000.0,
+        "peak_memory_mb": 500.0,
+    }
+    return {
+        "name": name,
+        "seed": seed,
+        "config_hash": f"{name}{seed}{policy}{size}",
+        "dataset": {"name": "text", "fingerprint": "f"},
+        "parameters": 1000,
+        "train": {"updates": 10, "tokens_per_second": 100.0},
+        "metrics": {"valid": [row], "test": [row]},
+    }
+
+
+def test_seeds_are_one_group_and_other_settings_are_not() -> None:
+    runs = [made("m", s, [4.0], p, z) for s in (0, 1, 2) for p in ("fifo", "lru c=1", "lru c=2") for z in (8, 16)]
+    groups = grouped([*runs, made("vanilla", 1, [5.0])])
+    assert sorted(group.seeds for group in groups) == ["0, 1, 2"] * 6 + ["1"]
+    twice = [made("m", 0, [4.0]), made("m", 0, [4.0]) | {"config_hash": "other"}]
+    assert len(grouped(twice)) == 2
+
+
+def test_tuned_sizes_do_not_part_seeds() -> None:
+    runs = [made("trime_long", seed, [4.0], "fifo", 8 + seed) for seed in (0, 1)]
+    for run in runs:
+        run["metrics"]["test"][0]["tuned"] = {"memory_size": run["metrics"]["test"][0]["memory_size"]}
+    assert [group.seeds for group in grouped(runs)] == ["0, 1"]
+    assert len(grouped([*runs, *(run | {"seed": 0} for run in runs)])) == 2
+
+
+def test_the_opponent_is_the_policy_at_the_same_size_or_the_experiment() -> None:
+    runs = [made("m", 0, [4.0], policy, size) for policy in ("fifo", "lru c=1") for size in (8, 16)]
+    groups = grouped([*runs, made("vanilla", 0, [5.0]), made("vanilla", 7, [5.0])])
+    for group in groups:
+        if group.policy == "lru":
+            found = opponent(group, groups, "fifo")
+            assert found is not None and found.policy == "fifo" and found.row["memory_size"] == group.row["memory_size"]
+        against = opponent(group, groups, "vanilla")
+        assert (against is None) == (group.first["name"] == "vanilla")
+
+
+def test_a_shift_of_every_document_is_sure_and_noise_is_not() -> None:
+    random = np.random.default_rng(0)
+    base = random.normal(4, 1, 6).tolist()
+    one = Group([made("a", 0, base)])
+    more = difference(Group([made("b", 0, [x + 0.1 for x in base])]), one)
+    assert more.shown and more.low > 0
+    assert more.value == pytest.approx(math.exp(sum(base) / 6 + 0.1) - math.exp(sum(base) / 6))
+    noise = random.permutation([0.5, -0.5, 0.4, -0.4, 0.3, -0.3])
+    less = difference(Group([made("c", 0, (np.array(base) + noise).tolist())]), one)
+    assert not less.shown and "no difference shown" in str(less)
+
+
+def test_the_interval_covers_the_true_difference_as_often_as_it_says() -> None:
+    random, covered = np.random.default_rng(1), 0
+    for _ in range(100):
+        base = random.normal(3, 0.5, (1, 40))
+        other = base + 0.05 + random.normal(0, 0.1, (1, 40))
+        found = difference(Group([made("b", 0, other[0].tolist())]), Group([made("a", 0, base[0].tolist())]))
+        centre = math.exp(base.mean() + 0.05) - math.exp(base.mean())
+        covered += found.low <= centre <= found.high
+    assert 88 <= covered <= 99
+
+
+def test_seeds_that_disagree_widen_the_interval() -> None:
+    base = [made("a", seed, [4.0, 4.1, 3.9, 4.2]) for seed in range(3)]
+    same = [made("b", seed, [4.1, 4.2, 4.0, 4.3]) for seed in range(3)]
+    apart = [made("b", seed, [x + 0.1 + d for x in (4.0, 4.1, 3.9, 4.2)]) for seed, d in enumerate((-0.3, 0.0, 0.3))]
+    sure, unsure = (difference(Group(runs), Group(base)) for runs in (same, apart))
+    assert sure.shown and not unsure.shown and sure.value == pytest.approx(unsure.value, rel=0.1)
+
+
+def test_the_table_has_a_line_a_group() -> None:
+    groups = grouped([made("m", seed, [4.0, 4.1], policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
+    header, lines = compare_table(groups, "fifo")
+    cells = [dict(zip(header, line, strict=True)) for line in lines]
+    assert [cell["seeds"] for cell in cells] == ["0, 1", "0, 1"]
+    assert sorted(cell["vs fifo, 95 % interval"] for cell in cells) == ["", "+0.00 [+0.00, +0.00] no difference shown"]

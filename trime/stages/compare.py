@@ -1,0 +1,206 @@
+"""Runs side by side: those that differ in their seed alone are one group; differences come with an interval.
+
+Intervals are of the paired difference, by bootstrap over documents and seeds: a draw takes as many of both,
+with replacement, for both sides alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trime.metrics import MEASURES
+from trime.stages.tables import PUBLISHED, Lines, evaluated, measure, unit, units
+
+DRAWS = 10_000
+Run = dict[str, Any]
+
+
+class Group(NamedTuple):
+    """Runs of one experiment, a seed each."""
+
+    runs: list[Run]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> str:
+        return ", ".join(str(run["seed"]) for run in self.runs)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The own (last) row on test of the first run."""
+        return self.first["metrics"]["test"][-1]
+
+    @property
+    def policy(self) -> str:
+        """The eviction policy's name, without its settings."""
+        return (self.row.get("eviction") or "").split(" ")[0]
+
+    def mean(self, split: str) -> float:
+        """The measure of the own row, its mean over seeds."""
+        return float(np.mean([measure(run["metrics"][split][-1]) for run in self.runs]))
+
+    def average(self, found: Callable[[Run], float | None]) -> float | None:
+        """Of what the runs have, its mean; None where none has it."""
+        values = [value for run in self.runs if (value := found(run)) is not None]
+        return float(np.mean(values)) if values else None
+
+
+class Difference(NamedTuple):
+    """Of a measure: the first side's less the other's, with the interval that holds 95 % of the draws."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def shown(self) -> bool:
+        return not self.low <= 0 <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]" + ("" if self.shown else " no difference shown")
+
+
+def grouped(runs: list[Run]) -> list[Group]:
+    """Runs by all but the seed; what a run tuned does not part them, unless seeds would occur twice."""
+    found = [runs]
+    for key in (experiment, memory_size, model_of):
+        found = [part for group in found for part in parted(group, key)]
+    return [Group(sorted(group, key=lambda run: run["seed"])) for group in found]
+
+
+def parted(runs: list[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
+    """The runs by a key; by it they are one group where seeds tell them apart already."""
+    if key is not experiment and len({run["seed"] for run in runs}) == len(runs):
+        return [runs]
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return list(groups.values())
+
+
+def experiment(run: Run) -> tuple[Any, ...]:
+    row = run["metrics"]["test"][-1]
+    own = run["name"], run["parameters"], run["train"].get("updates"), evaluated(run)
+    return *own, row["memories"], row.get("eviction"), memory_size(run) if "memory_size" not in row["tuned"] else None
+
+
+def memory_size(run: Run) -> int | None:
+    return run["metrics"]["test"][-1]["memory_size"]
+
+
+def model_of(run: Run) -> str:
+    """What is left to tell runs apart."""
+    return str(run.get("config_hash"))
+
+
+def opponent(group: Group, groups: list[Group], against: str) -> Group | None:
+    """What a group is compared with: the experiment, or the policy at the same size, that ``against`` names."""
+    others = [other for other in groups if comparable(group, other) and other is not group]
+    if group.policy:
+        same = [o for o in others if o.policy == against and o.first["name"] == group.first["name"] and sized(o, group)]
+        if same:
+            return same[0]
+    named = [other for other in others if other.first["name"] == against]
+    return min(named, key=lambda other: abs((other.first["parameters"] or 0) - (group.first["parameters"] or 0)), default=None)
+
+
+def comparable(one: Group, other: Group) -> bool:
+    """The same text and training budget, and seeds in common."""
+    budgets = one.first["train"].get("updates"), other.first["train"].get("updates")
+    return evaluated(one.first) == evaluated(other.first) and budgets[0] == budgets[1] and bool(pairs(one, other))
+
+
+def sized(one: Group, other: Group) -> bool:
+    return memory_size(one.first) == memory_size(other.first)
+
+
+def pairs(one: Group, other: Group) -> list[tuple[Run, Run]]:
+    """Runs of the same seed."""
+    by_seed = {run["seed"]: run for run in other.runs}
+    return [(run, by_seed[run["seed"]]) for run in one.runs if run["seed"] in by_seed]
+
+
+def difference(one: Group, other: Group) -> Difference:
+    """Of the own rows on test, over the seeds that both have."""
+    both = pairs(one, other)
+    sides = np.array([[documents(run) for run in pair] for pair in both])  # [seeds, 2, documents, (loss, tokens)]
+    seeds, _, count, _ = sides.shape
+    draw = np.random.default_rng(0)
+    of_seeds, of_documents = (draw.multinomial(n, np.full(n, 1 / n), DRAWS) for n in (seeds, count))
+    sums = np.einsum("rs,spdx,rd->rpx", of_seeds, sides, of_documents)
+    measured = np.vectorize(MEASURES[unit(one.row)])
+    drawn = measured(sums[..., 0] / sums[..., 1])
+    low, high = np.percentile(drawn[:, 0] - drawn[:, 1], [2.5, 97.5])
+    whole = sides.sum((0, 2))
+    value = measured(whole[:, 0] / whole[:, 1])
+    return Difference(float(value[0] - value[1]), float(low), float(high))
+
+
+def documents(run: Run) -> list[list[float]]:
+    """Summed loss and number of tokens of each document, in the own row on test."""
+    return run["metrics"]["test"][-1]["documents"]
+
+
+def compare_table(groups: list[Group], against: str) -> tuple[list[str], Lines]:
+    """The own row of each group, its mean over seeds, the difference to its opponent, the paper's figures."""
+    groups = sorted(groups, key=lambda group: (group.first["dataset"]["name"], -group.mean("test")))
+    kind = units([group.first for group in groups])
+    header = [
+        "run",
+        "seeds",
+        "data",
+        "memories",
+        "M",
+        "eviction",
+        "params",
+        f"dev {kind}",
+        f"test {kind}",
+        f"vs {against}, 95 % interval",
+        "search",
+        "recall",
+        "train tok/s",
+        "eval tok/s",
+        "memory MB",
+        "paper 7M*",
+        "paper 247M*",
+    ]
+    return header, [compared(group, opponent(group, groups, against)) for group in groups]
+
+
+def compared(group: Group, other: Group | None) -> list[str]:
+    """A line."""
+    run, row = group.first, group.row
+    parameters, speed = run["parameters"], group.average(lambda run: run["train"].get("tokens_per_second"))
+    sizes = sorted({size for run in group.runs if (size := memory_size(run)) is not None})
+    recall = group.average(lambda run: run["datastore"]["recall"]) if row["search"] else None
+    reading = group.average(lambda run: run["metrics"]["test"][-1]["tokens_per_second"])
+    peak = group.average(lambda run: run["metrics"]["test"][-1]["peak_memory_mb"])
+    return [
+        run["name"],
+        group.seeds,
+        evaluated(run)[0],
+        row["memories"],
+        " or ".join(f"{size:,}" for size in sizes),
+        row.get("eviction") or "",
+        f"{parameters / 1e6:.1f}M" if parameters else "",
+        f"{group.mean('valid'):.2f}",
+        f"{group.mean('test'):.2f}",
+        str(difference(group, other)) if other else "",
+        row["search"] or "",
+        figure(recall, ".2f"),
+        figure(speed, ",.0f"),
+        figure(reading, ",.0f"),
+        figure(peak, ",.0f"),
+        *(" / ".join(f"{x:.2f}" for x in PUBLISHED[size].get(run["name"], ())) for size in ("7m", "247m")),
+    ]
+
+
+def figure(value: float | None, form: str) -> str:
+    """A figure, or nothing where there is none."""
+    return "" if value is None else format(value, form)
