@@ -32,7 +32,7 @@ from trime.models.transformer_xl import transformer_xl
 from trime.run import run
 from trime.stages.fit import open_network
 from trime.stages.plan import Plan
-from trime.stages.replay import Document
+from trime.stages.replay import KeyDocument
 from trime.types import Batch, UserError
 
 Tiny = Callable[..., DictConfig]
@@ -335,13 +335,14 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     plan = Plan(config)
     found = plan.replay.found()
     assert found["exact"] and (plan.run_folder / "replay.png").stat().st_size > 5000
-    (layer,) = found["layers"]
+    (layer,) = found["memories"]
+    number = int(layer["memory"].split()[-1])
     share = {(row["policy"], row["size"]): row["retained"] for row in layer["rows"]}
     assert all(0 < value <= 1 for value in share.values()) and {name for name, _ in share} == {*POLICIES, "oracle"}
     assert all(share["oracle", size] > share[name, size] for name in POLICIES for size in (32, 96))
     for name in POLICIES:
         config.eviction = OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml")
-        assert list(online(plan, layer["layer"])) == list(replayed(plan, layer["layer"], name))
+        assert list(online(plan, number)) == list(replayed(plan, number, name))
 
 
 def online(plan: Plan, layer: int) -> Iterator[list[int]]:
@@ -360,6 +361,29 @@ def online(plan: Plan, layer: int) -> Iterator[list[int]]:
 def replayed(plan: Plan, layer: int, policy: str) -> Iterator[list[int]]:
     told = plan.record.information()
     for file in sorted(plan.record.path().glob("[0-9]*.safetensors")):
-        document = Document(load_file(file), layer, told["segment"], plan.config.model.backbone.memory.top_k)
+        document = KeyDocument(load_file(file), layer, told["segment"], plan.config.model.backbone.memory.top_k)
         for kept in document.kept(plan.replay.policy(policy), plan.config.model.memory_size):
             yield kept.tolist()
+
+
+def test_a_replay_of_the_long_memory_is_the_run(tiny: Tiny) -> None:
+    """Perplexity by policy and size is what evaluation gives for it; the oracle retains most."""
+    more = ["stages=[prepare,fit,encode,tune,evaluate,report,record,replay]", "replay.c=[0.0,2.0]", "evaluate.tokens=6000"]
+    config = tiny("experiment=trime_long", "replay.sizes=[32,96]", "replay.policies=[fifo,lru,lra_sum]", *more)
+    run(config)
+    plan = Plan(config)
+    found = plan.replay.found()
+    (memory,) = found["memories"]
+    rows = {(row["policy"], row["size"]): row for row in memory["rows"]}
+    names = {name for name, _ in rows}
+    assert names == {"fifo", "lru", "lra_sum c=0", "lra_sum c=2", "oracle"}
+    retained = {place: row["retained"] for place, row in rows.items()}
+    assert all(retained["oracle", size] > retained[name, size] for name in names - {"oracle"} for size in (32, 96))
+    assert (plan.run_folder / "replay.png").stat().st_size > 5000
+    chosen = plan.tune.tuned()["rows"][-1]["tuned"]["temperature"]
+    for name, more in (("fifo", []), ("lra_sum", ["eviction.initial.c=0.0"])):
+        for size in (32, 96):
+            given = [f"tune.memory_size=[{size}]", f"tune.temperature=[{chosen}]", "evaluate.tokens=6000"]
+            loss = run(tiny("experiment=trime_long", f"eviction={name}", *more, *given))
+            own = rows[name if name == "fifo" else f"{name} c=0", size]["loss"]
+            assert own == pytest.approx(loss, abs=1e-6)

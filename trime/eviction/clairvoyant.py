@@ -10,17 +10,17 @@ from trime.types import Float, Int, Ranking, Tensor
 
 
 class Clairvoyant(EvictionPolicy):
-    """``mass`` [steps, entries]: what the queries of each step of ``length`` positions give every entry of a document."""
+    """``mass``: what the queries of each step give every entry of a document; ``starts``: position of its first query."""
 
-    def __init__(self, mass: Float[Tensor, "s n"], length: int):
+    def __init__(self, mass: Float[Tensor, "s n"], starts: Int[Tensor, " s"]):
         super().__init__(Constant())
         later = mass.double().flip(0).cumsum(0).flip(0)
-        self.later, self.length = torch.cat([later, torch.zeros_like(later[:1])]), length
+        self.later, self.starts = torch.cat([later, torch.zeros_like(later[:1])]), starts
 
     def future(self, position: Int[Tensor, "b n"], last: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
         """What entries receive after the step of the query at ``last``."""
-        step = (last // self.length + 1).clamp(max=len(self.later) - 1)
-        return self.later.to(position.device)[step[:, None], position.clamp(min=0)]
+        step = torch.searchsorted(self.starts, last.cpu(), right=True)
+        return self.later[step[:, None], position.cpu().clamp(min=0)].to(position.device)
 
     def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         return self.future(position, position.amax(1))

@@ -47,6 +47,7 @@ def check(config: DictConfig) -> None:
     demand(config, ("trainer.precision",), PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
     wanted = "a list of whole numbers above 0"
     demand(config, ("replay.sizes",), lambda value: is_grid(value) and all(is_whole(v) and v > 0 for v in value), wanted)
+    demand(config, ("replay.c",), lambda value: value is None or is_grid(value), "null or a list of numbers")
     demand(config, ("train.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
     for policy in (config.eviction, config.train.eviction):
         instantiated(policy)

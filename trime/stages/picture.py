@@ -9,23 +9,23 @@ from typing import Any
 
 from trime.metrics import MEASURES
 from trime.stages.compare import Group
-from trime.stages.tables import evaluated, measure, unit, units
+from trime.stages.tables import evaluated, measure, replayed, unit, units
 
 BLUE, GREY, ORANGE = "#2a6f97", "#9aa5b1", "#d9772b"
 SCALES = {"perplexity": "log", "bits/char": "linear"}
 
 
-def canvas(width: float, height: float, panels: int) -> Any:
-    """A figure without a display, and its panels."""
+def canvas(width: float, height: float, columns: int, lines: int = 1) -> Any:
+    """A figure without a display, and its panels, line by line."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, panels, figsize=(width, height), layout="constrained", squeeze=False)
-    for axis in axes[0]:
+    figure, axes = pyplot.subplots(lines, columns, figsize=(width, height), layout="constrained", squeeze=False)
+    for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[0])
+    return figure, list(axes.flat)
 
 
 def saved(figure: Any, path: Path) -> Path:
@@ -231,17 +231,35 @@ def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
 
 
 def replay_picture(found: dict[str, Any], path: Path) -> Path:
-    """Retained attention mass over the size of the memory, a line for each policy, the oracle above all."""
-    figure, axes = canvas(1 + 6 * len(found["layers"]), 4.4, len(found["layers"]))
-    for axis, layer in zip(axes, found["layers"], strict=True):
-        for name in dict.fromkeys(row["policy"] for row in layer["rows"]):
-            points = sorted((row["size"], 100 * row["retained"]) for row in layer["rows"] if row["policy"] == name)
-            style = {"color": "black", "ls": "--"} if name == "oracle" else {}
+    """What each policy retains, and its perplexity, over the size of the memory; the oracle is black.
+
+    A panel for each memory and measure, and, where several c were asked for, for each policy.
+    """
+    panels = [
+        (memory["memory"], title, value, rows)
+        for memory in found["memories"]
+        for rows in by_policy(memory["rows"])
+        for title, value in replayed(found["unit"]).items()
+    ]
+    columns = min(len(panels), 4)
+    figure, axes = canvas(1 + 5.2 * columns, 4.4 * -(-len(panels) // columns), columns, -(-len(panels) // columns))
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    kind = "exact" if found["exact"] else "approximate"
+    for axis, (memory, title, value, rows) in zip(axes, panels, strict=False):
+        for name in dict.fromkeys(row["policy"] for row in rows):
+            points = sorted((row["size"], value(row)) for row in rows if row["policy"] == name)
+            style = {"oracle": {"color": "black", "ls": "--"}, "fifo": {"color": GREY}}.get(name, {})
             axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=name, **style)
-        sizes = sorted({row["size"] for row in layer["rows"]})
-        kind = "exact" if found["exact"] else "approximate"
-        axis.set(xscale="log", xlabel="entries", ylabel="retained attention mass, %", title=f"layer {layer['layer']}, {kind}")
+        sizes = sorted({row["size"] for row in rows})
+        axis.set(xscale="log", xlabel="entries", ylabel=title, title=f"{memory}, {kind}")
         axis.set_xticks(sizes, list(map(str, sizes)))
         axis.minorticks_off()
         axis.legend(frameon=False, fontsize=8)
     return saved(figure, path)
+
+
+def by_policy(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """All rows; where policies come at several c, each policy's own, beside those that have none."""
+    swept = list(dict.fromkeys(row["policy"].split(" ")[0] for row in rows if " c=" in row["policy"]))
+    return [[row for row in rows if row["policy"].split(" ")[0] in (name, "fifo", "oracle")] for name in swept] or [rows]

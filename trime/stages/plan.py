@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.stages.analysis import Analysis
-from trime.stages.artefact import Artefact
+from trime.stages.artefact import Artefact, plain
 from trime.stages.datastore import GivenStore, Index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
@@ -19,9 +19,11 @@ from trime.stages.imported import Import
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, Source
 from trime.stages.record import Record
-from trime.stages.replay import Replay
+from trime.stages.replay import KeyReplay, Replay
+from trime.stages.replay_contexts import ContextReplay
 from trime.stages.tracking import logger_of
 from trime.stages.tune import Tune
+from trime.tasks.rows import rows_of
 
 
 class Plan:
@@ -115,7 +117,14 @@ class Plan:
 
     @cached_property
     def replay(self) -> Replay:
-        return Replay(self.config, self.record)
+        if self.remembers_contexts:
+            return ContextReplay(self.config, self.test, self.tune)
+        return KeyReplay(self.config, self.record)
+
+    @property
+    def remembers_contexts(self) -> bool:
+        """Some row has a long memory: it is what a replay is about, not one inside the model."""
+        return any("long" in row.memories for row in rows_of(plain(self.config.evaluate.rows), self.config.tune))
 
     @cached_property
     def logger(self) -> Any:
@@ -139,7 +148,7 @@ class Plan:
             "datastore": [self.index],
             "tune": [self.tune],
             "evaluate": [self.test, self.evaluate, self.analysis],
-            "record": [self.record],
+            "record": [self.test, self.tune] if self.remembers_contexts else [self.record],
             "replay": [self.replay],
         }
         return list(dict.fromkeys(node for node in nodes[stage] if node is not None))

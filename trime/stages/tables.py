@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Callable
 from typing import Any
 
 from trime.metrics import MEASURES
@@ -139,16 +140,24 @@ def split_text(analysis: dict[str, Any], kind: str) -> str:
 
 
 def replay_text(found: dict[str, Any]) -> str:
-    """The share of attention mass that each policy's memory retains, by size."""
+    """What each policy's memory retains of attention mass, and the perplexity it gives, by size."""
     kind = "exact" if found["exact"] else "approximate: evictions in one layer would change the others' activations"
-    parts = [f"Retained attention mass, % ({kind}):\n"]
-    for layer in found["layers"]:
-        sizes = sorted({row["size"] for row in layer["rows"]})
-        names = list(dict.fromkeys(row["policy"] for row in layer["rows"]))
-        share = {(row["policy"], row["size"]): row["retained"] for row in layer["rows"]}
-        lines = [[name, *(f"{100 * share[name, size]:.1f}" for size in sizes)] for name in names]
-        parts.append(markdown([f"layer {layer['layer']}, entries", *map(str, sizes)], lines))
+    parts = []
+    for memory in found["memories"]:
+        for title, value in replayed(found["unit"]).items():
+            sizes, names = (list(dict.fromkeys(row[key] for row in memory["rows"])) for key in ("size", "policy"))
+            cells = {(row["policy"], row["size"]): value(row) for row in memory["rows"]}
+            lines = [[name, *(f"{cells[name, size]:.2f}" for size in sizes)] for name in names]
+            parts.append(f"{memory['memory']}, {title} ({kind}):\n\n" + markdown(["entries", *map(str, sizes)], lines))
     return "\n".join(parts)
+
+
+def replayed(kind: str | None) -> dict[str, Callable[[dict[str, Any]], float]]:
+    """What a replay tells of a row, by title; ``kind`` is the unit of losses, where there are any."""
+    found: dict[str, Callable[[dict[str, Any]], float]] = {"retained attention mass, %": lambda row: 100 * row["retained"]}
+    if kind:
+        found[f"test {kind}"] = lambda row: MEASURES[kind](row["loss"])
+    return found
 
 
 def figure(loss: float | None, kind: str) -> str:
