@@ -53,7 +53,7 @@ bench: install ## what memory costs, side by side, into benchmarks/results
 	$(VENV)/bin/python -m benchmarks.memorizing
 
 bench-gpu: install ## the same on the CUDA device
-	$(VENV)/bin/python -m benchmarks.memorizing --device cuda --sizes 4096 65536 --results benchmarks/results/gpu
+	$(VENV)/bin/python -m benchmarks.memorizing --device cuda --results benchmarks/results/gpu
 
 ledger: install ## every published figure beside what was measured here: outputs/ledger.md
 	$(RUN) 'stages=[ledger]'

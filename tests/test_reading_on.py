@@ -21,12 +21,12 @@ from trime.eviction.initial import Constant
 from trime.eviction.lru import LRU
 from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory
-from trime.models.carrying import CarryingBackbone
+from trime.models.carrying import CarryingBackbone, State
 from trime.models.embeddings import PlainInput
 from trime.models.kv_memory import KeyValueMemory
 from trime.models.memorizing import Form, memorizing_transformer
 from trime.models.network import Reader, build_network
-from trime.models.retrieval import Table, attend, exact_top, search
+from trime.models.retrieval import Table, attend, candidates, every, exact_top, search
 from trime.models.sliding import Window
 from trime.models.transformer_xl import transformer_xl
 from trime.run import run
@@ -70,6 +70,12 @@ def read(backbone: CarryingBackbone, tokens: torch.Tensor, size: int) -> torch.T
         encoding, state = backbone(part, state, None)
         found.append(encoding.f)
     return torch.cat(found, 1)
+
+
+def held_by(backbone: CarryingBackbone, state: State, layer: int = 1) -> list[int]:
+    """Positions of what the first row's memory holds when it is read next."""
+    position = backbone.attentions[layer].memory.entered(state.layers[layer].memory[0]).ranking.position[0]
+    return sorted(place for place in position.tolist() if place >= 0)
 
 
 def text(rows: int, length: int) -> torch.Tensor:
@@ -135,12 +141,11 @@ def test_a_large_memory_is_attention_to_all_segments_before() -> None:
     torch.manual_seed(2)
     query, key, value = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64).unbind(0)
     memory = KeyValueMemory(4, 8, 12, FIFO(), 12).double()
-    held = memory.start(key)
     position = torch.arange(5).expand(2, -1)
-    empty, _ = memory.read(query, held, position)
+    empty, held = memory.read(query, memory.start(key), position)
     assert (empty == 0).all()
-    held = memory.write(memory.write(held, (key, value), position), (key + 1, value + 1), position + 5)
-    found, _ = memory.read(query, held, position + 10)
+    held = memory.entered(memory.write(held, (query, key, value), position))
+    found, _ = memory.read(query, memory.write(held, (query, key + 1, value + 1), position + 5), position + 10)
     keys, values = (torch.cat([x, x + 1], 2) for x in (key, value))
     expected = (query @ keys.transpose(-1, -2)).softmax(-1) @ values
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -151,7 +156,7 @@ def test_gradients_are_those_of_plain_indexing() -> None:
     query = torch.randn(2, 3, 7, 8, dtype=torch.float64, requires_grad=True)
     table = Table(*torch.randn(2, 2, 50, 3, 8, dtype=torch.float64).unbind(0), torch.rand(2, 50) < 0.7)
     cotangent = torch.randn_like(query)
-    found = search(query, table, 6, exact_top)
+    found = search(query, every(table), 6, exact_top)
     (attend(query, table, found, False) * cotangent).sum().backward()
     own, query.grad = query.grad, None
     logits = (query @ table.key.permute(0, 2, 3, 1)).masked_fill(~table.filled[:, None, None], -math.inf)
@@ -163,11 +168,14 @@ def test_gradients_are_those_of_plain_indexing() -> None:
 
 
 OF_HEADS = ["model.backbone.memory.top_k=4", "model.backbone.memory.per_head=true"]
+NEARLY = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=approximate", "candidates=16", "scouts=4")]
 BY_CONTENT = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=content"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("backbone, more", [("memorizing", OF_HEADS), ("memorizing", BY_CONTENT), ("transformer_xl", [])])
+@pytest.mark.parametrize(
+    "backbone, more", [("memorizing", OF_HEADS), ("memorizing", NEARLY), ("memorizing", BY_CONTENT), ("transformer_xl", [])]
+)
 def test_no_later_token_and_no_other_row_moves_anything(policy: str, backbone: str, more: list[str]) -> None:
     """With any policy; and a row that starts a document forgets the last one."""
     options = (f"eviction@train.eviction={policy}", "train.memory_size=20", *more)
@@ -186,13 +194,51 @@ def test_no_later_token_and_no_other_row_moves_anything(policy: str, backbone: s
     assert torch.equal(fresh.f[0], before[0, :8]) and not torch.equal(fresh.f[1], before[1, :8])
 
 
+@pytest.mark.parametrize("policy", [FIFO(), LRU(Constant(0.0), 2)])
+def test_a_state_may_be_read_again(policy: EvictionPolicy) -> None:
+    """New entries are written into the tensors of the state, the same ones each time."""
+    backbone, parts = model(size=12, top_k=4, policy=policy), text(2, 40).split(8, dim=1)
+    state = None
+    for part in parts:
+        (once, _), (again, after) = backbone(part, state, None), backbone(part, state, None)
+        assert torch.equal(once.f, again.f)
+        state = after
+    torch.testing.assert_close(once.f, read(backbone, torch.cat(parts, 1), 8)[:, -8:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("heads", [{}, {"per_head": True}])
+def test_approximate_search_is_exact_where_all_are_candidates(heads: dict[str, bool]) -> None:
+    tokens, found = text(2, 96), []
+    for more in ({}, {"search": "approximate", "candidates": 63}, {"search": "approximate", "candidates": 20, "scouts": 3}):
+        torch.manual_seed(0)
+        memory = partial(KeyValueMemory, size=64, policy=FIFO(), top_k=4, **heads, **more)
+        backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(8), Form()).double().eval()
+        found.append(read(backbone, tokens, 8))
+    exact, nearly, fewer = found
+    torch.testing.assert_close(fewer[:, :24], exact[:, :24], rtol=0, atol=1e-12)  # so few are candidates all
+    assert not torch.allclose(fewer, exact) and (nearly - exact).abs().max() < (fewer - exact).abs().max()
+
+
+def test_candidates_are_those_of_the_scouts() -> None:
+    """Where the scouts are the queries themselves, no query's best can be missed."""
+    torch.manual_seed(4)
+    query = torch.randn(2, 3, 5, 8)
+    table = Table(*torch.randn(2, 2, 200, 3, 8).unbind(0), torch.rand(2, 200) < 0.9)
+    exact = search(query, every(table), 4, exact_top)
+    keys = candidates(table, query, 4, 20)
+    found = search(query, keys, 4, exact_top)
+    assert torch.equal(exact.slot, found.slot) and torch.allclose(exact.product, found.product, atol=1e-5)
+    fewer = candidates(table, query, 4, 8).slot
+    assert (fewer[..., None] == keys.slot[..., None, :]).any(-1).all(), "a smaller set holds the best of a larger one"
+
+
 def test_memory_is_only_written_after_it_is_read() -> None:
     """A segment finds those before it, not itself: in the first one nothing is remembered, in the second something."""
     backbone, tokens, heard = model(), text(1, 16), []
     read_ = backbone.attentions[1].memory.read
     backbone.attentions[1].memory.read = lambda *given: heard.append(read_(*given)) or heard[-1]
     _, state = backbone(tokens[:, :8], None, None)
-    assert (state.layers[1].memory[0].ranking.position >= 0).sum() == 8 and state.layers[0].cache.filled.sum() == 8
+    assert len(held_by(backbone, state)) == 8 and state.layers[0].cache.filled.sum() == 8
     backbone(tokens[:, 8:], state, None)
     assert (heard[0][0] == 0).all() and (heard[1][0] != 0).all()
 
@@ -223,10 +269,10 @@ def test_what_was_used_last_stays() -> None:
     _, state = backbone(tokens[:, :12], None, None)
     checked = 0
     for part in tokens[:, 12:].split(4, dim=1):
-        before = state.layers[1].memory[0].ranking.position[0]
+        before = backbone.attentions[1].memory.entered(state.layers[1].memory[0]).ranking.position[0]
         _, state = backbone(part, state, None)
         used = {int(before[slot]) for slot in slots[-1].flatten().unique()}
-        gone = set(before.tolist()) - set(state.layers[1].memory[0].ranking.position[0].tolist())
+        gone = set(before.tolist()) - set(held_by(backbone, state))
         unused = set(before.tolist()) - used
         assert not gone & used or gone >= unused
         checked += bool(gone and used)
@@ -315,6 +361,7 @@ def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
         (["model.memory_size=-1"], "model.memory_size=-1"),
         (["train.memory_size=0"], "train.memory_size=0"),
         (["batching.size=400"], "batching.size"),
+        (["model.backbone.memory.search=approximate", "model.backbone.memory.candidates=8"], "candidates=8"),
         (["model.backbone.form.norm=batch"], "form.norm=batch"),
         (["model.backbone.window.length=0"], "window.length=0"),
         (["backbone=transformer", "batching=shuffled", "eviction=lfa", "eviction.gamma=-1"], "gamma=-1"),
@@ -352,8 +399,7 @@ def online(plan: Plan, layer: int) -> Iterator[list[int]]:
     windows, text = plan.test.windows(corpus), corpus.split("test")
     for number in range(len(windows)):
         batch = collate(text, windows, [number], corpus.vocabulary.ends)
-        held = [] if reader.state is None or batch.fresh[0] else reader.state.layers[layer].memory[0].ranking.position[0]
-        yield sorted(place for place in torch.as_tensor(held).tolist() if place >= 0)
+        yield [] if reader.state is None or batch.fresh[0] else held_by(network.backbone, reader.state, layer)
         with torch.no_grad():
             reader.encode(batch)
 

@@ -20,7 +20,7 @@ from trime.models.carrying import Layer, Sizes
 from trime.models.kv_memory import KeyValueMemory
 from trime.models.memorizing import Attention, Carried, Form
 from trime.models.relative import in_window
-from trime.models.retrieval import Table, bucket_top, exact_top, search
+from trime.models.retrieval import Table, bucket_top, every, exact_top, search
 from trime.models.sliding import Window
 
 META = description("mt_meta")
@@ -74,7 +74,8 @@ def steps(name: str, layer: Attention) -> Iterator[Step]:
         position = torch.arange(number * given["T"], (number + 1) * given["T"]).expand(given["B"], -1)
         x = inputs[0].transpose(1, 2).flatten(2)
         out, carried = layer.attended(x, inputs, before, position)
-        yield Step(number, inputs, out.transpose(1, 2), before.memory[0], carried.memory[0])
+        held = (layer.memory.entered(state.memory[0]) for state in (before, carried))
+        yield Step(number, inputs, out.transpose(1, 2), *held)
 
 
 VARIANTS = {  # array: search, empty places of the cache and of the memory take mass, which attention is left
@@ -125,7 +126,7 @@ def test_what_is_retrieved(name: str) -> None:
         position = step.before.ranking.position
         for top, array in ((exact_top, "top_exact"), (bucket_top, "top_approx")):
             if array in found:
-                slot = search(query, table, given["k"], top).slot
+                slot = search(query, every(table), given["k"], top).slot
                 source = position[torch.arange(given["B"])[:, None, None, None], slot].transpose(1, 2)
                 expected = found[array][step.number]
                 both = (source, expected) if top is exact_top else (source.sort(-1)[0], expected.sort(-1)[0])
@@ -171,7 +172,7 @@ def test_the_whole_layer(name: str) -> None:
         position = torch.arange(number * given["T"], (number + 1) * given["T"]).expand(given["B"], -1)
         y, _, carried = layer(x.double(), attention.reset(carried, fresh), position)
         torch.testing.assert_close(y, found["ys"][number], rtol=0, atol=2e-6)  # its norms run in float32
-    keys = carried.memory[0].columns[0].transpose(1, 2).float()
+    keys = attention.memory.entered(carried.memory[0]).columns[0].transpose(1, 2).float()
     torch.testing.assert_close(keys, found["final_mem_keys"], rtol=0, atol=2e-6)
 
 

@@ -59,7 +59,21 @@ class BoundedMemory:
 
     def insert(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[Held, Evicted]:
         """The best of old and new entries, and those that had to go; position -1 is no entry."""
-        old, count = held.ranking, min(position.shape[1], self.size)
+        moved, ranking, kept = self.decided(held.ranking, position)
+        gone = self.gone(held, columns, torch.cat([held.ranking.position, position], 1), kept)
+        return Held(tuple(map(moved.into, held.columns, columns)), ranking), gone
+
+    def overwrite(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> Held:
+        """The same within the tensors of ``held``, at the cost of the new entries alone; what had to go is lost.
+
+        ``held`` itself may be written to again with the same entries: the same slots are freed for them.
+        """
+        moved, ranking, _ = self.decided(held.ranking, position)
+        return Held(tuple(map(moved.onto, held.columns, columns)), ranking)
+
+    def decided(self, old: Ranking, position: Int[Tensor, "b n"]) -> tuple[Moved, Ranking, Bool[Tensor, "b c"]]:
+        """Which new entries enter and where, the ranking after that, and which candidates stay, old ones first."""
+        count = min(position.shape[1], self.size)
         score = self.policy.admit(old, position).masked_fill(position < 0, -torch.inf)
         kept = self.kept(torch.cat([old.position, position], 1), torch.cat([old.score, score], 1))
         stays, enters = kept.split([self.size, position.shape[1]], 1)
@@ -72,8 +86,7 @@ class BoundedMemory:
             old.clock,
             old.written + (position >= 0).sum(1),
         )
-        gone = self.gone(held, columns, torch.cat([old.position, position], 1), kept)
-        return Held(tuple(map(moved.into, held.columns, columns)), ranking), gone
+        return moved, ranking, kept
 
     def kept(self, position: Int[Tensor, "b c"], score: Tensor) -> Bool[Tensor, "b c"]:
         """The candidates that stay: best score first, among equals the newer or the older, no empty ones."""
@@ -102,9 +115,13 @@ class Moved(NamedTuple):
 
     def into(self, old: Tensor, new: Tensor) -> Tensor:
         """A column after the move."""
+        return self.onto(old.clone(), new)
+
+    def onto(self, old: Tensor, new: Tensor) -> Tensor:
+        """The same, written into the column itself."""
         true = self.true.view(*self.true.shape, *[1] * (old.dim() - 2))
         value = torch.where(true, taken(new, self.source), taken(old, self.slot))
-        return old.scatter(1, wide(self.slot, old), value)
+        return old.scatter_(1, wide(self.slot, old), value)
 
 
 def first(chosen: Bool[Tensor, "b n"], count: int) -> Int[Tensor, "b _"]:

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from trime.eviction.base import EvictionPolicy, Summary
 from trime.memory.bounded import BoundedMemory, Held
-from trime.models.retrieval import Table, Watch, attend, bucket_top, exact_top, search
+from trime.models.retrieval import Keys, Table, Watch, attend, bucket_top, candidates, every, exact_top, search
 from trime.types import Attended, Bool, Float, Int, Tensor
 
-SEARCHES = {"exact": exact_top, "buckets": bucket_top}
+SEARCHES = {"exact": exact_top, "buckets": bucket_top, "approximate": exact_top}
 GATES = ("bias", "content")
+
+
+class Remembered(NamedTuple):
+    """What is carried on: entries, and those of the last segment, which enter when the next one is read.
+
+    The entries' tensors are written to then: a state may be read again until the state after it has been.
+    """
+
+    held: Held
+    waiting: tuple[Tensor, Tensor]  # keys and values [b h l d]
+    position: Int[Tensor, "b l"]
+    scout: Float[Tensor, "b h s d"]  # queries of the last segment
 
 
 class KeyValueMemory(nn.Module):
     """The ``size`` entries of each row that the policy keeps, and the attention of a layer to the ``top_k`` best.
 
-    ``search``: exact, or (as the official code) the best of strided buckets. ``per_head``: every head keeps a
-    set of its own. ``gate``: the paper's scalar of each head (bias), or a linear function of the token too.
-    At size 0 every segment finds what a document's first one finds: nothing.
+    ``search``: exact; approximate, among the ``candidates`` entries of a head that ``scouts`` queries of the last
+    segment choose; or (as the official code) the best of strided buckets. ``per_head``: every head keeps a set of its
+    own. ``gate``: the paper's scalar of each head (bias), or a linear function of the token too. At size 0 every
+    segment finds what a document's first one finds: nothing.
     """
 
     def __init__(
@@ -35,6 +49,8 @@ class KeyValueMemory(nn.Module):
         per_head: bool = False,
         gate: str = "bias",
         empty_take_mass: bool = False,
+        candidates: int = 4096,
+        scouts: int = 32,
     ):
         super().__init__()
         if not isinstance(top_k, int) or not 1 <= top_k <= (size or top_k):
@@ -43,8 +59,13 @@ class KeyValueMemory(nn.Module):
             raise ValueError(f"search={search}, gate={gate}: choose search from {[*SEARCHES]}, gate from {[*GATES]}")
         if search == "buckets" and size % top_k:
             raise ValueError(f"search=buckets wants model.memory_size={size} to be a multiple of top_k={top_k}")
+        if search == "approximate" and (scouts < 1 or candidates < top_k):
+            raise ValueError(
+                f"search=approximate: scouts={scouts} must be at least 1, candidates={candidates} at least {top_k}"
+            )
         self.heads, self.top_k, self.top, self.per_head = heads, top_k, SEARCHES[search], per_head
         self.memory, self.empty_take_mass = BoundedMemory(size, policy), empty_take_mass
+        self.scouts, self.candidates = (scouts, candidates) if search == "approximate" else (0, size)
         self.told: Callable[[Tensor], None] | None = None  # hears of the slots that queries find
         self.bias = nn.Parameter(torch.zeros(heads))
         self.content = nn.Linear(width, heads, bias=False) if gate == "content" else None
@@ -59,50 +80,68 @@ class KeyValueMemory(nn.Module):
         """Slots first; heads that keep sets of their own are rows."""
         return x.flatten(0, 1)[:, :, None] if self.per_head else x.transpose(1, 2)
 
-    def start(self, key: Float[Tensor, "b h l d"]) -> Held:
+    def start(self, key: Float[Tensor, "b h l d"]) -> Remembered:
         """An empty memory for keys of that kind."""
-        empty = self.folded(key.detach()[:, :, :0])
-        return self.memory.empty((empty, empty))
+        none = key.detach()[:, :, :0]
+        held = self.memory.empty((self.folded(none), self.folded(none)))
+        return Remembered(held, (none, none), torch.zeros(len(key), 0, dtype=torch.long, device=key.device), none)
 
-    def reset(self, held: Held, rows: Bool[Tensor, " b"]) -> Held:
+    def reset(self, state: Remembered, rows: Bool[Tensor, " b"]) -> Remembered:
         """The memory without what some batch rows hold."""
-        return self.memory.reset(held, self.rows(rows))
+        held = self.memory.reset(state.held, self.rows(rows))
+        return state._replace(held=held, position=state.position.masked_fill(rows[:, None], -1))
 
     def rows(self, b: Tensor) -> Tensor:
         """Something of each batch row as something of each row of the memory."""
         return b.repeat_interleave(self.heads, 0) if self.per_head else b
 
+    def entered(self, state: Remembered) -> Held:
+        """The entries with those that wait; the state stays as it is."""
+        return self.memory.insert(state.held, *self.entering(state))[0]
+
+    def entering(self, state: Remembered) -> tuple[tuple[Tensor, ...], Int[Tensor, "r l"]]:
+        """What waits, as columns and positions of the memory's rows."""
+        return tuple(map(self.folded, state.waiting)), self.rows(state.position)
+
     def read(
-        self, query: Float[Tensor, "b h l d"], held: Held, position: Int[Tensor, "b l"]
+        self, query: Float[Tensor, "b h l d"], state: Remembered, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b h l d"], Held]:
         """What the queries make of the memory; the policy hears of their scores."""
         if not self.memory.size:
-            return torch.zeros_like(query), held
+            return torch.zeros_like(query), state.held
+        held = self.memory.overwrite(state.held, *self.entering(state))
         (key, value), policy = held.columns, self.memory.policy
         table = Table(key, value, held.ranking.position >= 0)
-        asked, place = query.flatten(0, 1)[:, None] if self.per_head else query, self.rows(position)
+        asked, scout = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, state.scout))
+        few = scout.shape[2] and self.memory.size > self.candidates
+        keys = candidates(table, scout, self.top_k, self.candidates) if few else every(table)
         if not policy.by_attention:
-            return self.found(asked, table).view_as(query), held
-        whole = policy.begin(held.ranking)
+            return self.found(asked, table, keys).view_as(query), held
+        whole, place = policy.begin(held.ranking), self.rows(position)
         summaries = [Summary(*(part[row : row + 1] for part in whole)) for row in range(len(place))]
 
-        def watch(row: int, block: slice, score: Tensor, slot: Tensor) -> None:
-            retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, slot, True)
+        def watch(row: int, block: slice, score: Tensor, best: Tensor) -> None:
+            retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True)
+            if keys.slot is not None:  # entries that are no candidates were not seen
+                slot, everywhere = keys.slot[row][:, None].expand_as(score), (*score.shape[:2], self.memory.size)
+                score = score.new_full(everywhere, -torch.inf).scatter(-1, slot, score)
+                retrieved = retrieved.new_zeros(everywhere).scatter(-1, slot, retrieved)
             attended = Attended(score[None], place[row : row + 1, block], retrieved[None])
             summaries[row] = policy.observe(summaries[row], attended)
 
-        result = self.found(asked, table, watch)
+        result = self.found(asked, table, keys, watch)
         summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
         return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
 
-    def found(self, query: Float[Tensor, "r h l d"], table: Table, watch: Watch | None = None) -> Float[Tensor, "r h l d"]:
+    def found(self, query: Float[Tensor, "r h l d"], table: Table, keys: Keys, watch: Watch | None = None) -> Tensor:
         """Search, then attention to what it finds."""
-        found = search(query, table, self.top_k, self.top, watch)
+        found = search(query, keys, self.top_k, self.top, watch)
         if self.told is not None:
             self.told(found.slot)
         return attend(query, table, found, self.empty_take_mass)
 
-    def write(self, held: Held, own: tuple[Tensor, Tensor], position: Int[Tensor, "b l"]) -> Held:
-        """The memory with a segment's keys and values."""
-        columns = tuple(self.folded(part.detach()) for part in own)
-        return self.memory.insert(held, columns, self.rows(position))[0]
+    def write(self, held: Held, own: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]) -> Remembered:
+        """The memory, before which a segment's keys and values wait; its queries, keys and values are constants."""
+        query, key, value = (part.detach() for part in own)
+        scout = query[:, :, :: max(1, -(-query.shape[2] // self.scouts))] if self.scouts else query[:, :, :0]
+        return Remembered(held, (key, value), position, scout)

@@ -15,11 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trime.memory.bounded import Held
 from trime.models.attention import head_width
 from trime.models.carrying import NORMS, CarryingBackbone, Layer, Sizes, without_padding
 from trime.models.embeddings import AdaptiveInput, PlainInput
-from trime.models.kv_memory import KeyValueMemory
+from trime.models.kv_memory import KeyValueMemory, Remembered
 from trime.models.relative import RelativeBias
 from trime.models.sliding import Cache, Window, sliding_attention
 from trime.types import Bool, Float, Int, Tensor
@@ -47,7 +46,7 @@ class Carried(NamedTuple):
     """What an attention layer carries on: the window's keys and values, and its memory, if it has one."""
 
     cache: Cache
-    memory: tuple[Held, ...]
+    memory: tuple[Remembered, ...]
 
 
 class Attention(nn.Module):
@@ -105,8 +104,9 @@ class Attention(nn.Module):
         held = carried.memory
         if self.memory is not None:
             with torch.autocast(x.device.type, enabled=False):  # what is found first must be the best
-                remembered, after = self.memory.read(query.to(held[0].columns[0].dtype), held[0], position)
-            held = (self.memory.write(after, (key, own[2]), position),)
+                asked = query.to(held[0].held.columns[0].dtype)
+                remembered, after = self.memory.read(asked, held[0], position)
+            held = (self.memory.write(after, (asked, key, own[2]), position),)
             gate = self.memory.gate(x).to(mixed.dtype)
             mixed = torch.lerp(mixed, remembered.to(mixed.dtype), gate.expand_as(mixed))
         return mixed, Carried(carried.cache.pushed(key, own[2]), held)

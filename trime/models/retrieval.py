@@ -2,6 +2,10 @@
 
 Neither the search nor the stored entries have a gradient; the queries do, through the logits of what was
 found. A table of entries [b m h d] is read in place, so that no [b h q k d] tensor is made.
+
+A large memory can be searched approximately: queries of the segment before (an observation window, as in SnapKV,
+Li et al. 2024) choose each head's candidates, and all else is exact among those. What the queries of a head look
+for overlaps so much that this finds far more than cells around centroids do, which queries do not lie among.
 """
 
 from __future__ import annotations
@@ -36,12 +40,12 @@ class Found(NamedTuple):
 
 
 def exact_top(score: Float[Tensor, "*s m"], k: int) -> Int[Tensor, "*s k"]:
-    """The k largest of each row, the best first: the k largest group maxima hold them all."""
+    """The k largest of each row, the best first: the groups of the k largest maxima hold them all."""
     m = score.shape[-1]
     if m % GROUP or m // GROUP <= 2 * k:
         return score.topk(k, dim=-1).indices
     groups = m // GROUP
-    best = score.unflatten(-1, (GROUP, groups)).amax(-2).topk(k, dim=-1, sorted=False).indices
+    best = exact_top(score.unflatten(-1, (GROUP, groups)).amax(-2), k)
     slots = (best[..., None, :] + groups * torch.arange(GROUP, device=score.device)[:, None]).flatten(-2)
     return slots.gather(-1, score.gather(-1, slots).topk(k, dim=-1).indices)
 
@@ -85,30 +89,61 @@ def attention(logits: Float[Tensor, "*s k"]) -> Float[Tensor, "*s k"]:
     return logits.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
 
 
+class Keys(NamedTuple):
+    """What is searched: the keys of each head, and the slots that they stand in, where these are not all."""
+
+    key: Float[Tensor, "b h m d"]
+    filled: Bool[Tensor, "b _ m"]
+    slot: Int[Tensor, "b h m"] | None = None
+
+
+def every(table: Table) -> Keys:
+    """The whole table."""
+    return Keys(table.key.transpose(1, 2), table.filled[:, None])
+
+
 @torch.no_grad()
-def search(query: Float[Tensor, "b h q d"], table: Table, k: int, top: Top, watch: Watch | None = None) -> Found:
+def candidates(table: Table, scout: Float[Tensor, "b h s d"], k: int, count: int) -> Keys:
+    """The ``count`` slots of each head that lie highest above some scout's k-th best, in its standard deviations."""
+    keys, chosen, full = every(table), [], bool(table.filled.all())
+    score = keys.key.new_empty(*scout.shape[1:3], keys.key.shape[2])
+    for row in range(len(scout)):
+        torch.bmm(scout[row].to(score), keys.key[row].transpose(1, 2), out=score)
+        deviation = score[..., ::GROUP].std(-1, keepdim=True).clamp(min=1e-9)  # of a sample
+        if not full:
+            score.masked_fill_(~table.filled[row], -torch.inf)
+        line = score.gather(-1, exact_top(score, k)[..., -1:]).clamp(min=-1e30)
+        chosen.append(exact_top(score.sub_(line).div_(deviation).amax(1), count))
+    slot = torch.stack(chosen).sort(-1).values
+    rows, heads = (torch.arange(count, device=slot.device) for count in slot.shape[:2])
+    return Keys(table.key[rows[:, None, None], slot, heads[:, None]], table.filled[rows[:, None, None], slot], slot)
+
+
+@torch.no_grad()
+def search(query: Float[Tensor, "b h q d"], keys: Keys, k: int, top: Top, watch: Watch | None = None) -> Found:
     """What each query finds; empty slots come last. ``watch`` is told of each row's scores and slots, block by block.
 
     All scores go through one buffer: to get fresh memory for them would cost as much as to compute them.
     """
     b, h, length, _ = query.shape
-    keys, asked = table.key.permute(0, 2, 3, 1), query.to(table.key.dtype)
+    m, asked = keys.key.shape[2], query.to(keys.key.dtype)
     slot = torch.empty(b, h, length, k, dtype=torch.long, device=query.device)
     product = torch.empty(b, h, length, k, dtype=asked.dtype, device=query.device)
-    size = min(length, max(1, CELLS // (h * keys.shape[-1])))
-    full = bool(table.filled.all())
-    buffer = asked.new_empty(h * size * keys.shape[-1])
+    size = min(length, max(1, CELLS // (h * m)))
+    full = bool(keys.filled.all())
+    buffer = asked.new_empty(h * size * m)
     for row in range(b):
         for start in range(0, length, size):
             block = slice(start, min(start + size, length))
-            score = buffer[: h * (block.stop - start) * keys.shape[-1]].view(h, -1, keys.shape[-1])
-            torch.bmm(asked[row, :, block], keys[row], out=score)
+            score = buffer[: h * (block.stop - start) * m].view(h, -1, m)
+            torch.bmm(asked[row, :, block], keys.key[row].transpose(1, 2), out=score)
             if not full:
-                score.masked_fill_(~table.filled[row], -torch.inf)
-            slot[row, :, block] = top(score, k)
-            product[row, :, block] = score.gather(-1, slot[row, :, block])
+                score.masked_fill_(~keys.filled[row][:, None], -torch.inf)
+            best = top(score, k)
+            product[row, :, block] = score.gather(-1, best)
+            slot[row, :, block] = best if keys.slot is None else keys.slot[row][:, None].expand_as(score).gather(-1, best)
             if watch is not None:
-                watch(row, block, score, slot[row, :, block])
+                watch(row, block, score, best)
     return Found(slot, product.masked_fill_(product == -torch.inf, 0.0))  # empty slots hold zeros
 
 

@@ -71,7 +71,7 @@ def measured(backbone: CarryingBackbone, state: State, kept: list[Read], batch: 
     result = []
     for number in remembering(backbone):
         memory: KeyValueMemory = backbone.attentions[number].memory  # type: ignore[attr-defined]
-        stored, now = state.layers[number].memory[0], again.layers[number].memory[0]
+        stored, now = (memory.entered(one.layers[number].memory[0]) for one in (state, again))
         retrieved = retrieved_from(backbone, memory, state, batch)
         ages = (memory.rows(state.position)[:, None] - 1 - stored.ranking.position) // segment
         ended = memory.rows(batch.fresh)[:, None]  # what such a row holds is forgotten now
