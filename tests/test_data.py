@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -182,7 +183,7 @@ SEGMENTS = cut(np.array([0, 95, 130, 131, 400]), 10)
 NEIGHBOURS = np.random.default_rng(0).permuted(np.tile(np.arange(len(SEGMENTS), dtype=np.int32), (len(SEGMENTS), 1)), axis=1)[
     :, :5
 ]
-BATCHINGS = [Shuffled(4, 3), Consecutive(4, 4, 3), Consecutive(6, 3, 3), BM25(4, 5, 3), Streams(3, 3)]
+BATCHINGS = [Shuffled(4, 3), Consecutive(4, 4, 3), Consecutive(6, 3, 3), BM25(4, 5, 3), Streams(3, 4)]
 
 
 @pytest.mark.parametrize("batching", BATCHINGS, ids=lambda b: type(b).__name__)
@@ -206,6 +207,27 @@ def test_rows_of_streams_read_on() -> None:
             assert b < 0 or (a >= 0 and (goes_on or starts))
     lengths = np.bincount(SEGMENTS.document)
     assert len(plan) <= max(lengths.max(), -(-len(SEGMENTS) // 3) + 1)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_a_long_document_is_cut_into_rows(size: int) -> None:
+    """Every row has its share, and a part starts anew where the row read something else before, on every epoch."""
+    text = Split(np.arange(1000), np.array([0, 900, 1000]))
+    segments = cut(text.offsets, 10)
+    streams = Streams(size, 0)
+    plans = [np.array(streams.plan(segments, epoch)) for epoch in (0, 1)]
+    assert all((plan >= 0).sum() == len(segments) and len(plan) <= len(segments) / size + 11 for plan in plans)
+    loader = PlannedLoader(text, segments, streams, None, len(plans[0]) + len(plans[1]), Ends(0, 0))
+    batches = list(loader)
+    before = np.full(size, -2)
+    for number, (batch, rows) in enumerate(zip(batches, np.concatenate(plans), strict=True)):
+        goes_on = (rows == before + 1) & (segments.start[rows] > 0) & (number != len(plans[0]))
+        assert batch.fresh[rows >= 0].tolist() == (~goes_on)[rows >= 0].tolist()
+        before = rows
+    loader.load_state_dict({"step": 3})
+    assert all(
+        torch.equal(a, b) for again, first in zip(loader, batches[3:], strict=True) for a, b in zip(again, first, strict=True)
+    )
 
 
 def test_a_row_without_a_segment_is_padding() -> None:

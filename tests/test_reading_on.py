@@ -346,6 +346,12 @@ def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
     assert len(set(losses)) == 3
 
 
+def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
+    """As enwik8 is; it used to be refused."""
+    loss = run(tiny("experiment=transformer_xl", "segments.bounded=false", "train.updates=3", "evaluate.tokens=2000"))
+    assert loss is not None and 0 < loss < 12
+
+
 @pytest.mark.parametrize(
     "options, said",
     [
@@ -360,7 +366,7 @@ def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
         (["model.memory_size=many"], "model.memory_size=many"),
         (["model.memory_size=-1"], "model.memory_size=-1"),
         (["train.memory_size=0"], "train.memory_size=0"),
-        (["batching.size=400"], "batching.size"),
+        (["batching.size=40000"], "batching.size"),
         (["model.backbone.memory.search=approximate", "model.backbone.memory.candidates=8"], "candidates=8"),
         (["model.backbone.form.norm=batch"], "form.norm=batch"),
         (["model.backbone.window.length=0"], "window.length=0"),

@@ -63,8 +63,14 @@ class PlannedLoader:
                 if passed + number >= self.steps:
                     return
                 self.step = passed + number + 1
-                yield collate(self.text, self.segments, self.share.of(plan[number]), self.ends)
+                yield self.batch(plan, number)
             passed += len(plan)
+
+    def batch(self, plan: list[list[int]], number: int) -> Batch:
+        """One batch of a plan; rows that read on do so within an epoch."""
+        rows = self.share.of(plan[number])
+        last = (plan[number - 1] if number else [len(self.segments)] * len(plan[number])) if self.batching.reads_on else None
+        return collate(self.text, self.segments, rows, self.ends, last and self.share.of(last))
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -88,8 +94,10 @@ class WindowLoader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        for rows in self.plan:
-            yield collate(self.text, self.windows, self.share.of(rows), self.ends)
+        before: list[int] | None = None
+        for rows in map(self.share.of, self.plan):
+            yield collate(self.text, self.windows, rows, self.ends, before if before and len(before) == len(rows) else None)
+            before = rows
 
 
 class TextModule(pl.LightningDataModule):

@@ -116,8 +116,11 @@ def packed(ends: list[int], block: int) -> np.ndarray:
     return np.array(edges if edges[-1] == last else [*edges, last])
 
 
-def collate(split: Split, segments: Segments, index: list[int], ends: Ends) -> Batch:
-    """The rows ``index`` as one batch, padded on the right; -1 is a row of padding alone, as is the only one of no row."""
+def collate(split: Split, segments: Segments, index: list[int], ends: Ends, before: list[int] | None = None) -> Batch:
+    """The rows ``index`` as one batch, padded on the right; -1 is a row of padding alone, as is the only one of no row.
+
+    A row is fresh at a document's start, and where it does not follow on what the row held ``before``.
+    """
     if not index:
         return nothing(ends.pad)
     document, begin, start, length, context = segments.take(index)
@@ -131,9 +134,11 @@ def collate(split: Split, segments: Segments, index: list[int], ends: Ends) -> B
         targets[i, :length] = text
         tokens[i, 1:length] = text[:-1]
         tokens[i, 0] = split.tokens[begin + start - 1] if start else ends.eos
-    column = np.arange(width)
+    column, fresh = np.arange(width), rows.start == 0
+    if before is not None:
+        fresh |= np.array(before) + 1 != index
     scored = (column >= rows.context[:, None]) & (column < rows.length[:, None])
-    columns = (tokens, targets, rows.length, scored, rows.document, np.array(index), rows.start, rows.start == 0)
+    columns = (tokens, targets, rows.length, scored, rows.document, np.array(index), rows.start, fresh)
     return Batch(*(torch.from_numpy(part) for part in columns))
 
 

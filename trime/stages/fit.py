@@ -110,15 +110,11 @@ class Fit(Artefact):
         train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
         if carries and not batching.reads_on:
             raise UserError("this backbone's rows read on from batch to batch: set batching=streams")
-        documents = len(document_edges(corpus.split("train"), self.config.segments.bounded)) - 1
-        if batching.reads_on and documents < batching.size:
-            raise UserError(
-                f"batching.size={batching.size} rows want a document each, and the training split has {documents}: "
-                "lower it, or set segments.bounded=true"
-            )
         text, valid, ends = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.ends
         neighbours, share = self.pack.neighbours() if self.pack else None, share_of(self.config)
         segments = training_segments(self.config, text)
+        if batching.reads_on and len(segments) < batching.size:
+            raise UserError(f"batching.size={batching.size} rows want a segment each, and there are {len(segments)}: lower it")
         loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, ends, share)
         offsets = document_edges(valid, self.config.segments.bounded)
         windows = cut(offsets, self.config.segments.length, tokens=count_of(train.validate_tokens))

@@ -14,7 +14,8 @@ class Streams:
     """``size`` rows; every batch holds the next segment of each, so that a state can be carried from batch to batch.
 
     The longest documents are dealt first, each to the row with the least to read, so that rows end together;
-    a row then reads its documents in random order.
+    a row then reads its documents in random order. A document longer than a row's share of the text is cut into
+    parts, which are read like documents: so a text that is one document fills all rows too.
     """
 
     needs_neighbours = False
@@ -26,8 +27,10 @@ class Streams:
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
         """Batches of exactly ``size`` rows; -1 where a row has nothing left."""
         random = generator(self.seed, epoch)
-        documents = np.split(np.arange(len(segments)), np.flatnonzero(np.diff(segments.document)) + 1)
-        documents = [documents[i] for i in random.permutation(len(documents))]
+        whole, share = np.arange(len(segments)), -(-len(segments) // self.size)
+        documents = np.split(whole, np.flatnonzero(np.diff(segments.document)) + 1)
+        parts = [part for document in documents for part in np.array_split(document, -(-len(document) // share))]
+        documents = [parts[i] for i in random.permutation(len(parts))]
         rows: list[list[np.ndarray]] = [[] for _ in range(self.size)]
         load = np.zeros(self.size, np.int64)
         for document in sorted(documents, key=len, reverse=True):
