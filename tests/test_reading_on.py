@@ -172,10 +172,14 @@ NEARLY = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=
 BY_CONTENT = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=content"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(
-    "backbone, more", [("memorizing", OF_HEADS), ("memorizing", NEARLY), ("memorizing", BY_CONTENT), ("transformer_xl", [])]
-)
+MODELS = [("memorizing", OF_HEADS), ("memorizing", BY_CONTENT), ("transformer_xl", [])]
+COMBINATIONS = [
+    *((policy, *model) for policy in POLICIES for model in MODELS),
+    *((policy, "memorizing", NEARLY) for policy in ("fifo", "sink", "lru", "lfu")),  # that others are refused is tested below
+]
+
+
+@pytest.mark.parametrize("policy, backbone, more", COMBINATIONS)
 def test_no_later_token_and_no_other_row_moves_anything(policy: str, backbone: str, more: list[str]) -> None:
     """With any policy; and a row that starts a document forgets the last one."""
     options = (f"eviction@train.eviction={policy}", "train.memory_size=20", *more)
@@ -368,6 +372,7 @@ def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
         (["train.memory_size=0"], "train.memory_size=0"),
         (["batching.size=40000"], "batching.size"),
         (["model.backbone.memory.search=approximate", "model.backbone.memory.candidates=8"], "candidates=8"),
+        (["model.backbone.memory.search=approximate", "eviction=lra_sum"], "eviction=fifo"),
         (["model.backbone.form.norm=batch"], "form.norm=batch"),
         (["model.backbone.window.length=0"], "window.length=0"),
         (["backbone=transformer", "batching=shuffled", "eviction=lfa", "eviction.gamma=-1"], "gamma=-1"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trime.eviction.base import EvictionPolicy, Summary
+from trime.eviction.base import ByScore, EvictionPolicy, Summary
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.retrieval import Keys, Table, Watch, attend, bucket_top, candidates, every, exact_top, search
 from trime.types import Attended, Bool, Float, Int, Tensor
@@ -62,6 +62,10 @@ class KeyValueMemory(nn.Module):
         if search == "approximate" and (scouts < 1 or candidates < top_k):
             raise ValueError(
                 f"search=approximate: scouts={scouts} must be at least 1, candidates={candidates} at least {top_k}"
+            )
+        if search == "approximate" and isinstance(policy, ByScore):
+            raise ValueError(
+                "search=approximate scores candidates alone: choose eviction=fifo, sink, lru or lfu, or search=exact"
             )
         self.heads, self.top_k, self.top, self.per_head = heads, top_k, SEARCHES[search], per_head
         self.memory, self.empty_take_mass = BoundedMemory(size, policy), empty_take_mass
