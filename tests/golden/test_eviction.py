@@ -8,17 +8,14 @@ from typing import Any
 import torch
 
 from tests.golden.memories import description, tensors
+from tests.golden.policies import policy_of
 from tests.golden.published import parametrized
 from trime.eviction.base import EvictionPolicy
-from trime.eviction.fifo import FIFO
-from trime.eviction.initial import BelowMean, Constant, Initial, OwnPosition
+from trime.eviction.initial import Constant
 from trime.eviction.lfa import LFA
-from trime.eviction.lfu import LFU
 from trime.eviction.lra_last import LRALast
-from trime.eviction.lra_max import LRAMax
 from trime.eviction.lra_sum import LRASum
-from trime.eviction.lru import LRU
-from trime.eviction.reading import Raw, Softmax
+from trime.eviction.reading import Softmax
 from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory, taken
 from trime.types import Attended
@@ -30,28 +27,6 @@ BLOCK = 3  # queries: the policy sees a step's attention in several blocks
 @cache
 def stream_of(name: str) -> dict[str, torch.Tensor]:
     return tensors(f"evict_{name}")
-
-
-def initial(given: list[Any]) -> Initial:
-    kinds: dict[str, Any] = {"mean_std": BelowMean, "const": Constant, "own_position": OwnPosition}
-    return kinds[given[0]](*given[1:])
-
-
-def policy_of(given: dict[str, Any]) -> EvictionPolicy:
-    start, newest_first = initial(given["init"]), given["tie"] == "newer"
-    reading = Softmax() if given["score"] == "softmax" else Raw()
-    heads = "max" if given["head_agg"] == "max" else "sum"
-    made = {
-        "fifo": FIFO,
-        "sink": lambda: Sink(given["n_sink"]),
-        "lru": lambda: LRU(start, given["topk"], newest_first),
-        "lfu": lambda: LFU(start, given["topk"], given["count"], newest_first),
-        "lra_last": lambda: LRALast(start, reading, heads, newest_first),
-        "lra_max": lambda: LRAMax(start, reading, newest_first),
-        "lra_sum": lambda: LRASum(start, reading, newest_first),
-        "lfa": lambda: LFA(start, reading, given["gamma"], given["lfa_init"] == "replace", newest_first),
-    }
-    return made[given["kind"]]()
 
 
 class Stream:

@@ -1,0 +1,69 @@
+"""Rotary positions (RoPE) as scores of queries and keys: at their distances, or capped as in LM-Infinite (Attendre 4).
+
+Keys come as they were before rotation, so that a memory may hold them at any distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from trime.types import Float, Int, Tensor
+
+Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How a model rotates: the first ``width`` numbers of a head, in halves (Llama, NeoX) or pairs side by side."""
+
+    width: int
+    base: float = 10000.0
+    interleaved: bool = False
+
+    def rotated(self, x: Float[Tensor, "b l h d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l h d"]:
+        """x at its positions."""
+        frequency = self.base ** (-torch.arange(0, self.width, 2, device=x.device, dtype=torch.float64) / self.width)
+        angle = (position[..., None] * frequency)[:, :, None]
+        cos, sin = (part.to(x) for part in (angle.cos(), angle.sin()))
+        turned, rest = x[..., : self.width], x[..., self.width :]
+        pairs = (turned[..., ::2], turned[..., 1::2]) if self.interleaved else turned.chunk(2, -1)
+        one, other = pairs[0] * cos - pairs[1] * sin, pairs[1] * cos + pairs[0] * sin
+        joined = torch.stack([one, other], -1).flatten(-2) if self.interleaved else torch.cat([one, other], -1)
+        return torch.cat([joined, rest], -1)
+
+
+def products(query: Float[Tensor, "b q h d"], key: Float[Tensor, "b m g d"]) -> Float[Tensor, "b h q m"]:
+    """q k / sqrt(d); heads of queries share heads of keys in order."""
+    asked = query.transpose(1, 2).unflatten(1, (key.shape[2], -1)) / query.shape[-1] ** 0.5
+    return (asked @ key.permute(0, 2, 3, 1)[:, :, None]).flatten(1, 2)
+
+
+def rotary(form: Rotary) -> Score:
+    """Scores at the true distances."""
+
+    def score(query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
+        return products(form.rotated(query, at), form.rotated(key, of))
+
+    return score
+
+
+def lm_infinite(form: Rotary, longest: int, future: str = "signed") -> Score:
+    """Scores at distances of at most ``longest``, the length of pretraining: beyond, the query stands there and the key at 0.
+
+    Keys after the query by more stand at -longest (``signed``) or, as if far behind, at +longest (``zero_max``).
+    """
+
+    def score(query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
+        distance = (at[:, :, None] - of[:, None])[:, None]
+        near, far = (form.rotated(x, position) for x, position in ((query, at), (query, torch.full_like(at, longest))))
+        result = products(near, form.rotated(key, of))
+        result = torch.where(distance.abs() <= longest, result, products(far, key))
+        if future == "signed" and bool((distance < -longest).any()):
+            ahead = products(form.rotated(query, torch.full_like(at, -longest)), key)
+            result = torch.where(distance < -longest, ahead, result)
+        return result
+
+    return score
