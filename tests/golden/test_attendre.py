@@ -90,7 +90,7 @@ def test_lm_infinite(name: str) -> None:
     if len(key_at) < key.shape[1]:  # some queries and the keys that a memory kept, the same for both cases
         rows, kept = (found[f"memory_subset/{which}_index"] for which in ("query", "kept_key"))
         query, key, value = query[:, rows], key[:, kept], value[:, kept]
-    form = Rotary(given.get("dim", INFINITE["D"]), given["base"], given.get("style") == "interleaved")
+    form = Rotary.of(given.get("dim", INFINITE["D"]), given["base"], given.get("style") == "interleaved")
     logits = lm_infinite(form, given["L"], given.get("future", "signed"))(query, query_at[None], key, key_at[None])[0]
     torch.testing.assert_close(logits, found[f"{name}/scores"], rtol=0, atol=1e-12)
     out = logits.masked_fill(~found[f"{name}/allow"], -torch.inf).softmax(-1) @ value[0].transpose(0, 1)

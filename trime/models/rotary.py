@@ -17,18 +17,26 @@ Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Rotary:
-    """How a model rotates: the first ``width`` numbers of a head, in halves (Llama, NeoX) or pairs side by side."""
+    """How a model rotates: pairs of numbers of a head, in halves (Llama, NeoX) or side by side, at these frequencies.
 
-    width: int
-    base: float = 10000.0
+    Numbers of a head beyond twice as many pass as they are. ``scale``: of what is turned (1, but for some models).
+    """
+
+    frequency: Float[Tensor, " w"]
     interleaved: bool = False
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, width: int, base: float = 10000.0, interleaved: bool = False) -> Rotary:
+        """base^(-2i / width)."""
+        return cls(base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), interleaved)
 
     def rotated(self, x: Float[Tensor, "b l h d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l h d"]:
         """x at its positions."""
-        frequency = self.base ** (-torch.arange(0, self.width, 2, device=x.device, dtype=torch.float64) / self.width)
-        angle = (position[..., None] * frequency)[:, :, None]
-        cos, sin = (part.to(x) for part in (angle.cos(), angle.sin()))
-        turned, rest = x[..., : self.width], x[..., self.width :]
+        width = 2 * len(self.frequency)
+        angle = (position[..., None] * self.frequency.to(x.device))[:, :, None]
+        cos, sin = (self.scale * part.to(x) for part in (angle.cos(), angle.sin()))
+        turned, rest = x[..., :width], x[..., width:]
         pairs = (turned[..., ::2], turned[..., 1::2]) if self.interleaved else turned.chunk(2, -1)
         one, other = pairs[0] * cos - pairs[1] * sin, pairs[1] * cos + pairs[0] * sin
         joined = torch.stack([one, other], -1).flatten(-2) if self.interleaved else torch.cat([one, other], -1)

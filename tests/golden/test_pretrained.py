@@ -1,0 +1,95 @@
+"""Tiny pretrained models read in chunks with memories, against their outputs over the whole input (memory README 3).
+
+Their files are laid out as in the transformers format and loaded by the code that loads real ones. transformers works
+in float32 inside: hence 5e-5.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.golden.memories import ROOT, tensors
+from tests.golden.published import parametrized
+from trime.eviction.fifo import FIFO
+from trime.memory.bounded import BoundedMemory
+from trime.models.attendre import Attendre
+from trime.models.pretrained.loading import load_pretrained
+from trime.models.pretrained.reader import Hidden, LongReader
+from trime.models.pretrained.rope import RopeDecoder
+from trime.models.pretrained.t5 import T5Encoder
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+NAMES = sorted(path.name.removesuffix(".config.json") for path in ROOT.glob("hf_*.config.json"))
+T5 = [name for name in NAMES if "t5" in name]
+ROPE = [name for name in NAMES if "t5" not in name]
+CHUNKS = [1, 13, 32, 1000]
+
+
+def model_of(name: str, folder: Path) -> Any:
+    config = json.loads((ROOT / f"{name}.config.json").read_text())
+    kinds = {"llama": "LlamaForCausalLM", "gpt_neox": "GPTNeoXForCausalLM"}
+    t5 = "T5ForConditionalGeneration" if config["is_encoder_decoder"] else "T5EncoderModel"
+    architecture = kinds.get(config["model_type"], t5)
+    if config["model_type"] == "t5":
+        config["tie_word_embeddings"] = config.get("golden_lm_head_tied_to_shared", True)
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    shutil.copy(ROOT / f"{name}.safetensors", folder / "model.safetensors")
+    return load_pretrained(str(folder))
+
+
+def outputs(reader: LongReader, tokens: torch.Tensor, filled: torch.Tensor, end: str) -> torch.Tensor:
+    """The stack's outputs at every position, NaN where there was padding."""
+    parts: list[Hidden] = [*reader.feed(tokens, filled), *getattr(reader, end)()]
+    found = torch.full((*tokens.shape, parts[0].x.shape[-1]), torch.nan)
+    for x, position in parts:
+        rows, cells = (position >= 0).nonzero().unbind(1)
+        found[rows, position[rows, cells]] = x[rows, cells]
+    return found
+
+
+def reader_of(family: Any, keys: int, waiting: int, chunk: int) -> LongReader:
+    memory = Attendre(BoundedMemory(keys, FIFO()), waiting, causal=family.causal)
+    return LongReader(family, [memory] * len(family.layers), chunk)
+
+
+@parametrized("name", ROPE)
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("position", ["lm_infinite", "none"])
+def test_a_decoder_with_a_large_memory_is_the_full_model(name: str, chunk: int, position: str, tmp_path: Path) -> None:
+    """Law: M ≥ length and N = 0 equals the full causal forward, for any chunk."""
+    found, model = tensors(name), model_of(name, tmp_path)
+    family, tokens = RopeDecoder(model, position), found["input_ids"]
+    length = tokens.shape[1]
+    hidden = outputs(reader_of(family, length, 0, chunk), tokens, found["attention_mask"].bool(), "flush")
+    torch.testing.assert_close(family.logits(hidden).double(), found["logits"], rtol=0, atol=5e-5)
+
+
+@parametrized("name", T5)
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("end", ["flush", "drain"])
+def test_an_encoder_whose_queries_all_wait_is_the_full_model(name: str, chunk: int, end: str, tmp_path: Path) -> None:
+    """Law: N ≥ length equals the full bidirectional encoder, flushed or drained; padding never enters."""
+    found, model = tensors(name), model_of(name, tmp_path)
+    family, tokens, filled = T5Encoder(model), found["input_ids"], found["attention_mask"].bool()
+    length = tokens.shape[1]
+    hidden = outputs(reader_of(family, length, length, chunk), tokens, filled, end)
+    expected = found["encoder_last_hidden"]
+    assert torch.equal(hidden.isnan().all(-1), ~filled)
+    torch.testing.assert_close(hidden[filled].double(), expected[filled], rtol=0, atol=5e-5)
+    if "logits" in found:
+        logits = family.logits(found["decoder_input_ids"], hidden.nan_to_num(), filled)
+        torch.testing.assert_close(logits.double(), found["logits"], rtol=0, atol=5e-5)
+
+
+@parametrized("name", T5[:1])
+def test_without_waiting_an_encoder_misses_the_future(name: str, tmp_path: Path) -> None:
+    found, model = tensors(name), model_of(name, tmp_path)
+    family, tokens = T5Encoder(model), found["input_ids"]
+    hidden = outputs(reader_of(family, tokens.shape[1], 0, 16), tokens, found["attention_mask"].bool(), "flush")
+    assert (hidden[0] - found["encoder_last_hidden"][0]).abs().max() > 1e-2

@@ -1,0 +1,40 @@
+"""What a family of pretrained models gives to a reader: its layers in two halves, and what positions add to scores."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from trime.models.attendre import Score
+from trime.types import Float, Int, Tensor
+
+
+@runtime_checkable
+class Layer(Protocol):
+    """A layer before and after its attention; in between, queries may wait with ``x``, the residual stream."""
+
+    def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [b l h d], keys and values [b l g d], without positions."""
+
+    def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
+        """The layer's output."""
+
+
+@runtime_checkable
+class Family(Protocol):
+    """A stack that reads tokens: a decoder, or the encoder of an encoder-decoder."""
+
+    layers: list[Layer]
+    causal: bool  # as the model was trained
+
+    def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]: ...
+
+    def score(self, layer: int) -> Score:
+        """What a layer's queries make of keys, with their positions."""
+
+    def last(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
+        """After the last layer."""
+
+
+def unsupported(model: Any, supported: dict[str, Any]) -> str:
+    """A line for a model that no family knows."""
+    return f"{type(model).__name__} is not supported: choose one of {', '.join(supported)}"

@@ -1,0 +1,70 @@
+"""Loads a pretrained model in the transformers format, from a folder or by its name on the hub; nothing is unpickled."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from trime.types import Tensor, UserError
+
+TESTED = ("5.23",)  # versions of transformers whose modules the families were tested with
+HEAD = "lm_head.weight"
+
+
+def load_pretrained(name: str) -> Any:
+    """The model, ready to evaluate in float32; UserError where there is none, or transformers is another version."""
+    check_version()
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, T5EncoderModel
+
+    try:
+        config = AutoConfig.from_pretrained(name)
+        kinds = {"T5EncoderModel": T5EncoderModel}
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        named = (config.architectures or [""])[0]
+        model = kinds.get(named, kind).from_pretrained(name, use_safetensors=True, dtype="float32")
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"model.name={name} is no model in the transformers format with safetensors: {reason}") from None
+    untie(model, name)
+    return model.eval()
+
+
+def check_version() -> None:
+    """UserError unless a tested version is installed."""
+    try:
+        found = metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        raise UserError("transformers is not installed: pip install 'trime[pretrained]'") from None
+    if not any(found.startswith(f"{version}.") for version in TESTED):
+        wanted = ", ".join(TESTED)
+        raise UserError(f"transformers {found} is not supported, for its models were not tested here: install {wanted}.*")
+
+
+def untie(model: Any, name: str) -> None:
+    """Gives an encoder-decoder back the output layer of its own that transformers 5 replaces by the embedding."""
+    if getattr(model.config, "scale_decoder_outputs", True):
+        return
+    weight = stored(name, HEAD)
+    if weight is None:
+        raise UserError(f"model.name={name} says tie_word_embeddings=false, but holds no {HEAD}")
+    from torch import nn
+
+    model.lm_head.weight = nn.Parameter(weight.to(model.dtype))
+
+
+def stored(name: str, tensor: str) -> Tensor | None:
+    """A tensor from a model's files."""
+    import json
+
+    from transformers.utils import cached_file
+
+    index = cached_file(name, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
+    file = json.loads(Path(index).read_text())["weight_map"].get(tensor) if index else "model.safetensors"
+    path = cached_file(name, file, _raise_exceptions_for_missing_entries=False) if file else None
+    if path is None:
+        return None
+    with safe_open(path, framework="pt") as weights:
+        return weights.get_tensor(tensor) if tensor in weights.keys() else None  # noqa: SIM118 (not a dict)

@@ -1,0 +1,99 @@
+"""Decoders with rotary positions: Llama, Mistral, Qwen2, GPT-NeoX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trime.models.attendre import Score
+from trime.models.pretrained.family import Layer, unsupported
+from trime.models.rotary import Rotary, lm_infinite, rotary
+from trime.types import Float, Int, Tensor, UserError
+
+
+class LlamaLayer:
+    """Llama, Mistral, Qwen2: attention, then a feed-forward block, each with its norm; heads may share keys."""
+
+    def __init__(self, layer: Any):
+        self.layer, self.width = layer, layer.self_attn.head_dim
+
+    def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [b l h d], keys and values [b l g d], without positions."""
+        attention, normed = self.layer.self_attn, self.layer.input_layernorm(x)
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        query, key, value = (part(normed).unflatten(-1, (-1, self.width)) for part in parts)
+        return query, key, value
+
+    def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
+        """The layer's output."""
+        x = x + self.layer.self_attn.o_proj(attended.flatten(2))
+        return x + self.layer.mlp(self.layer.post_attention_layernorm(x))
+
+
+class NeoXLayer:
+    """GPT-NeoX: queries, keys and values of a head side by side; both blocks may read the same input."""
+
+    def __init__(self, layer: Any):
+        self.layer, self.width = layer, layer.attention.head_size
+
+    def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [b l h d], without positions."""
+        joined = self.layer.attention.query_key_value(self.layer.input_layernorm(x))
+        query, key, value = joined.unflatten(-1, (-1, 3 * self.width)).chunk(3, -1)
+        return query, key, value
+
+    def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
+        """The layer's output."""
+        mixed = x + self.layer.attention.dense(attended.flatten(2))
+        read = x if self.layer.use_parallel_residual else mixed
+        return mixed + self.layer.mlp(self.layer.post_attention_layernorm(read))
+
+
+KINDS: dict[str, tuple[str, Callable[[Any], Layer]]] = {  # class: where its stack is, and its layers' kind
+    "LlamaForCausalLM": ("model", LlamaLayer),
+    "MistralForCausalLM": ("model", LlamaLayer),
+    "Qwen2ForCausalLM": ("model", LlamaLayer),
+    "GPTNeoXForCausalLM": ("gpt_neox", NeoXLayer),
+}
+
+
+class RopeDecoder:
+    """A decoder's parts. ``position``: lm_infinite caps distances at the length of pretraining, none does not."""
+
+    causal = True
+
+    def __init__(self, model: Any, position: str = "lm_infinite"):
+        if type(model).__name__ not in KINDS:
+            raise UserError(unsupported(model, KINDS))
+        stack, kind = KINDS[type(model).__name__]
+        self.model, self.stack = model, getattr(model, stack)
+        self.layers: list[Layer] = [kind(layer) for layer in self.stack.layers]
+        form = rotation(self.stack.rotary_emb)
+        scores = {"lm_infinite": lambda: lm_infinite(form, model.config.max_position_embeddings), "none": lambda: rotary(form)}
+        if position not in scores:
+            raise UserError(f"position={position}: choose from {', '.join(scores)}")
+        self.scores = scores[position]()
+
+    def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
+        """Tokens as the first layer reads them."""
+        return self.model.get_input_embeddings()(tokens)
+
+    def score(self, layer: int) -> Score:
+        """The same in every layer."""
+        return self.scores
+
+    def last(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
+        """The last norm."""
+        norm = self.stack.norm if hasattr(self.stack, "norm") else self.stack.final_layer_norm
+        return norm(x)
+
+    def logits(self, hidden: Float[Tensor, "b l e"]) -> Float[Tensor, "b l v"]:
+        """Of the next token."""
+        return self.model.get_output_embeddings()(hidden)
+
+
+def rotation(module: Any) -> Rotary:
+    """What a model's own rotary module does; UserError where it depends on the length of the input."""
+    if module.rope_type in ("dynamic", "longrope"):
+        raise UserError(f"rope_type={module.rope_type} changes with the input's length: its keys cannot be kept in a memory")
+    return Rotary(module.inv_freq, scale=module.attention_scaling)
