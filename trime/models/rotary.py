@@ -5,8 +5,9 @@ Keys come as they were before rotation, so that a memory may hold them at any di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,6 +42,27 @@ class Rotary:
         one, other = pairs[0] * cos - pairs[1] * sin, pairs[1] * cos + pairs[0] * sin
         joined = torch.stack([one, other], -1).flatten(-2) if self.interleaved else torch.cat([one, other], -1)
         return torch.cat([joined, rest], -1)
+
+
+def interpolated(form: Rotary, factor: float) -> Rotary:
+    """Position interpolation (Chen et al. 2023): all positions ``factor`` times closer."""
+    return replace(form, frequency=form.frequency / factor)
+
+
+def ntk_aware(form: Rotary, factor: float) -> Rotary:
+    """A larger base: the lowest frequency is divided by ``factor``, the highest stays (YaRN, Eq. 16)."""
+    steps = torch.arange(len(form.frequency), dtype=torch.float64, device=form.frequency.device)
+    return replace(form, frequency=form.frequency * factor ** (-steps / max(len(steps) - 1, 1)))
+
+
+def yarn(form: Rotary, factor: float, longest: int, slow: float = 1.0, fast: float = 32.0) -> Rotary:
+    """YaRN (Peng et al. 2023, Eq. 18 to 22): interpolates what turns less than ``slow`` times over ``longest``
+    positions, nothing that turns more than ``fast`` times, and scales the logits by (0.1 ln factor + 1)^2.
+    """
+    turns = longest * form.frequency / (2 * math.pi)
+    kept = ((turns - slow) / (fast - slow)).clamp(0, 1)
+    frequency = (1 - kept) * form.frequency / factor + kept * form.frequency
+    return replace(form, frequency=frequency, scale=form.scale * (0.1 * math.log(factor) + 1))
 
 
 def products(query: Float[Tensor, "b q h d"], key: Float[Tensor, "b m g d"]) -> Float[Tensor, "b h q m"]:

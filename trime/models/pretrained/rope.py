@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from trime.models.attendre import Score
 from trime.models.pretrained.family import Layer, unsupported
-from trime.models.rotary import Rotary, lm_infinite, rotary
+from trime.models.rotary import Rotary, interpolated, lm_infinite, ntk_aware, rotary, yarn
 from trime.types import Float, Int, Tensor, UserError
 
 
@@ -57,22 +58,36 @@ KINDS: dict[str, tuple[str, Callable[[Any], Layer]]] = {  # class: where its sta
 }
 
 
+POSITIONS = ("lm_infinite", "interpolation", "ntk", "yarn", "none")
+
+
 class RopeDecoder:
-    """A decoder's parts. ``position``: lm_infinite caps distances at the length of pretraining, none does not."""
+    """A decoder's parts.
+
+    ``position``: lm_infinite caps distances at the length of pretraining; interpolation, ntk and yarn stretch
+    rotations for inputs ``factor`` times as long; none leaves them.
+    """
 
     causal = True
 
-    def __init__(self, model: Any, position: str = "lm_infinite"):
+    def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0):
         if type(model).__name__ not in KINDS:
             raise UserError(unsupported(model, KINDS))
+        if position not in POSITIONS or factor < 1:
+            raise UserError(
+                f"position={position}, factor={factor}: choose from {', '.join(POSITIONS)}, with a factor of at least 1"
+            )
         stack, kind = KINDS[type(model).__name__]
         self.model, self.stack = model, getattr(model, stack)
         self.layers: list[Layer] = [kind(layer) for layer in self.stack.layers]
-        form = rotation(self.stack.rotary_emb)
-        scores = {"lm_infinite": lambda: lm_infinite(form, model.config.max_position_embeddings), "none": lambda: rotary(form)}
-        if position not in scores:
-            raise UserError(f"position={position}: choose from {', '.join(scores)}")
-        self.scores = scores[position]()
+        form, longest = rotation(self.stack.rotary_emb), model.config.max_position_embeddings
+        stretched: dict[str, Callable[..., Rotary]] = {
+            "interpolation": interpolated,
+            "ntk": ntk_aware,
+            "yarn": partial(yarn, longest=longest),
+        }
+        form = stretched[position](form, factor) if position in stretched else form
+        self.scores = lm_infinite(form, longest) if position == "lm_infinite" else rotary(form)
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
         """Tokens as the first layer reads them."""

@@ -1,0 +1,66 @@
+"""Laws of rotary positions: scores depend on distances alone, and what stretching them keeps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trime.models.rotary import Rotary, interpolated, lm_infinite, ntk_aware, rotary, yarn
+
+FORM = Rotary.of(8, 100.0)
+FORMS = [FORM, Rotary.of(4, 100.0), Rotary.of(8, 100.0, True), interpolated(FORM, 4), ntk_aware(FORM, 4), yarn(FORM, 4, 32)]
+
+
+def given(rows: int = 2, queries: int = 5, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    query, key = torch.randn(rows, queries, 4, 8).double(), torch.randn(rows, keys, 2, 8).double()
+    at, of = torch.randint(30, 60, (rows, queries)), torch.randint(0, 60, (rows, keys))
+    return query, at, key, of
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_depend_on_distances_alone(form: Rotary) -> None:
+    query, at, key, of = given()
+    score = rotary(form)
+    torch.testing.assert_close(score(query, at, key, of), score(query, at + 1000, key, of + 1000), rtol=0, atol=1e-10)
+
+
+def test_heads_of_queries_share_keys_in_order() -> None:
+    query, at, key, of = given()
+    both = rotary(FORM)(query, at, key, of)
+    for head in range(4):
+        alone = rotary(FORM)(query[:, :, head : head + 1], at, key[:, :, head // 2 : head // 2 + 1], of)
+        torch.testing.assert_close(both[:, head : head + 1], alone, rtol=0, atol=1e-12)
+
+
+def test_interpolation_is_closer_positions() -> None:
+    query, at, key, of = given()
+    stretched = rotary(interpolated(FORM, 4))(query, 4 * at, key, 4 * of)
+    torch.testing.assert_close(stretched, rotary(FORM)(query, at, key, of), rtol=0, atol=1e-12)
+
+
+def test_ntk_keeps_the_highest_frequency_and_stretches_the_lowest() -> None:
+    found = ntk_aware(FORM, 4).frequency / FORM.frequency
+    assert found[0] == 1 and found[-1] == pytest.approx(1 / 4) and (found.diff() < 0).all()
+    base = 100.0 * 4 ** (8 / 6)  # as it is written with a larger base
+    torch.testing.assert_close(ntk_aware(FORM, 4).frequency, Rotary.of(8, base).frequency)
+
+
+def test_yarn_keeps_what_turns_often_and_interpolates_what_hardly_turns() -> None:
+    form = Rotary(torch.tensor([2 * math.pi, 2 * math.pi / 2, 2 * math.pi / 1000], dtype=torch.float64))  # 64, 32, 0.064 turns
+    found = yarn(form, 8, 64)
+    torch.testing.assert_close(found.frequency / form.frequency, torch.tensor([1.0, 1.0, 1 / 8], dtype=torch.float64))
+    assert found.scale == pytest.approx(0.1 * math.log(8) + 1) and yarn(form, 1, 64).scale == 1
+
+
+def test_lm_infinite_is_rotary_within_its_length_and_level_beyond() -> None:
+    query, at, key, of = given()
+    score = lm_infinite(FORM, 20)(query, at, key, of)
+    near = ((at[:, :, None] - of[:, None]).abs() <= 20)[:, None].expand_as(score)
+    assert near.any() and not near.all()
+    torch.testing.assert_close(score[near], rotary(FORM)(query, at, key, of)[near], rtol=0, atol=1e-12)
+    far = (at.amin() - of > 20)[:, None, None].expand_as(score)
+    shifted = lm_infinite(FORM, 20)(query, at + 500, key, of)
+    torch.testing.assert_close(shifted[far], score[far], rtol=0, atol=1e-12)
