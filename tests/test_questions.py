@@ -1,0 +1,138 @@
+"""Questions over contexts: bAbI's facts in novels, TriviaQA's files, and exact match."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from trime.data.questions.babi import stories
+from trime.data.questions.babilong import Babilong
+from trime.data.questions.base import Example, exact_match, normalized, prompt
+from trime.data.questions.triviaqa import TriviaQA, from_hub
+from trime.types import UserError
+
+BABI = """1 Mary moved to the bathroom.
+2 John went to the hallway.
+3 Where is Mary? \tbathroom\t1
+4 Mary went to the garden.
+5 Where is Mary? \tgarden\t4
+1 Daniel took the apple.
+2 Where is the apple? \thall\t1
+3 Where is Daniel? \thall\t1
+"""
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, str]:
+    for split in ("train", "test"):
+        (tmp_path / f"qa1_one_{split}.txt").write_text(BABI)
+    for split in ("train", "valid", "test"):
+        (tmp_path / "novels" / split).mkdir(parents=True)
+        text = " ".join(f'"The {split} novel {number} says\nthis," he wrote.' for number in range(50))
+        (tmp_path / "novels" / split / "a.txt").write_text(text)
+    return {"babi": str(tmp_path), "background": str(tmp_path / "novels")}
+
+
+def test_stories_hold_the_facts_before_their_question(tmp_path: Path) -> None:
+    (tmp_path / "qa.txt").write_text(BABI)
+    found = list(stories(tmp_path / "qa.txt"))
+    assert [len(story.facts) for story in found] == [2, 3, 1, 1]
+    assert found[1].question == "Where is Mary?" and found[1].answer == "garden"
+    assert [story.facts[story.supporting[0]].split()[0] for story in found] == ["Mary", "Mary", "Daniel", "Daniel"]
+
+
+@pytest.mark.parametrize("words", [0, 40, 200])
+def test_facts_stand_in_their_order_among_a_novels_sentences(folders: dict[str, str], words: int) -> None:
+    for split in ("train", "valid", "test"):
+        for example in Babilong(**folders, tasks=[1], words=words, seed=3).examples(split):
+            told = [
+                story for story in stories(Path(folders["babi"]) / "qa1_one_test.txt") if story.question == example.question
+            ]
+            story = next(story for story in told if story.answer == example.answers[0])
+            places = [example.context.index(fact) for fact in story.facts]
+            assert places == sorted(places)
+            around = example.context
+            for fact in story.facts:
+                around = around.replace(fact, "", 1)
+            assert len(example.context.split()) <= max(words, sum(len(fact.split()) for fact in story.facts))
+            assert around.count(f"The {split} novel") == around.count("novel") and bool(around.strip()) == (words > 0)
+
+
+def test_examples_are_the_same_each_time_and_splits_share_no_story(folders: dict[str, str]) -> None:
+    made = Babilong(**folders, tasks=[1], words=60)
+    assert list(made.examples("test")) == list(made.examples("test"))
+    valid, test = ({example.name for example in made.examples(split)} for split in ("valid", "test"))
+    assert valid and test and not valid & test
+    assert len(list(Babilong(**folders, tasks=[1], words=60, count=2).examples("train"))) == 2
+    longer = Babilong(**folders, tasks=[1], words=100)
+    assert [e.name for e in longer.examples("test")] == [e.name for e in made.examples("test")], "length changes contexts alone"
+
+
+def test_mistakes_are_told(folders: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"qa7_\*_test"):
+        list(Babilong(**folders, tasks=[7], words=10).examples("test"))
+    (tmp_path / "bad.txt").write_text("no number")
+    with pytest.raises(UserError, match="no bAbI file"):
+        list(stories(tmp_path / "bad.txt"))
+    with pytest.raises(UserError, match="unfiltered-web-dev.json"):
+        list(TriviaQA(str(tmp_path)).examples("valid"))
+
+
+def test_real_babi_and_novels() -> None:
+    data = ROOT.parent / "shared" / "data"
+    if not data.is_dir():
+        pytest.skip(f"no {data}")
+    examples = list(Babilong(str(data / "babi"), str(data / "novels"), [1, 2, 3], 2000, 30).examples("test"))
+    assert len(examples) == 30 and all(1900 < len(example.context.split()) <= 2000 for example in examples)
+
+
+def test_triviaqa_from_the_official_files(tmp_path: Path) -> None:
+    rows = [
+        {
+            "QuestionId": f"q{number}",
+            "Question": f"Who is {number}?",
+            "Answer": {"Value": "The Beatles", "Aliases": ["Beatles, The"], "NormalizedAliases": ["beatles"]},
+            "EntityPages": [{"Filename": "a.txt"}, {"Filename": "missing.txt"}],
+            "SearchResults": [{"Filename": "b.txt"}],
+        }
+        for number in range(5)
+    ]
+    (tmp_path / "triviaqa-unfiltered").mkdir()
+    (tmp_path / "triviaqa-unfiltered" / "unfiltered-web-dev.json").write_text(json.dumps({"Data": rows}))
+    for kind, name in (("wikipedia", "a.txt"), ("web", "b.txt")):
+        (tmp_path / "evidence" / kind).mkdir(parents=True)
+        (tmp_path / "evidence" / kind / name).write_text(f"text of {kind}")
+    found = list(TriviaQA(str(tmp_path), count=3).examples("valid"))
+    assert len(found) == 3 and found == list(TriviaQA(str(tmp_path), count=3).examples("valid"))
+    assert found[0].context == "text of wikipedia\n\ntext of web" and exact_match("the beatles!", found[0])
+    assert {example.name for example in found} != {example.name for example in TriviaQA(str(tmp_path), 3, 1).examples("valid")}
+
+
+def test_the_hubs_rows() -> None:
+    row = {
+        "question_id": "q",
+        "question": "Who?",
+        "entity_pages": {"wiki_context": ["one"]},
+        "search_results": {"search_context": ["two"]},
+        "answer": {"value": "Someone", "aliases": ["Some One"], "normalized_aliases": ["some one"]},
+    }
+    example = from_hub(row)
+    assert example.context == "one\n\ntwo" and exact_match("some_one", example) and not exact_match("someone else", example)
+
+
+@pytest.mark.parametrize(
+    "answer, expected",
+    [("The  Cat's", "cat s"), ("An apple, a day.", "apple day"), ("Sgt_Pepper", "sgt pepper"), ("theatre", "theatre")],
+)
+def test_normalized(answer: str, expected: str) -> None:
+    """Lower case, marks and articles away, as the official evaluation does."""
+    assert normalized(answer) == expected
+
+
+def test_prompt() -> None:
+    example = Example("q", "Who?", "Text.", ("he",))
+    assert prompt(example) == "Question: Who?\n\n Context: Text.\n\n Answer:"
+    assert prompt(example, question_first=False) == "Context: Text.\n\n Question: Who?\n\n Answer:"
