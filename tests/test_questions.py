@@ -77,7 +77,7 @@ def test_mistakes_are_told(folders: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_text("no number")
     with pytest.raises(UserError, match="no bAbI file"):
         list(stories(tmp_path / "bad.txt"))
-    with pytest.raises(UserError, match="unfiltered-web-dev.json"):
+    with pytest.raises(UserError, match=r"unfiltered-web-dev\.json"):
         list(TriviaQA(str(tmp_path)).examples("valid"))
 
 

@@ -24,24 +24,10 @@ class Babilong:
     split: it takes the first half of test's stories, test the other half. ``words=0``: the facts alone.
     """
 
-    def __init__(
-        self,
-        babi: str,
-        background: str,
-        tasks: list[int],
-        words: int,
-        count: int | None = None,
-        seed: int = 0,
-        name: str = "babilong",
-    ):
-        self.babi, self.tasks, self.words, self.count, self.seed, self.name = (
-            Path(babi).expanduser(),
-            tasks,
-            words,
-            count,
-            seed,
-            name,
-        )
+    name = "babilong"
+
+    def __init__(self, babi: str, background: str, tasks: list[int], words: int, count: int | None = None, seed: int = 0):
+        self.babi, self.tasks, self.words, self.count, self.seed = Path(babi).expanduser(), tasks, words, count, seed
         if not tasks or words < 0:
             raise UserError(f"questions.tasks={tasks}, questions.words={words}: name tasks of bAbI, and 0 words or more")
         self.background = Folder(background, Whitespace(), "questions.background")
@@ -71,7 +57,7 @@ class Babilong:
         return " ".join(parts)
 
     def passage(self, split: str, words: int, draw: random.Random) -> list[str]:
-        """Sentences of at most ``words`` words from a random place of a novel of that split; from its start again at its end."""
+        """Sentences of at most ``words`` words from a random place of a novel of that split, around its end."""
         files = self.background.files(split)
         if not files:
             raise UserError(f"questions.background={self.background.place} holds no text for {split}")
