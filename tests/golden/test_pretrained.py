@@ -19,6 +19,7 @@ from tests.golden.published import parametrized
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
+from trime.models.pretrained.answering import DecoderAnswers, EncoderDecoderAnswers, Reading
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
@@ -45,7 +46,8 @@ def model_of(name: str, folder: Path) -> Any:
 
 def outputs(reader: LongReader, tokens: torch.Tensor, filled: torch.Tensor, end: str) -> torch.Tensor:
     """The stack's outputs at every position, NaN where there was padding."""
-    parts: list[Hidden] = [*reader.feed(tokens, filled), *getattr(reader, end)()]
+    position = torch.arange(tokens.shape[1]).expand_as(tokens).masked_fill(~filled, -1)
+    parts: list[Hidden] = [*reader.feed(tokens, position), *reader.end(end)]
     found = torch.full((*tokens.shape, parts[0].x.shape[-1]), torch.nan)
     for x, position in parts:
         rows, cells = (position >= 0).nonzero().unbind(1)
@@ -93,3 +95,35 @@ def test_without_waiting_an_encoder_misses_the_future(name: str, tmp_path: Path)
     family, tokens = T5Encoder(model), found["input_ids"]
     hidden = outputs(reader_of(family, tokens.shape[1], 0, 16), tokens, found["attention_mask"].bool(), "flush")
     assert (hidden[0] - found["encoder_last_hidden"][0]).abs().max() > 1e-2
+
+
+@parametrized("name", [*ROPE, *(name for name in T5 if "encdec" in name)])
+@pytest.mark.parametrize("end", ["flush", "drain"])
+def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, tmp_path: Path) -> None:
+    """Greedy, for prompts of different lengths side by side, beside the whole model asked again for every token."""
+    found, model = tensors(name), model_of(name, tmp_path)
+    rows = [row[:length].tolist() for row, length in zip(found["input_ids"], (40, 23), strict=True)]
+    family = T5Encoder(model) if name in T5 else RopeDecoder(model)
+    waiting = 50 if name in T5 else 0
+    reading = Reading([Attendre(BoundedMemory(200, FIFO()), waiting, causal=family.causal)] * len(family.layers), 16, end)
+    answerer = EncoderDecoderAnswers(family, reading, 60) if name in T5 else DecoderAnswers(family, reading)
+    with torch.no_grad():
+        expected = [whole(model, row, 6) for row in rows]
+    assert answerer.answers(rows, -1, 6) == expected
+    stop = expected[0][2]
+    stopped = [row[: row.index(stop)] if stop in row else row for row in expected]
+    assert answerer.answers(rows, stop, 6) == stopped
+    assert answerer.answers(rows[1:], -1, 6) == expected[1:], "a row alone answers as in a batch"
+
+
+def whole(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Tokens that the model itself finds likeliest."""
+    answer: list[int] = []
+    for _ in range(count):
+        if model.config.is_encoder_decoder:
+            decoder = torch.tensor([[model.config.decoder_start_token_id, *answer]])
+            logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=decoder).logits
+        else:
+            logits = model(torch.tensor([[*prompt, *answer]])).logits
+        answer.append(int(logits[0, -1].argmax()))
+    return answer

@@ -32,18 +32,20 @@ class LongReader:
             raise ValueError(f"{len(memories)} memories for {len(family.layers)} layers")
         self.family, self.memories, self.chunk = family, memories, chunk
         self.state: list[Waiting] = []
-        self.read = 0  # positions so far
+        self.read = 0  # positions so far, those of padding included
 
     @torch.no_grad()
-    def feed(self, tokens: Int[Tensor, "b l"], filled: Tensor | None = None) -> Iterator[Hidden]:
-        """Reads more of the input; ``filled`` is false for padding. Yields what has come through."""
+    def feed(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"]) -> Iterator[Hidden]:
+        """Reads more of the input, at its positions; -1 is padding. Yields what has come through, chunk by chunk."""
         for start in range(0, tokens.shape[1], self.chunk):
-            part = tokens[:, start : start + self.chunk]
-            position = (self.read + torch.arange(part.shape[1], device=tokens.device)).expand_as(part)
-            if filled is not None:
-                position = position.masked_fill(~filled[:, start : start + self.chunk], -1)
-            self.read += part.shape[1]
-            yield self.through(0, Hidden(self.family.embed(part), position))
+            part = slice(start, start + self.chunk)
+            self.read += tokens[:, part].shape[1]
+            yield self.through(0, Hidden(self.family.embed(tokens[:, part]), position[:, part]))
+
+    def end(self, how: str) -> Iterator[Hidden]:
+        """All that still waits attends; from here on queries attend at once, as those of generated tokens do."""
+        yield from {"flush": self.flush, "drain": self.drain}[how]()
+        self.memories = [replace(memory, waiting=0) for memory in self.memories]
 
     def through(self, first: int, hidden: Hidden) -> Hidden:
         """What layers from ``first`` on make of a chunk."""
