@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.conftest import ROOT
 from trime.data.questions.babi import stories
 from trime.data.questions.babilong import Babilong
 from trime.data.questions.base import Example, exact_match, normalized, prompt
+from trime.data.questions.rooms import Rooms
 from trime.data.questions.triviaqa import TriviaQA, from_hub
 from trime.types import UserError
 
@@ -71,6 +73,18 @@ def test_examples_are_the_same_each_time_and_splits_share_no_story(folders: dict
     assert [e.name for e in longer.examples("test")] == [e.name for e in made.examples("test")], "length changes contexts alone"
 
 
+def test_the_embedded_questions_have_one_answer_and_hold_it() -> None:
+    for words in (0, 150):
+        examples = list(Rooms(words=words, count=40).examples("test"))
+        assert examples == list(Rooms(words=words, count=40).examples("test")) and len(examples) == 40
+        for example in examples:
+            person = example.question.removeprefix("Where is ").removesuffix("?")
+            moves = re.findall(rf"{person} (?:walked|ran|went back|hurried) to the (\w+)\.", example.context)
+            assert moves[-1] == example.answers[0] and (words or len(example.context.split()) < 60)
+    assert {len(e.context.split()) > 200 for e in Rooms(words=300, least=0, count=40).examples("train")} == {True, False}
+    assert list(Rooms(words=0, count=9).examples("train")) != list(Rooms(words=0, count=9).examples("train", draw=1))
+
+
 def test_mistakes_are_told(folders: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"qa7_\*_test"):
         list(Babilong(**folders, tasks=[7], words=10).examples("test"))
@@ -85,7 +99,7 @@ def test_real_babi_and_novels() -> None:
     data = ROOT.parent / "shared" / "data"
     if not data.is_dir():
         pytest.skip(f"no {data}")
-    examples = list(Babilong(str(data / "babi"), str(data / "novels"), [1, 2, 3], 2000, 30).examples("test"))
+    examples = list(Babilong(str(data / "babi"), str(data / "novels"), [1, 2, 3], 2000, count=30).examples("test"))
     assert len(examples) == 30 and all(1900 < len(example.context.split()) <= 2000 for example in examples)
 
 

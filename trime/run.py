@@ -10,12 +10,12 @@ from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.ledger import write_ledger
 from trime.stages.plan import Plan
-from trime.stages.report import report_replay, report_run, report_several
+from trime.stages.report import report_answers, report_replay, report_run, report_several
 from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
 STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
-BY_NAME = ("record", "replay", "audit", "ledger")  # these run when they are named
+BY_NAME = ("teach", "answer", "record", "replay", "audit", "ledger")  # these run when they are named
 
 
 def run(config: DictConfig) -> float | None:
@@ -48,4 +48,6 @@ def run(config: DictConfig) -> float | None:
                 print(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}", flush=True)
             if stage == "replay":
                 report_replay(plan)
+            if stage == "answer":
+                report_answers(plan)
     return loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.segments import count_of
 from trime.models.network import build_network
+from trime.models.pretrained.rope import POSITIONS
 from trime.stages.artefact import plain
 from trime.stages.fit import model_of, remember
 from trime.tasks.rows import rows_of
@@ -51,13 +53,37 @@ def check(config: DictConfig) -> None:
     demand(config, ("train.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
     for policy in (config.eviction, config.train.eviction):
         instantiated(policy)
-    if "memory_size" in config.model:
+    if "name" in config.model:
+        check_answering(config)
+    elif "memory_size" in config.model:
         demand(config, ("model.memory_size",), lambda value: is_whole(value) and value >= 0, "a whole number, at least 0")
         check_memory(config)
     for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
         count_of(OmegaConf.select(config, key))
     demand(config, tuple(f"tune.{name}" for name in config.tune), is_grid, "a list of numbers, as in [0.5,1.0]")
     rows_of(plain(config.evaluate.rows), config.tune)
+
+
+def check_answering(config: DictConfig) -> None:
+    """UserError where a pretrained model could not be read as asked."""
+    keys = ("model.chunk", "model.outputs", "taught.batch", "answering.batch", "answering.longest")
+    demand(config, keys, lambda value: is_whole(value) and value > 0, "a whole number above 0")
+    for name, least, optional in (("memory_size", 1, False), ("query_size", 0, True), ("top_k", 1, True)):
+        wanted = f"a whole number, at least {least}, or a list of them{', or null' * optional}"
+        demand(config, (f"model.{name}",), partial(are_sizes, least=least, optional=optional), wanted)
+    instantiated(config.questions)
+    demand(config, ("model.position",), POSITIONS.__contains__, f"one of {', '.join(POSITIONS)}")
+    demand(config, ("model.factor",), lambda value: is_number(value) and value >= 1, "a number, at least 1")
+    demand(config, ("model.end",), ("flush", "drain").__contains__, "flush or drain")
+    demand(config, ("answering.split",), ("train", "valid", "test").__contains__, "train, valid or test")
+    wanted = "null or a whole number above 0"
+    demand(config, ("answering.last",), lambda value: value is None or (is_whole(value) and value > 0), wanted)
+
+
+def are_sizes(value: Any, least: int, optional: bool) -> bool:
+    """A size for all layers, or one for each."""
+    each = value if isinstance(value, list) else [value]
+    return bool(each) and all((optional and one is None) or (is_whole(one) and one >= least) for one in each)
 
 
 def instantiated(part: DictConfig) -> Any:

@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.stages.analysis import Analysis
+from trime.stages.answer import Answer
 from trime.stages.artefact import Artefact, plain
 from trime.stages.datastore import GivenStore, Index, uses_external
 from trime.stages.encode import Encode
@@ -21,6 +22,7 @@ from trime.stages.prepare import Prepare, Source
 from trime.stages.record import Record
 from trime.stages.replay import KeyReplay, Replay
 from trime.stages.replay_contexts import ContextReplay
+from trime.stages.teach import Teach
 from trime.stages.tracking import logger_of
 from trime.stages.tune import Tune
 from trime.tasks.rows import rows_of
@@ -127,6 +129,15 @@ class Plan:
         return any("long" in row.memories for row in rows_of(plain(self.config.evaluate.rows), self.config.tune))
 
     @cached_property
+    def taught(self) -> Teach | None:
+        """The small model that answers where none is named."""
+        return None if self.config.model.get("name") else Teach(self.config)
+
+    @cached_property
+    def answer(self) -> Answer:
+        return Answer(self.config, self.taught)
+
+    @cached_property
     def logger(self) -> Any:
         """The run's experiment logger; it opens its run when it is first written to."""
         return logger_of(self.config.logger, self.run_folder)
@@ -148,6 +159,8 @@ class Plan:
             "datastore": [self.index],
             "tune": [self.tune],
             "evaluate": [self.test, self.evaluate, self.analysis],
+            "teach": [self.taught if "name" in self.config.model else None],
+            "answer": [self.answer],
             "record": [self.test, self.tune] if self.remembers_contexts else [self.record],
             "replay": [self.replay],
         }

@@ -15,8 +15,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from trime.metrics import bits, perplexity
+from trime.stages.answer import READING
 from trime.stages.artefact import copied, plain, write_aside
 from trime.stages.compare import compare_table, grouped
+from trime.stages.evaluate import named
 from trime.stages.ledger import config_hash, read_run
 from trime.stages.picture import (
     analysis_picture,
@@ -63,6 +65,35 @@ def report_replay(plan: Plan) -> None:
     write_aside(folder / "replay.json", json.dumps(found, indent=1))
     write_aside(folder / "replay.md", text)
     print(f"\n{text}\nreplay: {replay_picture(found, folder / 'replay.png')}")
+
+
+def report_answers(plan: Plan) -> None:
+    """results.json of an answering run, and its line."""
+    config, found = plan.config, plan.answer.found()
+    folder = Path(config.paths.outputs) / "runs" / config.name / f"seed{config.seed}-{plan.answer.fingerprint[:8]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    reading = {name: plain(config.model[name]) for name in READING}
+    row = found | reading | {"eviction": named(plain(config.eviction)), "last": config.answering.last}
+    results = {
+        "name": config.name,
+        "seed": config.seed,
+        "commit": commit(),
+        "config_hash": config_hash(config),
+        "versions": versions(),
+        "hardware": hardware(),
+        "questions": plain(config.questions),
+        "model": config.model.name or str(plan.answer.needs()[0].path()),
+        "metrics": {config.answering.split: [row]},
+    }
+    write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_aside(folder / "results.json", json.dumps(results, indent=1, ensure_ascii=False))
+    header = ["exact match, %", "questions", "M", "N", "eviction", "tokens/s", "peak MB"]
+    cells = [
+        f"{100 * row['exact_match']:.2f}",
+        *(str(row[key]) for key in ("questions", "memory_size", "query_size", "eviction")),
+    ]
+    speed = [f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"]
+    print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, [[*cells, *speed]])}\nresults: {folder / 'results.json'}")
 
 
 def collected(plan: Plan) -> dict[str, Any]:

@@ -19,9 +19,9 @@ class Example(NamedTuple):
 
 @runtime_checkable
 class Questions(Protocol):
-    """Examples of a split, the same ones in the same order each time."""
+    """Examples of a split, the same ones in the same order each time; ``draw`` draws anew what is random."""
 
-    def examples(self, split: str) -> Iterator[Example]: ...
+    def examples(self, split: str, draw: int = 0) -> Iterator[Example]: ...
 
 
 def prompt(example: Example, question_first: bool = True) -> str:

@@ -25,10 +25,10 @@ class TriviaQA:
     def __init__(self, path: str | None = None, count: int | None = 1000, seed: int = 0):
         self.path, self.count, self.seed = Path(path).expanduser() if path else None, count, seed
 
-    def examples(self, split: str) -> Iterator[Example]:
+    def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
         rows = self.local(self.path, split) if self.path else self.hub(split)
         order = list(range(len(rows)))
-        random.Random(self.seed).shuffle(order)
+        random.Random(self.seed + draw).shuffle(order)
         for number in order[: self.count]:
             yield self.official(rows[number]) if self.path else from_hub(rows[number])
 

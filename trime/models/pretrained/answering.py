@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -18,6 +18,7 @@ from trime.types import Float, Int, Tensor
 Step = Callable[[Tensor], Tensor]  # tokens so far [b t] to logits of the next [b v]
 
 
+@runtime_checkable
 class Answerer(Protocol):
     """Tokens of answers, ``stop`` and what comes after it left out."""
 

@@ -1,0 +1,91 @@
+"""Small models are taught, then answer over longer contexts; killed runs go on; mistakes are told before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from tests.test_experiments import EVERY
+from tests.test_questions import BABI
+from trime.run import run
+from trime.stages.plan import Plan
+from trime.types import UserError
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+Tiny = Callable[..., DictConfig]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[str]:
+    """bAbI and novels of the same form, and settings that take seconds."""
+    for split in ("train", "test"):
+        (tmp_path / f"qa1_one_{split}.txt").write_text(BABI * 6)
+    for split in ("train", "valid", "test"):
+        (tmp_path / "novels" / split).mkdir(parents=True)
+        (tmp_path / "novels" / split / "a.txt").write_text("It was the best of times. It was the worst of times. " * 40)
+    reading = ["model.memory_size=24", "model.chunk=16", "model.top_k=8", "answering.batch=3", "answering.longest=3"]
+    places = [f"questions.babi={tmp_path}", f"questions.background={tmp_path}/novels", f"paths.outputs={tmp_path}/outputs"]
+    return ["questions=babilong", "questions.count=null", *reading, *places, "questions.words=100", "train.updates=4"]
+
+
+@pytest.mark.parametrize("experiment", ["attendre_decoder", "attendre_encdec"])
+def test_a_small_model_is_taught_and_answers(
+    experiment: str, tiny: Tiny, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(f"experiment={experiment}", *asked)
+    run(config)
+    plan = Plan(config)
+    lines = [json.loads(line) for line in (plan.answer.path() / "answers.jsonl").read_text().splitlines()]
+    assert len(lines) == 12 and all(90 < line["tokens"] < 200 for line in lines)
+    assert len({line["name"] for line in lines}) == 12 and "exact match" in capsys.readouterr().out
+    (results,) = Path(config.paths.outputs).glob(f"runs/{experiment}/*/results.json")
+    assert json.loads(results.read_text())["metrics"]["test"][0]["questions"] == 12
+    named = tiny(f"experiment={experiment}", *asked, f"model.name={plan.taught.path()}", "eviction=fifo")  # type: ignore[union-attr]
+    run(named)
+    assert (Plan(named).answer.path() / "answers.jsonl").is_file() and Plan(named).taught is None
+
+
+@pytest.mark.parametrize("experiment", [name for name in EVERY if name.startswith("attendre")])
+def test_experiments_run_on_the_embedded_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny(f"experiment={experiment}", "train.updates=2", f"paths.outputs={tmp_path}")
+    run(config)
+    assert Plan(config).answer.found()["questions"] == config.questions.count
+
+
+def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, asked: list[str]) -> None:
+    config = tiny("experiment=attendre_decoder", *asked)
+    run(config)
+    whole = (Plan(config).answer.path() / "answers.jsonl").read_text()
+    answer = Plan(config).answer
+    partial = answer.folder.with_name(answer.folder.name + ".partial")
+    answer.folder.rename(partial)
+    lines = whole.splitlines(keepends=True)
+    first = json.loads(lines[0]) | {"answer": "kept"}
+    (partial / "answers.jsonl").write_text(json.dumps(first) + "\n" + "".join(lines[1:5]) + lines[5][:20])
+    run(config)
+    again = (answer.path() / "answers.jsonl").read_text().splitlines(keepends=True)
+    assert json.loads(again[0])["answer"] == "kept" and again[1:] == lines[1:]
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["questions.babi=/nowhere"], "questions.babi"),
+        (["questions.babi=null"], "questions.babi"),
+        (["model.memory_size=[24,24,24]"], "2 layers"),
+        (["model.memory_size=0"], "model.memory_size=0"),
+        (["model.end=never"], "model.end=never"),
+        (["model.position=far"], "position=far"),
+        (["model.name=/nowhere"], "model.name=/nowhere"),
+        (["taught.model.kind=both"], "kind=both"),
+        (["taught.questions.words=900"], "taught.model.longest"),
+        (["answering.split=dev"], "answering.split=dev"),
+    ],
+)
+def test_mistakes(options: list[str], said: str, tiny: Tiny, asked: list[str]) -> None:
+    with pytest.raises(UserError, match=said):
+        run(tiny("experiment=attendre_decoder", *asked, *options))

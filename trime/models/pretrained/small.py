@@ -1,0 +1,61 @@
+"""Small models in the transformers format, to be trained here: a Llama, or a T5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trime.models.pretrained.loading import check_version
+from trime.types import UserError
+
+
+@dataclass(frozen=True)
+class Small:
+    """``kind``: decoder or encdec, the latter with ``layers`` on both sides; ``longest``: positions of pretraining."""
+
+    kind: str
+    width: int
+    layers: int
+    heads: int
+    longest: int
+
+    def build(self, vocabulary: int, end: int, padding: int) -> Any:
+        """The model with random weights."""
+        check_version()
+        if self.kind not in ("decoder", "encdec") or self.width % self.heads:
+            raise UserError(
+                f"taught: kind={self.kind} must be decoder or encdec, width={self.width} a multiple of heads={self.heads}"
+            )
+        special: dict[str, Any] = {"vocab_size": vocabulary, "eos_token_id": end, "pad_token_id": padding}
+        return self.llama(special) if self.kind == "decoder" else self.t5(special)
+
+    def llama(self, special: dict[str, Any]) -> Any:
+        """A decoder with rotary positions."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            hidden_size=self.width,
+            intermediate_size=4 * self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            max_position_embeddings=self.longest,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            **special,
+        )
+        return LlamaForCausalLM(config)
+
+    def t5(self, special: dict[str, Any]) -> Any:
+        """An encoder-decoder with relative position bias."""
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        own: dict[str, Any] = {
+            "d_model": self.width,
+            "d_kv": self.width // self.heads,
+            "d_ff": 4 * self.width,
+            "num_layers": self.layers,
+            "num_heads": self.heads,
+            "dropout_rate": 0.0,
+            "decoder_start_token_id": special["pad_token_id"],
+        }
+        return T5ForConditionalGeneration(T5Config(**own, **special))

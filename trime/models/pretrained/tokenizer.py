@@ -1,0 +1,41 @@
+"""Tokenizers in the transformers format: a model's own, or one of words made here from text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trime.models.pretrained.loading import check_version
+from trime.types import UserError
+
+UNKNOWN, PADDING, END = "<unk>", "<pad>", "</s>"
+
+
+def load_tokenizer(name: str) -> Any:
+    """A model's tokenizer; UserError where it has none, or none that ends a text."""
+    check_version()
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"model.name={name} has no tokenizer in the transformers format: {reason}") from None
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model.name={name}: its tokenizer has no end-of-text token, at which an answer would stop")
+    return tokenizer
+
+
+def word_level(texts: Iterable[str], limit: int, folder: Path) -> Any:
+    """The ``limit`` most frequent words and marks of the texts; saved in ``folder``."""
+    check_version()
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.train_from_iterator(texts, trainers.WordLevelTrainer(vocab_size=limit, special_tokens=[PADDING, END, UNKNOWN]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token=UNKNOWN, pad_token=PADDING, eos_token=END)
+    tokenizer.save_pretrained(folder)
+    return tokenizer

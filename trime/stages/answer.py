@@ -1,0 +1,141 @@
+"""answer: a pretrained model reads questions and their long contexts with memories; exact match. A killed run goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from trime.data.corpus import content_hash
+from trime.data.questions.base import Example, exact_match, prompt
+from trime.memory.bounded import BoundedMemory
+from trime.metrics import Meter
+from trime.models.attendre import Attendre
+from trime.models.pretrained.answering import Answerer, DecoderAnswers, EncoderDecoderAnswers, Reading
+from trime.models.pretrained.loading import load_pretrained
+from trime.models.pretrained.rope import RopeDecoder
+from trime.models.pretrained.t5 import T5Encoder
+from trime.models.pretrained.tokenizer import load_tokenizer
+from trime.stages.artefact import Artefact, plain
+from trime.stages.encode import device_of
+from trime.types import UserError
+
+READING = ("memory_size", "query_size", "chunk", "top_k", "end", "outputs", "position", "factor", "causal")
+
+
+class Answer(Artefact):
+    """``answers.jsonl``, a line an example; ``answer.json``: exact match, speed and memory."""
+
+    kind, stage = "answer", "answer"
+
+    def __init__(self, config: DictConfig, taught: Artefact | None):
+        super().__init__(config)
+        self.taught = taught  # a model that this experiment trains, or none: model.name
+
+    def needs(self) -> list[Artefact]:
+        return [self.taught] if self.taught else []
+
+    def settings(self) -> Any:
+        reading = {name: plain(self.config.model[name]) for name in READING}
+        chosen = {name: plain(self.config[name]) for name in ("questions", "eviction", "answering")}
+        return chosen | {"reading": reading, "model": None if self.taught else identity(self.config.model.name)}
+
+    def build(self, folder: Path) -> None:
+        place = str(self.taught.path()) if self.taught else self.config.model.name
+        tokenizer, answerer = load_tokenizer(place), self.answerer(load_pretrained(place))
+        examples = list(instantiate(self.config.questions, _convert_="all").examples(self.config.answering.split))
+        if not examples:
+            raise UserError(f"questions: there is none in split {self.config.answering.split}")
+        file, meter, size = folder / "answers.jsonl", Meter(), self.config.answering.batch
+        done = answered(file)
+        with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
+            for start in range(len(done), len(examples), size):
+                rows = examples[start : start + size]
+                found = self.of(rows, tokenizer, answerer)
+                with open(file, "a", encoding="utf-8") as out:
+                    out.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found))
+                done += found
+                bar.update(len(rows))
+        tokens = sum(line["tokens"] for line in done)
+        content = {
+            "exact_match": sum(line["right"] for line in done) / len(done),
+            "questions": len(done),
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / max(meter.seconds, 1e-9), 1),  # of what was read in one go
+            "peak_memory_mb": meter.peak_memory_mb,
+        }
+        (folder / "answer.json").write_text(json.dumps(content, indent=1))
+
+    def of(self, rows: list[Example], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
+        """Answers to some examples, side by side."""
+        asked = self.config.answering
+        prompts = [tokenizer(prompt(row, asked.question_first), add_special_tokens=False).input_ids for row in rows]
+        prompts = [own[-asked.last :] if asked.last else own for own in prompts]
+        found = answerer.answers(prompts, tokenizer.eos_token_id, asked.longest)
+        texts = [tokenizer.decode(own, skip_special_tokens=True).strip() for own in found]
+        return [
+            {"name": row.name, "answer": text, "right": exact_match(text, row), "tokens": len(own)}
+            for row, text, own in zip(rows, texts, prompts, strict=True)
+        ]
+
+    def answerer(self, model: Any) -> Answerer:
+        """The model with its memories."""
+        given = self.config.model
+        model.to(device_of(self.config))
+        if model.config.is_encoder_decoder:
+            encoder = T5Encoder(model)
+            return EncoderDecoderAnswers(encoder, self.reading(encoder), given.outputs)
+        decoder = RopeDecoder(model, given.position, given.factor)
+        return DecoderAnswers(decoder, self.reading(decoder))
+
+    def reading(self, family: Any) -> Reading:
+        """A memory for each layer; sizes may be given one by one."""
+        given, count = self.config.model, len(family.layers)
+        sizes, waiting, top_k = (each(given[name], count, name) for name in ("memory_size", "query_size", "top_k"))
+        if any(own is not None and own >= size for size, own in zip(sizes, waiting, strict=True)):
+            print(f"answer: query_size={given.query_size} is not below memory_size: queries meet later keys alone")
+        causal = family.causal if given.causal is None else given.causal
+        memories = [
+            Attendre(
+                BoundedMemory(size, instantiate(self.config.eviction, _convert_="all")),
+                own if own is not None else 0 if causal else size // 2,
+                best,
+                causal,
+            )
+            for size, own, best in zip(sizes, waiting, top_k, strict=True)
+        ]
+        return Reading(memories, given.chunk, given.end)
+
+    def found(self) -> dict[str, Any]:
+        return json.loads((self.path() / "answer.json").read_text())
+
+
+def each(value: Any, count: int, name: str) -> list[Any]:
+    """A setting for every layer: one for all, or a list."""
+    listed = plain(value)
+    if not isinstance(listed, list):
+        return [listed] * count
+    if len(listed) != count:
+        raise UserError(f"model.{name} lists {len(listed)} values, the model has {count} layers")
+    return listed
+
+
+def identity(name: str) -> str:
+    """What names a model: its weights, where it is a folder."""
+    files = sorted(Path(name).expanduser().glob("*.safetensors"))
+    return " ".join(content_hash(file) for file in files) or name
+
+
+def answered(file: Path) -> list[dict[str, Any]]:
+    """What a killed run has answered; a line that it left unfinished is dropped."""
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    if len(whole) < len(lines):
+        file.write_text("".join(whole), encoding="utf-8")
+    return [json.loads(line) for line in whole]

@@ -1,0 +1,137 @@
+"""teach: trains a small model in the transformers format to answer questions over short contexts; resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+
+from trime.data.questions.base import Questions, prompt
+from trime.metrics import Meter
+from trime.models.pretrained.tokenizer import word_level
+from trime.stages.artefact import Artefact, plain, write_aside
+from trime.stages.fit import newest, quiet, resolved_precision
+from trime.tasks.answering import Answering, Asked
+from trime.types import UserError
+
+
+class Teach(Artefact):
+    """A folder in the transformers format (model, tokenizer), and ``train.json``."""
+
+    kind, stage = "teach", "teach"
+
+    def settings(self) -> Any:
+        names = ("taught", "optimizer", "schedule", "seed")
+        own = {name: plain(self.config[name]) for name in names}
+        return own | {
+            "questions": plain(self.questions),
+            "updates": self.config.train.updates,
+            "clip": self.config.train.clip_norm,
+        }
+
+    @property
+    def questions(self) -> DictConfig:
+        """Those of the answering task, over shorter contexts, all of them."""
+        return OmegaConf.merge(self.config.questions, self.config.taught.questions, {"count": None})  # type: ignore[return-value]
+
+    def build(self, folder: Path) -> None:
+        taught, questions = self.config.taught, instantiate(self.questions, _convert_="all")
+        pl.seed_everything(self.config.seed, verbose=False)
+        tokenizer = word_level(texts(questions, taught.batch), taught.vocabulary, folder)
+        small = instantiate(taught.model, _convert_="all")
+        model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+        print(f"teach: {sum(part.numel() for part in model.parameters()):,} parameters, {self.config.train.updates:,} updates")
+        optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
+        schedule = instantiate(self.config.schedule, _convert_="all")
+        task = Answering(model, optimizer, schedule, taught.prompt_share, self.config.seed)
+        loader, meter = Examples(questions, tokenizer, taught, self.config.train.updates), Meter()
+        with quiet():
+            trainer = self.trainer(folder)
+            try:
+                trainer.fit(task, loader, ckpt_path=newest(folder / "checkpoints"), weights_only=True)
+            except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
+                raise KeyboardInterrupt from None
+        model.save_pretrained(folder)
+        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        write_aside(folder / "train.json", json.dumps(found | {"seconds": round(meter.seconds, 1)}, indent=1))
+
+    def trainer(self, folder: Path) -> pl.Trainer:
+        train, own = self.config.train, plain(self.config.trainer)
+        own |= {"precision": resolved_precision(self.config), "devices": 1}
+        checkpoints = ModelCheckpoint(
+            folder / "checkpoints", every_n_train_steps=train.checkpoint_every, save_top_k=1, monitor="step", mode="max"
+        )
+        return pl.Trainer(
+            max_steps=train.updates,
+            gradient_clip_val=train.clip_norm or None,
+            log_every_n_steps=train.log_every,
+            callbacks=[checkpoints, *([TQDMProgressBar(refresh_rate=20)] if own["enable_progress_bar"] else [])],
+            logger=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+            **own,
+        )
+
+
+def texts(questions: Questions, least: int) -> Iterator[str]:
+    """What the vocabulary is made of: prompts and answers of one draw; UserError where they do not fill a batch."""
+    examples = list(questions.examples("train"))
+    if len(examples) < least:
+        raise UserError(f"there are {len(examples)} questions to learn from, fewer than taught.batch={least}")
+    for example in examples:
+        yield f"{prompt(example)} {example.answers[0]}"
+
+
+class Examples:
+    """Batches of all updates in order; each epoch draws anew. Goes on at the update that it is told."""
+
+    def __init__(self, questions: Questions, tokenizer: Any, taught: DictConfig, updates: int):
+        self.questions, self.tokenizer, self.taught, self.updates, self.step = questions, tokenizer, taught, updates, 0
+
+    def __len__(self) -> int:
+        return self.updates
+
+    def __iter__(self) -> Iterator[Asked]:
+        first, self.step = self.step, 0
+        for number, rows in enumerate(self.batches()):
+            if number == self.updates:
+                return
+            self.step = number + 1
+            if number >= first:
+                yield collated(rows, self.tokenizer, self.taught)
+
+    def batches(self) -> Iterator[list[Any]]:
+        """Examples, a batch at a time; a rest that fills none is left out."""
+        for epoch in range(self.updates):
+            rows = []
+            for example in self.questions.examples("train", draw=epoch):
+                rows.append(example)
+                if len(rows) == self.taught.batch:
+                    yield rows
+                    rows = []
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
+
+
+def collated(rows: list[Any], tokenizer: Any, taught: DictConfig) -> Asked:
+    """Tokens of prompts, and of answers with their end."""
+    prompts = [tokenizer(prompt(row, taught.question_first), add_special_tokens=False).input_ids for row in rows]
+    answers = [[*tokenizer(row.answers[0], add_special_tokens=False).input_ids, tokenizer.eos_token_id] for row in rows]
+    longest = max(map(len, prompts))
+    limit = taught.model.longest
+    if longest > limit:
+        raise UserError(f"a prompt has {longest} tokens: raise taught.model.longest={limit} or lower taught.questions.words")
+    return Asked(
+        *(torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in part], True, -1) for part in (prompts, answers))
+    )
