@@ -38,8 +38,9 @@ def network(size: int, remembers: bool) -> Network:
     torch.manual_seed(0)
     table = PlainInput(WORDS, WIDTH)
     memory = partial(KeyValueMemory, size=size, policy=FIFO(), top_k=TOP_K, search=kind(size), candidates=EXACT)
+    layers, form = None if remembers else [], Form(normalize=True)
     backbone = memorizing_transformer(
-        table, DEPTH, HEADS, 4 * WIDTH, SEGMENT, memory, Window(SEGMENT), Form(), memory_layers=None if remembers else []
+        table, DEPTH, HEADS, 4 * WIDTH, SEGMENT, memory, Window(SEGMENT), form, memory_layers=layers
     )
     return Network(backbone, Softmax(table, tied=True))
 

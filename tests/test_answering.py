@@ -47,6 +47,9 @@ def test_a_small_model_is_taught_and_answers(
     named = tiny(f"experiment={experiment}", *asked, f"model.name={plan.taught.path()}", "eviction=fifo")  # type: ignore[union-attr]
     run(named)
     assert (Plan(named).answer.path() / "answers.jsonl").is_file() and Plan(named).taught is None
+    run(tiny("stages=[report]", f"report.runs={config.paths.outputs}/runs/**", f"paths.outputs={config.paths.outputs}"))
+    table = (Path(config.paths.outputs) / "reports" / "comparison" / "answers.md").read_text()
+    assert table.count(experiment) == 2 and "fifo" in table
 
 
 @pytest.mark.parametrize("experiment", [name for name in EVERY if name.startswith("attendre")])

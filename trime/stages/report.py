@@ -30,7 +30,7 @@ from trime.stages.picture import (
 )
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
-from trime.stages.tables import analysis_text, csv_of, markdown, replay_text, run_table
+from trime.stages.tables import analysis_text, answers_table, csv_of, markdown, replay_text, run_table
 from trime.types import UserError
 
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
@@ -87,13 +87,8 @@ def report_answers(plan: Plan) -> None:
     }
     write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_aside(folder / "results.json", json.dumps(results, indent=1, ensure_ascii=False))
-    header = ["exact match, %", "questions", "M", "N", "eviction", "tokens/s", "peak MB"]
-    cells = [
-        f"{100 * row['exact_match']:.2f}",
-        *(str(row[key]) for key in ("questions", "memory_size", "query_size", "eviction")),
-    ]
-    speed = [f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"]
-    print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, [[*cells, *speed]])}\nresults: {folder / 'results.json'}")
+    header, lines = answers_table([results])
+    print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, lines)}\nresults: {folder / 'results.json'}")
 
 
 def collected(plan: Plan) -> dict[str, Any]:
@@ -198,8 +193,19 @@ def report_several(config: DictConfig) -> None:
         raise UserError(f"report.runs={config.report.runs} finds no results.json: name folders of finished runs")
     folder = Path(config.paths.outputs) / "reports" / config.report.name
     folder.mkdir(parents=True, exist_ok=True)
+    if answering := [run for run in runs if "questions" in run]:
+        header, lines = answers_table(answering)
+        write_aside(folder / "answers.md", markdown(header, lines))
+        write_aside(folder / "answers.csv", csv_of(header, lines))
+        print(f"\n{markdown(header, lines)}\ntable: {folder / 'answers.md'}, {folder / 'answers.csv'}")
+    if models := [run for run in runs if "questions" not in run]:
+        report_models(models, config.report.against, folder)
+
+
+def report_models(runs: list[dict[str, Any]], against: str, folder: Path) -> None:
+    """Table and pictures of language models."""
     groups = grouped(runs)
-    header, lines = compare_table(groups, config.report.against)
+    header, lines = compare_table(groups, against)
     write_aside(folder / "table.md", markdown(header, lines))
     write_aside(folder / "table.csv", csv_of(header, lines))
     picture = compare_picture(groups, folder / "picture.png")

@@ -165,6 +165,19 @@ def figure(loss: float | None, kind: str) -> str:
     return "" if loss is None else f"{MEASURES[kind](loss):.2f}"
 
 
+def answers_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:
+    """Answering runs, the best first: exact match by model, memories and policy."""
+    header = ["run", "seed", "exact match, %", "questions", "M", "N", "read alone", "eviction", "tokens/s", "peak MB"]
+    lines = []
+    for run in runs:
+        (row,) = next(iter(run["metrics"].values()))
+        sizes = [str(row["memory_size"]), str(row["query_size"] if row["query_size"] is not None else "")]
+        figures = [f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"]
+        match, last = f"{100 * row['exact_match']:.2f}", f"last {row['last']:,}" if row["last"] else ""
+        lines.append([run["name"], str(run["seed"]), match, f"{row['questions']:,}", *sizes, last, row["eviction"], *figures])
+    return header, sorted(lines, key=lambda line: -float(line[2]))
+
+
 def evaluated(run: dict[str, Any]) -> tuple[str, str, int]:
     """Name and fingerprint of the text the run was evaluated on, and how many tokens of it."""
     dataset = run.get("evaluated", run["dataset"])
