@@ -127,3 +127,24 @@ def whole(model: Any, prompt: list[int], count: int) -> list[int]:
             logits = model(torch.tensor([[*prompt, *answer]])).logits
         answer.append(int(logits[0, -1].argmax()))
     return answer
+
+
+@pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])
+def test_a_models_own_sliding_window_is_kept(kind: str) -> None:
+    """Random weights; some of Qwen2's layers see everything."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    more = {"use_sliding_window": True, "max_window_layers": 1} if kind == "Qwen2" else {}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=50, num_key_value_heads=2, sliding_window=6, max_position_embeddings=64, **sizes, **more
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    tokens = torch.randint(50, (2, 40))
+    family = RopeDecoder(model)
+    assert family.windows == ([None, 6, 6] if kind == "Qwen2" else [6, 6, 6])
+    memories = [Attendre(BoundedMemory(40, FIFO()), causal=True, window=window) for window in family.windows]
+    hidden = outputs(LongReader(family, memories, 7), tokens, torch.ones_like(tokens).bool(), "flush")
+    with torch.no_grad():
+        torch.testing.assert_close(family.logits(hidden), model(tokens).logits, rtol=0, atol=5e-5)

@@ -61,12 +61,14 @@ class Attendre:
     """A layer's memories: ``keys`` of K/V entries, and room for ``waiting`` queries (0: they attend at once).
 
     ``top_k``: entries that a query of a head attends to, null for all. ``causal``: none after the query itself.
+    ``window``: none as far away as that, where a model was trained so.
     """
 
     keys: BoundedMemory
     waiting: int = 0
     top_k: int | None = None
     causal: bool = False
+    window: int | None = None
 
     def start(self, own: tuple[Tensor, Tensor], queries: Queries) -> Waiting:
         """Nothing yet, for keys and values [b l g d] and queries of that kind."""
@@ -97,8 +99,10 @@ class Attendre:
 
     def visible(self, query: Int[Tensor, "b q"], key: Int[Tensor, "b m"]) -> Bool[Tensor, "b 1 q m"]:
         """Entries and queries that are there; causal ones not after the query."""
+        distance = query[:, :, None] - key[:, None]
         seen = (query >= 0)[:, :, None] & (key >= 0)[:, None]
-        return (seen & (key[:, None] <= query[:, :, None]) if self.causal else seen)[:, None]
+        seen = seen & (distance >= 0) if self.causal else seen
+        return (seen if self.window is None else seen & (distance.abs() < self.window))[:, None]
 
 
 def best(logits: Float[Tensor, "b h q m"], top_k: int | None) -> Bool[Tensor, "b h q m"] | None:

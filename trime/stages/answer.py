@@ -105,8 +105,9 @@ class Answer(Artefact):
                 own if own is not None else 0 if causal else size // 2,
                 best,
                 causal,
+                window,
             )
-            for size, own, best in zip(sizes, waiting, top_k, strict=True)
+            for size, own, best, window in zip(sizes, waiting, top_k, family.windows, strict=True)
         ]
         return Reading(memories, given.chunk, given.end)
 

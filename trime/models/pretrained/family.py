@@ -25,6 +25,7 @@ class Family(Protocol):
 
     layers: list[Layer]
     causal: bool  # as the model was trained
+    windows: list[int | None]  # of each layer, beyond which it was trained to see nothing
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]: ...
 

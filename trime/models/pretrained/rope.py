@@ -80,6 +80,7 @@ class RopeDecoder:
         stack, kind = KINDS[type(model).__name__]
         self.model, self.stack = model, getattr(model, stack)
         self.layers: list[Layer] = [kind(layer) for layer in self.stack.layers]
+        self.windows = windows_of(model.config, len(self.layers))
         form, longest = rotation(self.stack.rotary_emb), model.config.max_position_embeddings
         stretched: dict[str, Callable[..., Rotary]] = {
             "interpolation": interpolated,
@@ -105,6 +106,13 @@ class RopeDecoder:
     def logits(self, hidden: Float[Tensor, "b l e"]) -> Float[Tensor, "b l v"]:
         """Of the next token."""
         return self.model.get_output_embeddings()(hidden)
+
+
+def windows_of(config: Any, layers: int) -> list[int | None]:
+    """The sliding window of each layer that has one (Mistral; Qwen2 where it says so)."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def rotation(module: Any) -> Rotary:

@@ -42,6 +42,7 @@ class T5Encoder:
             raise UserError(unsupported(model, SUPPORTED))
         self.model, self.stack = model, model.encoder
         self.layers: list[Layer] = [T5Layer(block) for block in self.stack.block]
+        self.windows: list[int | None] = [None] * len(self.layers)
         self.first = self.stack.block[0].layer[0].SelfAttention
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
