@@ -26,7 +26,7 @@ ONLY_IN = {
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": {"trime/data/neighbours.py"},
     "wandb": set(),
-    "transformers": {"trime/models/pretrained/loading.py"},
+    "transformers": {f"trime/models/pretrained/{name}.py" for name in ("loading", "small", "tokenizer")},
 }
 
 
