@@ -53,9 +53,8 @@ def test_readme_command_runs(
     words = shlex.split(command, comments=True)[2:]
     words = [re.sub(r"(path=)(DIR|\.\./shared/data/[\w-]+|\S*TEXT)$", rf"\1{text_folder}", word) for word in words]
     words = [re.sub(r"^((?:dataset|dataset@\w+\.dataset)=)wikitext\d+$", r"\1folder", word) for word in words]
-    words = [
-        word for word in words if not word.startswith(("size=", "train.", "datastore.tokens", "evaluate.tokens", "logger"))
-    ]
+    large = ("size=", "train.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
+    words = [word for word in words if not word.startswith(large)]
     if any(word.startswith("checkpoint=") for word in words):
         words = released(words)
     if any("report.runs" in word for word in words):
