@@ -79,7 +79,10 @@ def latest(summary: Summary, block: Attended) -> Int[Tensor, " b"]:
 def used(block: Attended, top_k: int | None) -> Bool[Tensor, "b h q m"]:
     """Entries that a query retrieved; with ``top_k``, the best so many of those that it saw."""
     hits = block.seen if block.retrieved is None else block.retrieved & block.seen
-    if top_k is None or top_k >= hits.shape[-1]:
-        return hits
-    best = torch.zeros_like(hits).scatter(-1, block.score.topk(top_k, dim=-1).indices, True)
-    return hits & best
+    return hits if top_k is None else hits & largest(block.score, top_k)
+
+
+def largest(score: Float[Tensor, "b h q m"], k: int) -> Bool[Tensor, "b h q m"]:
+    """The ``k`` largest of each row, or all where there are no more."""
+    index = score.topk(min(k, score.shape[-1]), dim=-1).indices
+    return torch.zeros_like(score, dtype=torch.bool).scatter(-1, index, True)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from trime.eviction.base import largest
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.retrieval import attention
 from trime.types import Attended, Bool, Float, Int, Tensor
@@ -109,4 +110,4 @@ def best(logits: Float[Tensor, "b h q m"], top_k: int | None) -> Bool[Tensor, "b
     """The ``top_k`` largest of each row; None where these are all."""
     if top_k is None or top_k >= logits.shape[-1]:
         return None
-    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, logits.topk(top_k, dim=-1).indices, True)
+    return largest(logits, top_k)

@@ -6,14 +6,12 @@ Keys come as they were before rotation, so that a memory may hold them at any di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
+from trime.models.attendre import Score
 from trime.types import Float, Int, Tensor
-
-Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

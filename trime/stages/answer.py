@@ -19,7 +19,7 @@ from trime.models.pretrained.answering import Answerer, DecoderAnswers, EncoderD
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
-from trime.models.pretrained.tokenizer import load_tokenizer
+from trime.models.pretrained.tokenizer import encoded, load_tokenizer
 from trime.stages.artefact import Artefact, plain
 from trime.stages.encode import device_of
 from trime.types import UserError
@@ -73,7 +73,7 @@ class Answer(Artefact):
     def of(self, rows: list[Example], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Answers to some examples, side by side."""
         asked = self.config.answering
-        prompts = [tokenizer(prompt(row, asked.question_first), add_special_tokens=False).input_ids for row in rows]
+        prompts = [encoded(tokenizer, prompt(row, asked.question_first)) for row in rows]
         prompts = [own[-asked.last :] if asked.last else own for own in prompts]
         found = answerer.answers(prompts, tokenizer.eos_token_id, asked.longest)
         texts = [tokenizer.decode(own, skip_special_tokens=True).strip() for own in found]

@@ -83,9 +83,7 @@ class Fit(Artefact):
         with quiet():
             trainer = self.trainer(folder, [history, *self.watching(folder, network)])
             try:
-                trainer.fit(task, datamodule=data, ckpt_path=newest(folder / "checkpoints"), weights_only=True)
-            except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
-                raise KeyboardInterrupt from None
+                run_training(trainer, task, data, folder)
             finally:  # else the next run of a sweep would wait for processes that are gone
                 if distributed.is_initialized():
                     distributed.destroy_process_group()
@@ -143,15 +141,6 @@ class Fit(Artefact):
         own["precision"], own["devices"] = resolved_precision(self.config), devices_of(self.config)
         if own["devices"] > 1:  # a tail of the softmax may have no target in a process's rows
             own |= {"strategy": DDPStrategy(find_unused_parameters=True), "plugins": [LightningEnvironment()]}
-        checkpoints = ModelCheckpoint(
-            folder / "checkpoints",
-            "update-{step:09d}",
-            every_n_train_steps=train.checkpoint_every,
-            save_top_k=1,
-            monitor="step",
-            mode="max",
-            auto_insert_metric_name=False,
-        )
         every = min(train.validate_every, train.updates) * train.accumulate
         return pl.Trainer(
             max_steps=train.updates,
@@ -159,7 +148,7 @@ class Fit(Artefact):
             val_check_interval=every,
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
-            callbacks=[checkpoints, *callbacks, *([TQDMProgressBar(refresh_rate=20)] if own["enable_progress_bar"] else [])],
+            callbacks=[*watched_training(folder, self.config), *callbacks],
             logger=(not follows() and self.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,
@@ -254,6 +243,28 @@ def resolved_precision(config: DictConfig) -> str:
         return str(config.trainer.precision)
     on_cuda = torch.cuda.is_available() and config.trainer.accelerator != "cpu"
     return "bf16-mixed" if on_cuda and torch.cuda.is_bf16_supported() else "32-true"
+
+
+def watched_training(folder: Path, config: DictConfig) -> list[pl.Callback]:
+    """A checkpoint every so often, the last one kept; a progress bar, if it is wanted."""
+    checkpoints = ModelCheckpoint(
+        folder / "checkpoints",
+        "update-{step:09d}",
+        every_n_train_steps=config.train.checkpoint_every,
+        save_top_k=1,
+        monitor="step",
+        mode="max",
+        auto_insert_metric_name=False,
+    )
+    return [checkpoints, *([TQDMProgressBar(refresh_rate=20)] if config.trainer.enable_progress_bar else [])]
+
+
+def run_training(trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
+    """Trains, going on from the last checkpoint of a killed run."""
+    try:
+        trainer.fit(task, data, ckpt_path=newest(folder / "checkpoints"), weights_only=True)
+    except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
+        raise KeyboardInterrupt from None
 
 
 def newest(folder: Path) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from trime.eviction.base import EvictionPolicy
+from trime.eviction.base import EvictionPolicy, largest
 from trime.eviction.clairvoyant import Clairvoyant
 from trime.memory.bounded import BoundedMemory
 from trime.stages.artefact import Artefact, plain
@@ -52,13 +53,14 @@ class Replay(Artefact):
     kind, stage = "replay", "replay"
 
     def settings(self) -> Any:
-        policies = {name: plain(described) for name, described in self.policies().items()}
+        policies = {name: plain(described) for name, described in self.policies.items()}
         return {"policies": policies, "sizes": self.sizes}
 
     @property
     def sizes(self) -> list[int]:
         return sorted(set(plain(self.config.replay.sizes)))
 
+    @cached_property
     def policies(self) -> dict[str, DictConfig]:
         """The policies, at every c of ``replay.c`` where they have one."""
         found: dict[str, Any] = {}
@@ -81,10 +83,10 @@ class Replay(Artefact):
         return whole.eviction
 
     def policy(self, name: str) -> EvictionPolicy:
-        return instantiate(self.policies()[name], _convert_="all")
+        return instantiate(self.policies[name], _convert_="all")
 
     def build(self, folder: Path) -> None:
-        policies = {name: self.policy(name) for name in self.policies()}
+        policies = {name: self.policy(name) for name in self.policies}
         memories = [{"memory": memory, "rows": self.rows(memory, policies)} for memory in self.memories()]
         content = {"exact": self.exact(), "unit": self.unit(), "memories": memories}
         (folder / "replay.json").write_text(json.dumps(content, indent=1))
@@ -199,5 +201,4 @@ class KeyDocument:
         """What a segment's queries think of the entries, and which they retrieve."""
         score = (self.query[:, own[0]] @ self.key[:, position[0].clamp(min=0)].transpose(1, 2))[None]
         score = score.masked_fill((position < 0)[:, None, None], -torch.inf)
-        best = score.topk(min(self.top_k, score.shape[-1]), dim=-1).indices
-        return Attended(score, own, torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True))
+        return Attended(score, own, largest(score, self.top_k))

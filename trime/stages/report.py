@@ -74,13 +74,7 @@ def report_answers(plan: Plan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     reading = {name: plain(config.model[name]) for name in READING}
     row = found | reading | {"eviction": named(plain(config.eviction)), "last": config.answering.last}
-    results = {
-        "name": config.name,
-        "seed": config.seed,
-        "commit": commit(),
-        "config_hash": config_hash(config),
-        "versions": versions(),
-        "hardware": hardware(),
+    results = provenance(config) | {
         "questions": plain(config.questions),
         "model": config.model.name or str(plan.answer.needs()[0].path()),
         "metrics": {config.answering.split: [row]},
@@ -97,13 +91,7 @@ def collected(plan: Plan) -> dict[str, Any]:
     train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
     tuned = plan.tune.tuned()
     characters = plan.test.information()["characters"]
-    results = {
-        "name": config.name,
-        "seed": config.seed,
-        "commit": commit(),
-        "config_hash": config_hash(config),
-        "versions": versions(),
-        "hardware": hardware(),
+    results = provenance(config) | {
         "dataset": dataset_of(plan.corpus),
         "parameters": train.pop("parameters", None),
         "train": train,
@@ -129,6 +117,18 @@ def collected(plan: Plan) -> dict[str, Any]:
             plan.index.statistics() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
         )
     return results
+
+
+def provenance(config: DictConfig) -> dict[str, Any]:
+    """What made a result: the run, its code and its machine."""
+    return {
+        "name": config.name,
+        "seed": config.seed,
+        "commit": commit(),
+        "config_hash": config_hash(config),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
 
 
 def dataset_of(prepared: Prepare) -> dict[str, Any]:

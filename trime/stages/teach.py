@@ -11,13 +11,12 @@ import pytorch_lightning as pl
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 
 from trime.data.questions.base import Questions, prompt
 from trime.metrics import Meter
-from trime.models.pretrained.tokenizer import word_level
+from trime.models.pretrained.tokenizer import encoded, word_level
 from trime.stages.artefact import Artefact, plain, write_aside
-from trime.stages.fit import newest, quiet, resolved_precision
+from trime.stages.fit import quiet, resolved_precision, run_training, watched_training
 from trime.tasks.answering import Answering, Asked
 from trime.types import UserError
 
@@ -54,10 +53,7 @@ class Teach(Artefact):
         loader, meter = Examples(questions, tokenizer, taught, self.config.train.updates), Meter()
         with quiet():
             trainer = self.trainer(folder)
-            try:
-                trainer.fit(task, loader, ckpt_path=newest(folder / "checkpoints"), weights_only=True)
-            except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
-                raise KeyboardInterrupt from None
+            run_training(trainer, task, loader, folder)
         model.save_pretrained(folder)
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         write_aside(folder / "train.json", json.dumps(found | {"seconds": round(meter.seconds, 1)}, indent=1))
@@ -65,14 +61,11 @@ class Teach(Artefact):
     def trainer(self, folder: Path) -> pl.Trainer:
         train, own = self.config.train, plain(self.config.trainer)
         own |= {"precision": resolved_precision(self.config), "devices": 1}
-        checkpoints = ModelCheckpoint(
-            folder / "checkpoints", every_n_train_steps=train.checkpoint_every, save_top_k=1, monitor="step", mode="max"
-        )
         return pl.Trainer(
             max_steps=train.updates,
             gradient_clip_val=train.clip_norm or None,
             log_every_n_steps=train.log_every,
-            callbacks=[checkpoints, *([TQDMProgressBar(refresh_rate=20)] if own["enable_progress_bar"] else [])],
+            callbacks=watched_training(folder, self.config),
             logger=False,
             enable_model_summary=False,
             default_root_dir=folder,
@@ -126,8 +119,8 @@ class Examples:
 
 def collated(rows: list[Any], tokenizer: Any, taught: DictConfig) -> Asked:
     """Tokens of prompts, and of answers with their end."""
-    prompts = [tokenizer(prompt(row, taught.question_first), add_special_tokens=False).input_ids for row in rows]
-    answers = [[*tokenizer(row.answers[0], add_special_tokens=False).input_ids, tokenizer.eos_token_id] for row in rows]
+    prompts = [encoded(tokenizer, prompt(row, taught.question_first)) for row in rows]
+    answers = [[*encoded(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
     longest = max(map(len, prompts))
     limit = taught.model.longest
     if longest > limit:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol, runtime_checkable
 
 from trime.models.attendre import Score
-from trime.types import Float, Int, Tensor
+from trime.types import Float, Int, Tensor, UserError
 
 
 @runtime_checkable
@@ -25,17 +26,18 @@ class Family(Protocol):
 
     layers: list[Layer]
     causal: bool  # as the model was trained
+    score: Score  # what queries make of keys, with their positions
     windows: list[int | None]  # of each layer, beyond which it was trained to see nothing
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]: ...
-
-    def score(self, layer: int) -> Score:
-        """What a layer's queries make of keys, with their positions."""
 
     def last(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
         """After the last layer."""
 
 
-def unsupported(model: Any, supported: dict[str, Any]) -> str:
-    """A line for a model that no family knows."""
-    return f"{type(model).__name__} is not supported: choose one of {', '.join(supported)}"
+def kind_of(model: Any, supported: Collection[str]) -> str:
+    """The name of a model's class; UserError where the family does not know it."""
+    name = type(model).__name__
+    if name not in supported:
+        raise UserError(f"{name} is not supported: choose one of {', '.join(supported)}")
+    return name

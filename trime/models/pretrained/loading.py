@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from torch import nn
 
 from trime.types import Tensor, UserError
 
@@ -50,15 +52,11 @@ def untie(model: Any, name: str) -> None:
     weight = stored(name, HEAD)
     if weight is None:
         raise UserError(f"model.name={name} says tie_word_embeddings=false, but holds no {HEAD}")
-    from torch import nn
-
     model.lm_head.weight = nn.Parameter(weight.to(model.dtype))
 
 
 def stored(name: str, tensor: str) -> Tensor | None:
     """A tensor from a model's files."""
-    import json
-
     from transformers.utils import cached_file
 
     index = cached_file(name, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)

@@ -54,7 +54,7 @@ class LongReader:
             queries = Queries((query, hidden.x), hidden.position)
             if len(self.state) == number:
                 self.state.append(self.memories[number].start((key, value), queries))
-            memory, score = self.memories[number], self.family.score(number)
+            memory, score = self.memories[number], self.family.score
             self.state[number], left = memory.step(self.state[number], (key, value), queries, score)
             hidden = Hidden(self.family.layers[number].finish(left.along[0], left.attended), left.position)
         return Hidden(self.family.last(hidden.x), hidden.position)
@@ -66,7 +66,7 @@ class LongReader:
             waiting = self.state[number].queries.position.shape[1]
             if not waiting:
                 continue
-            self.state[number], left = memory.release(self.state[number], waiting, self.family.score(number))
+            self.state[number], left = memory.release(self.state[number], waiting, self.family.score)
             x = self.family.layers[number].finish(left.along[0], left.attended)
             yield self.through(number + 1, Hidden(x, left.position))
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from trime.models.attendre import Score
-from trime.models.pretrained.family import Layer, unsupported
+from trime.models.pretrained.family import Layer, kind_of
 from trime.models.rotary import Rotary, interpolated, lm_infinite, ntk_aware, rotary, yarn
 from trime.types import Float, Int, Tensor, UserError
 
@@ -71,13 +70,11 @@ class RopeDecoder:
     causal = True
 
     def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0):
-        if type(model).__name__ not in KINDS:
-            raise UserError(unsupported(model, KINDS))
+        stack, kind = KINDS[kind_of(model, KINDS)]
         if position not in POSITIONS or factor < 1:
             raise UserError(
                 f"position={position}, factor={factor}: choose from {', '.join(POSITIONS)}, with a factor of at least 1"
             )
-        stack, kind = KINDS[type(model).__name__]
         self.model, self.stack = model, getattr(model, stack)
         self.layers: list[Layer] = [kind(layer) for layer in self.stack.layers]
         self.windows = windows_of(model.config, len(self.layers))
@@ -88,15 +85,11 @@ class RopeDecoder:
             "yarn": partial(yarn, longest=longest),
         }
         form = stretched[position](form, factor) if position in stretched else form
-        self.scores = lm_infinite(form, longest) if position == "lm_infinite" else rotary(form)
+        self.score = lm_infinite(form, longest) if position == "lm_infinite" else rotary(form)
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
         """Tokens as the first layer reads them."""
         return self.model.get_input_embeddings()(tokens)
-
-    def score(self, layer: int) -> Score:
-        """The same in every layer."""
-        return self.scores
 
     def last(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
         """The last norm."""

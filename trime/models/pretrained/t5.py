@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trime.models.attendre import Score
-from trime.models.pretrained.family import Layer, unsupported
-from trime.types import Bool, Float, Int, Tensor, UserError
+from trime.models.pretrained.family import Layer, kind_of
+from trime.types import Bool, Float, Int, Tensor
 
-SUPPORTED = {"T5ForConditionalGeneration": True, "T5EncoderModel": False}  # class: has a decoder
+SUPPORTED = ("T5ForConditionalGeneration", "T5EncoderModel")
 
 
 class T5Layer:
@@ -38,8 +37,7 @@ class T5Encoder:
     causal = False
 
     def __init__(self, model: Any):
-        if type(model).__name__ not in SUPPORTED:
-            raise UserError(unsupported(model, SUPPORTED))
+        kind_of(model, SUPPORTED)
         self.model, self.stack = model, model.encoder
         self.layers: list[Layer] = [T5Layer(block) for block in self.stack.block]
         self.windows: list[int | None] = [None] * len(self.layers)
@@ -49,11 +47,8 @@ class T5Encoder:
         """Tokens as the first layer reads them."""
         return self.model.get_input_embeddings()(tokens)
 
-    def score(self, layer: int) -> Score:
+    def score(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
         """q k + bias of the distance, the same in every layer."""
-        return self.biased
-
-    def biased(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
         bucket = self.first._relative_position_bucket(
             of[:, None] - at[:, :, None],
             bidirectional=True,

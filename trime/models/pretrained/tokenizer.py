@@ -39,3 +39,8 @@ def word_level(texts: Iterable[str], limit: int, folder: Path) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token=UNKNOWN, pad_token=PADDING, eos_token=END)
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text alone, without those that a model's tokenizer adds."""
+    return tokenizer(text, add_special_tokens=False).input_ids
