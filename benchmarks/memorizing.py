@@ -10,9 +10,8 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import faiss
 import torch
 from torch import nn
 
@@ -25,28 +24,37 @@ from trime.models.heads import Softmax
 from trime.models.kv_memory import KeyValueMemory
 from trime.models.memorizing import Form, memorizing_transformer
 from trime.models.network import Network
-from trime.models.retrieval import Keys, Table, every, exact_top, search
+from trime.models.retrieval import Found, Table, every, exact_top, search
 from trime.models.sliding import Window
 
 WIDTH, DEPTH, HEADS, SEGMENT, BATCH, WORDS, TOP_K = 256, 6, 4, 512, 2, 256, 32
-EXACT = 4096  # entries up to which the search is exact, and candidates of a head beyond that
+EXACT, SCOUTS = 4096, 32  # entries up to which the search is exact, and candidates of a head beyond that; who choose them
 TRAINED, ASKED = 200, 8  # steps of training, and segments over which recall is measured
-CELLS = 256  # of FAISS's inverted file
 
 
-def network(size: int, remembers: bool) -> Network:
+class Kind(NamedTuple):
+    """Of memory: its entries, and how they are searched; none is the plain model."""
+
+    size: int
+    search: str
+
+
+def network(kind: Kind) -> Network:
     torch.manual_seed(0)
     table = PlainInput(WORDS, WIDTH)
-    memory = partial(KeyValueMemory, size=size, policy=FIFO(), top_k=TOP_K, search=kind(size), candidates=EXACT)
-    layers, form = None if remembers else [], Form(normalize=True)
+    memory = partial(
+        KeyValueMemory, size=kind.size, policy=FIFO(), top_k=TOP_K, search=kind.search, candidates=EXACT, scouts=SCOUTS
+    )
+    layers, form = None if kind.size else [], Form(normalize=True)
     backbone = memorizing_transformer(
         table, DEPTH, HEADS, 4 * WIDTH, SEGMENT, memory, Window(SEGMENT), form, memory_layers=layers
     )
     return Network(backbone, Softmax(table, tied=True))
 
 
-def kind(size: int) -> str:
-    return "exact" if size <= EXACT else "approximate"
+def kinds(sizes: list[int]) -> list[Kind]:
+    """Small memories are searched exactly, larger ones in both approximate ways."""
+    return [Kind(size, search) for size in sizes for search in (("exact",) if size <= EXACT else ("approximate", "faiss"))]
 
 
 class Step:
@@ -76,48 +84,28 @@ class Step:
         self.optimizer.step()
 
 
-def recall(size: int, text: torch.Tensor) -> tuple[float, float]:
-    """Of the exact top-k, the share that the search of a trained model finds, its memory full of text it has not seen.
-
-    And the share that FAISS finds in as many entries, those of the cells whose centroids are nearest to a query.
-    """
-    taught = Step(network(EXACT, True).to(text.device), text, True, 0)
+def recall(kind: Kind, text: torch.Tensor) -> float:
+    """Of the exact top-k, the share that the search of a trained model finds, its memory full of text it has not seen."""
+    if kind.search == "exact":
+        return 1.0
+    taught = Step(network(Kind(EXACT, "exact")).to(text.device), text, True, 0)
     for _ in range(TRAINED):
         taught.train()
-    asked = network(size, True).to(text.device)
+    asked = network(kind).to(text.device)
     asked.load_state_dict(taught.network.state_dict())
-    step, found = Step(asked, text[:, TRAINED * SEGMENT :], False, size), Found()
+    step, shares = Step(asked, text[:, TRAINED * SEGMENT :], False, kind.size), []
+
+    def hear(find: Callable[..., Found], query: torch.Tensor, table: Table, *rest: Any) -> Found:
+        found = find(query, table, *rest)
+        shares.append(shared(search(query, every(table), TOP_K, exact_top).slot, found.slot))
+        return found
+
     for attention in asked.backbone.attentions:  # type: ignore[union-attr]
         if attention.memory is not None:  # type: ignore[union-attr]
-            attention.memory.found = partial(found.hear, attention.memory.found)  # type: ignore[union-attr]
+            attention.memory.found = partial(hear, attention.memory.found)  # type: ignore[union-attr]
     for _ in range(ASKED):
         step.take()
-    return tuple(sum(shares) / len(shares) for shares in (found.near, found.in_cells))  # type: ignore[return-value]
-
-
-class Found:
-    """What a memory's search finds, beside exact search and beside cells around centroids."""
-
-    def __init__(self) -> None:
-        self.near: list[float] = []
-        self.in_cells: list[float] = []
-
-    def hear(self, search_and_attend: Callable[..., Any], query: torch.Tensor, table: Table, keys: Keys) -> torch.Tensor:
-        exact, near = (search(query, given, TOP_K, exact_top).slot for given in (every(table), keys))
-        self.near.append(shared(exact, near))
-        if not self.in_cells:
-            self.in_cells.append(shared(exact[0], torch.stack(list(map(in_cells, query[0], every(table).key[0])))))
-        return search_and_attend(query, table, keys)
-
-
-def in_cells(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The slots that an inverted file of 256 cells finds for one head, in as many entries as there are candidates."""
-    index = faiss.index_factory(key.shape[1], f"IVF{CELLS},Flat", faiss.METRIC_INNER_PRODUCT)
-    vectors = key.float().cpu().contiguous().numpy()
-    index.train(vectors)
-    index.add(vectors)
-    index.nprobe = CELLS * EXACT // len(key)
-    return torch.from_numpy(index.search(query.float().cpu().contiguous().numpy(), TOP_K)[1]).to(key.device)
+    return sum(shares) / len(shares)
 
 
 def shared(exact: torch.Tensor, found: torch.Tensor) -> float:
@@ -140,26 +128,24 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     text, rows = rows_of_text(torch.device(options.device)), []
-    recalls = {size: recall(size, text) if kind(size) == "approximate" else (1.0, 1.0) for size in options.sizes}
+    plain, asked = Kind(0, "exact"), kinds(options.sizes)
+    recalls = {kind: recall(kind, text) for kind in asked}
     for trains in (True, False):
-        steps = {
-            size: Step(network(size or EXACT, size > 0).to(text.device), text, trains, size) for size in (0, *options.sizes)
-        }
-        found = alternately({str(size): step.take for size, step in steps.items()}, options.rounds)
-        plain, least = (found[str(size)]["median_seconds"] for size in (0, min(options.sizes)))
-        for size in options.sizes:
-            own = found[str(size)]
+        steps = {kind: Step(network(kind).to(text.device), text, trains, kind.size) for kind in (plain, *asked)}
+        found = alternately({str(kind): step.take for kind, step in steps.items()}, options.rounds)
+        least, base = (found[str(kind)]["median_seconds"] for kind in (asked[0], plain))
+        for kind in asked:
+            own = found[str(kind)]
             rows.append(
                 {
                     "step": "training" if trains else "evaluation",
-                    "memory": size,
-                    "search": kind(size),
-                    "recall": round(recalls[size][0], 3),
-                    "recall of cells": round(recalls[size][1], 3),
-                    "plain ms": round(1e3 * plain, 1),
+                    "memory": kind.size,
+                    "search": kind.search,
+                    "recall": round(recalls[kind], 3),
+                    "plain ms": round(1e3 * base, 1),
                     "with memory ms": round(1e3 * own["median_seconds"], 1),
-                    "over plain": round(own["median_seconds"] / plain, 3),
-                    f"over {min(options.sizes):,}": round(own["median_seconds"] / least, 3),
+                    "over plain": round(own["median_seconds"] / base, 3),
+                    f"over {asked[0].size:,}": round(own["median_seconds"] / least, 3),
                     "peak MB": own["peak_memory_mb"],
                 }
             )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from trime.eviction.lru import LRU
 from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory
 from trime.models.carrying import CarryingBackbone, State
+from trime.models.cells import Cells
 from trime.models.embeddings import PlainInput
 from trime.models.kv_memory import KeyValueMemory
 from trime.models.memorizing import Form, memorizing_transformer
@@ -168,6 +170,7 @@ def test_gradients_are_those_of_plain_indexing() -> None:
 
 
 OF_HEADS = ["model.backbone.memory.top_k=4", "model.backbone.memory.per_head=true"]
+IN_CELLS = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=faiss", "candidates=16")]
 NEARLY = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=approximate", "candidates=16", "scouts=4")]
 BY_CONTENT = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=content"]
 
@@ -175,7 +178,9 @@ BY_CONTENT = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=conte
 MODELS = [("memorizing", OF_HEADS), ("memorizing", BY_CONTENT), ("transformer_xl", [])]
 COMBINATIONS = [
     *((policy, *model) for policy in POLICIES for model in MODELS),
-    *((policy, "memorizing", NEARLY) for policy in ("fifo", "sink", "lru", "lfu")),  # that others are refused is tested below
+    *(
+        (policy, "memorizing", more) for policy in ("fifo", "sink", "lru", "lfu") for more in (NEARLY, IN_CELLS)
+    ),  # that others are refused is tested below
 ]
 
 
@@ -213,14 +218,39 @@ def test_a_state_may_be_read_again(policy: EvictionPolicy) -> None:
 @pytest.mark.parametrize("heads", [{}, {"per_head": True}])
 def test_approximate_search_is_exact_where_all_are_candidates(heads: dict[str, bool]) -> None:
     tokens, found = text(2, 96), []
-    for more in ({}, {"search": "approximate", "candidates": 63}, {"search": "approximate", "candidates": 20, "scouts": 3}):
+    nearly: dict[str, Any] = {"search": "approximate", "candidates": 63}
+    for more in ({}, nearly, nearly | {"candidates": 20, "scouts": 3}, {"search": "faiss", "candidates": 64}):
         torch.manual_seed(0)
         memory = partial(KeyValueMemory, size=64, policy=FIFO(), top_k=4, **heads, **more)
         backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(8), Form()).double().eval()
         found.append(read(backbone, tokens, 8))
-    exact, nearly, fewer = found
+    exact, near, fewer, cells = found
+    torch.testing.assert_close(cells, exact, rtol=0, atol=1e-5)
     torch.testing.assert_close(fewer[:, :24], exact[:, :24], rtol=0, atol=1e-12)  # so few are candidates all
-    assert not torch.allclose(fewer, exact) and (nearly - exact).abs().max() < (fewer - exact).abs().max()
+    assert not torch.allclose(fewer, exact) and (near - exact).abs().max() < (fewer - exact).abs().max()
+
+
+def test_cells_follow_a_table_that_is_written_to() -> None:
+    """All cells visited, FAISS finds what exact search finds, whatever was written, emptied or read before; else less."""
+    torch.manual_seed(4)
+    table, all_of_them, few = Table(*torch.zeros(2, 2, 400, 3, 8).unbind(0), torch.zeros(2, 400).bool()), Cells(400), Cells(40)
+    recalls = []
+    for step in range(30):
+        slots = (torch.arange(100) + 50 * step) % 400  # some are written for the first time, some again
+        table.key[:, slots], table.filled[:, slots] = torch.randn(2, 100, 3, 8), True
+        if step == 20:
+            table.key[1], table.filled[1] = 0, False
+        query = torch.randn(2, 3, 5, 8)
+        exact, found, fewer = (
+            search(query, every(table), 4, exact_top),
+            *(own.search(query, table, 4) for own in (all_of_them, few)),
+        )
+        there = table.filled.any(1)
+        assert torch.equal(exact.slot[there], found.slot[there])
+        torch.testing.assert_close(exact.product, found.product.clamp(min=-1e3), rtol=0, atol=1e-5)
+        torch.testing.assert_close(Cells(400).search(query, table, 4).slot[there], found.slot[there])
+        recalls.append((exact.slot[0, ..., None] == fewer.slot[0, ..., None, :]).any(-1).float().mean())
+    assert recalls[0] == 1 and 0.3 < torch.stack(recalls[10:]).mean() < 1  # a table that fills up is searched exactly
 
 
 def test_candidates_are_those_of_the_scouts() -> None:
@@ -373,6 +403,7 @@ def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
         (["batching.size=40000"], "batching.size"),
         (["model.backbone.memory.search=approximate", "model.backbone.memory.candidates=8"], "candidates=8"),
         (["model.backbone.memory.search=approximate", "eviction=lra_sum"], "eviction=fifo"),
+        (["model.backbone.memory.search=faiss", "eviction=lfa"], "eviction=fifo"),
         (["model.backbone.form.norm=batch"], "form.norm=batch"),
         (["model.backbone.window.length=0"], "window.length=0"),
         (["backbone=transformer", "batching=shuffled", "eviction=lfa", "eviction.gamma=-1"], "gamma=-1"),

@@ -22,7 +22,7 @@ BELOW = {
     "follow": {"types", "stages"},
 }
 ONLY_IN = {
-    "faiss": {"trime/memory/search.py"},
+    "faiss": {"trime/memory/search.py", "trime/models/cells.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": {"trime/data/neighbours.py"},
     "wandb": set(),

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from trime.eviction.base import largest
 from trime.memory.bounded import BoundedMemory, Held
-from trime.models.retrieval import attention
+from trime.models.retrieval import attention, bucket_top
 from trime.types import Attended, Bool, Float, Int, Tensor
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # query, its position, key, its position to logits [b h q m]
@@ -43,26 +44,44 @@ class Queries(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What a layer carries from chunk to chunk: keys and values [b m g d], and the queries that wait."""
+    """What a layer carries from chunk to chunk: keys, values [b m g d] and more of entries, and the queries that wait."""
 
     keys: Held
     queries: Queries
 
 
+class Retrieved(NamedTuple):
+    """Which entries queries attended to: how similar they are (-inf: not retrieved), where they stand, what is told of them."""
+
+    similarity: Float[Tensor, "b h q m"]
+    position: Int[Tensor, "b m"]
+    told: tuple[Tensor, ...]  # columns [b m] behind keys and values, such as the document
+
+    def best(self, count: int) -> tuple[Float[Tensor, "b h q k"], Int[Tensor, "b h q k"], tuple[Tensor, ...]]:
+        """The most similar entries: similarity, position, and what is told of them; -1 where there are fewer."""
+        similarity, slot = self.similarity.topk(min(count, self.similarity.shape[-1]), dim=-1)
+        columns = (self.position, *self.told)
+        rows = torch.arange(len(slot), device=slot.device)[:, None, None, None]
+        position, *told = (column[rows, slot].masked_fill(similarity == -torch.inf, -1) for column in columns)
+        return similarity, position, tuple(told)
+
+
 class Left(NamedTuple):
-    """What queries that attended got from the memory, and what had waited along with them."""
+    """What queries that attended got from the memory, what had waited along with them, and what they retrieved."""
 
     attended: Float[Tensor, "b q h d"]
     along: tuple[Tensor, ...]
     position: Int[Tensor, "b q"]
+    retrieved: Retrieved
 
 
 @dataclass(frozen=True)
 class Attendre:
     """A layer's memories: ``keys`` of K/V entries, and room for ``waiting`` queries (0: they attend at once).
 
-    ``top_k``: entries that a query of a head attends to, null for all. ``causal``: none after the query itself.
-    ``window``: none as far away as that, where a model was trained so.
+    ``top_k``: entries that a query of a head attends to, null for all; ``search``: the best ones (exact), or the best
+    one of each of ``top_k`` strided buckets. ``causal``: none after the query itself. ``window``: none as far away as
+    that, where a model was trained so. Entries are keys and values [b l g d], and columns [b l] that tell of them.
     """
 
     keys: BoundedMemory
@@ -70,13 +89,14 @@ class Attendre:
     top_k: int | None = None
     causal: bool = False
     window: int | None = None
+    search: str = "exact"
 
-    def start(self, own: tuple[Tensor, Tensor], queries: Queries) -> Waiting:
-        """Nothing yet, for keys and values [b l g d] and queries of that kind."""
+    def start(self, own: tuple[Tensor, ...], queries: Queries) -> Waiting:
+        """Nothing yet, for entries and queries of that kind."""
         return Waiting(self.keys.empty(own), queries.split(0)[0])
 
-    def step(self, state: Waiting, own: tuple[Tensor, Tensor], queries: Queries, score: Score) -> tuple[Waiting, Left]:
-        """Reads a chunk: keys and values [b l g d], and queries of the same positions."""
+    def step(self, state: Waiting, own: tuple[Tensor, ...], queries: Queries, score: Score) -> tuple[Waiting, Left]:
+        """Reads a chunk: entries, and queries of the same positions."""
         keys, _ = self.keys.insert(state.keys, own, queries.position)
         waiting = state.queries.joined(queries)
         return self.release(Waiting(keys, waiting), max(0, waiting.position.shape[1] - self.waiting), score)
@@ -89,14 +109,16 @@ class Attendre:
 
     def attend(self, held: Held, leaving: Queries, score: Score) -> tuple[Held, Left]:
         """One softmax over what the memory holds; its policy hears of all scores."""
-        (query, *along), (key, value), place = leaving.columns, held.columns, held.ranking.position
+        (query, *along), (key, value, *told), place = leaving.columns, held.columns, held.ranking.position
         logits = score(query, leaving.position, key, place).masked_fill(~self.visible(leaving.position, place), -torch.inf)
-        retrieved = best(logits, self.top_k)
-        weight = attention(logits if retrieved is None else logits.masked_fill(~retrieved, -torch.inf))
+        retrieved = best(logits, self.top_k, self.search)
+        similarity = logits if retrieved is None else logits.masked_fill(~retrieved, -torch.inf)
+        weight = attention(similarity)
         attended = (weight.unflatten(1, (value.shape[2], -1)) @ value.transpose(1, 2)[:, :, None]).flatten(1, 2)
         policy, block = self.keys.policy, Attended(logits, leaving.position, retrieved)
         ranking = policy.settle(held.ranking, policy.observe(policy.begin(held.ranking), block))
-        return held._replace(ranking=ranking), Left(attended.transpose(1, 2), tuple(along), leaving.position)
+        found = Retrieved(similarity, place, tuple(told))
+        return held._replace(ranking=ranking), Left(attended.transpose(1, 2), tuple(along), leaving.position, found)
 
     def visible(self, query: Int[Tensor, "b q"], key: Int[Tensor, "b m"]) -> Bool[Tensor, "b 1 q m"]:
         """Entries and queries that are there; causal ones not after the query."""
@@ -106,8 +128,12 @@ class Attendre:
         return (seen if self.window is None else seen & (distance.abs() < self.window))[:, None]
 
 
-def best(logits: Float[Tensor, "b h q m"], top_k: int | None) -> Bool[Tensor, "b h q m"] | None:
-    """The ``top_k`` largest of each row; None where these are all."""
+def best(logits: Float[Tensor, "b h q m"], top_k: int | None, search: str) -> Bool[Tensor, "b h q m"] | None:
+    """The ``top_k`` largest of each row, or the largest of each of its buckets (slot mod k); None where these are all."""
     if top_k is None or top_k >= logits.shape[-1]:
         return None
-    return largest(logits, top_k)
+    if search == "exact":
+        return largest(logits, top_k)
+    filled = F.pad(logits, (0, -logits.shape[-1] % top_k), value=-torch.inf)
+    found = torch.zeros_like(filled, dtype=torch.bool).scatter(-1, bucket_top(filled, top_k), True)
+    return found[..., : logits.shape[-1]]

@@ -10,10 +10,24 @@ from torch import nn
 
 from trime.eviction.base import ByScore, EvictionPolicy, Summary
 from trime.memory.bounded import BoundedMemory, Held
-from trime.models.retrieval import Keys, Table, Watch, attend, bucket_top, candidates, every, exact_top, search
+from trime.models.cells import Cells
+from trime.models.retrieval import (
+    CELLS,
+    Found,
+    Keys,
+    Table,
+    Watch,
+    attend,
+    bucket_top,
+    candidates,
+    every,
+    exact_top,
+    search,
+)
 from trime.types import Attended, Bool, Float, Int, Tensor
 
-SEARCHES = {"exact": exact_top, "buckets": bucket_top, "approximate": exact_top}
+SEARCHES = {"exact": exact_top, "buckets": bucket_top, "approximate": exact_top, "faiss": exact_top}
+PARTIAL = ("approximate", "faiss")  # not every entry is scored
 GATES = ("bias", "content")
 
 
@@ -33,9 +47,9 @@ class KeyValueMemory(nn.Module):
     """The ``size`` entries of each row that the policy keeps, and the attention of a layer to the ``top_k`` best.
 
     ``search``: exact; approximate, among the ``candidates`` entries of a head that ``scouts`` queries of the last
-    segment choose; or (as the official code) the best of strided buckets. ``per_head``: every head keeps a set of its
-    own. ``gate``: the paper's scalar of each head (bias), or a linear function of the token too. At size 0 every
-    segment finds what a document's first one finds: nothing.
+    segment choose; faiss, among as many in the cells nearest to each query; or (as the official code) the best of
+    strided buckets. ``per_head``: every head keeps a set of its own. ``gate``: the paper's scalar of each head (bias), or
+    a linear function of the token too. At size 0 every segment finds what a document's first one finds: nothing.
     """
 
     def __init__(
@@ -59,17 +73,16 @@ class KeyValueMemory(nn.Module):
             raise ValueError(f"search={search}, gate={gate}: choose search from {[*SEARCHES]}, gate from {[*GATES]}")
         if search == "buckets" and size % top_k:
             raise ValueError(f"search=buckets wants model.memory_size={size} to be a multiple of top_k={top_k}")
-        if search == "approximate" and (scouts < 1 or candidates < top_k):
+        if search in PARTIAL and (scouts < 1 or candidates < top_k):
+            raise ValueError(f"search={search}: scouts={scouts} must be at least 1, candidates={candidates} at least {top_k}")
+        if search in PARTIAL and isinstance(policy, ByScore):
             raise ValueError(
-                f"search=approximate: scouts={scouts} must be at least 1, candidates={candidates} at least {top_k}"
-            )
-        if search == "approximate" and isinstance(policy, ByScore):
-            raise ValueError(
-                "search=approximate scores candidates alone: choose eviction=fifo, sink, lru or lfu, or search=exact"
+                f"search={search} scores candidates alone: choose eviction=fifo, sink, lru or lfu, or search=exact"
             )
         self.heads, self.top_k, self.top, self.per_head = heads, top_k, SEARCHES[search], per_head
         self.memory, self.empty_take_mass = BoundedMemory(size, policy), empty_take_mass
         self.scouts, self.candidates = (scouts, candidates) if search == "approximate" else (0, size)
+        self.cells, self.partial = Cells(candidates) if search == "faiss" else None, search in PARTIAL
         self.told: Callable[[Tensor], None] | None = None  # hears of the slots that queries find
         self.bias = nn.Parameter(torch.zeros(heads))
         self.content = nn.Linear(width, heads, bias=False) if gate == "content" else None
@@ -120,26 +133,30 @@ class KeyValueMemory(nn.Module):
         few = scout.shape[2] and self.memory.size > self.candidates
         keys = candidates(table, scout, self.top_k, self.candidates) if few else every(table)
         if not policy.by_attention:
-            return self.found(asked, table, keys).view_as(query), held
+            return self.attended(asked, table, self.found(asked, table, keys)).view_as(query), held
         whole, place = policy.begin(held.ranking), self.rows(position)
         summaries = [Summary(*(part[row : row + 1] for part in whole)) for row in range(len(place))]
 
         def watch(row: int, block: slice, score: Tensor, best: Tensor) -> None:
             retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True)
-            if keys.slot is not None:  # entries that are no candidates were not seen
-                slot, everywhere = keys.slot[row][:, None].expand_as(score), (*score.shape[:2], self.memory.size)
-                score = score.new_full(everywhere, -torch.inf).scatter(-1, slot, score)
-                retrieved = retrieved.new_zeros(everywhere).scatter(-1, slot, retrieved)
             attended = Attended(score[None], place[row : row + 1, block], retrieved[None])
             summaries[row] = policy.observe(summaries[row], attended)
 
-        result = self.found(asked, table, keys, watch)
+        found = self.found(asked, table, keys, None if self.partial else watch)
+        if self.partial:
+            told(found, self.memory.size, watch)
+        result = self.attended(asked, table, found)
         summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
         return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
 
-    def found(self, query: Float[Tensor, "r h l d"], table: Table, keys: Keys, watch: Watch | None = None) -> Tensor:
-        """Search, then attention to what it finds."""
-        found = search(query, keys, self.top_k, self.top, watch)
+    def found(self, query: Float[Tensor, "r h l d"], table: Table, keys: Keys, watch: Watch | None = None) -> Found:
+        """The best entries of each query."""
+        if self.cells is not None:
+            return self.cells.search(query, table, self.top_k)
+        return search(query, keys, self.top_k, self.top, watch)
+
+    def attended(self, query: Float[Tensor, "r h l d"], table: Table, found: Found) -> Float[Tensor, "r h l d"]:
+        """Attention to what was found."""
         if self.told is not None:
             self.told(found.slot)
         return attend(query, table, found, self.empty_take_mass)
@@ -149,3 +166,15 @@ class KeyValueMemory(nn.Module):
         query, key, value = (part.detach() for part in own)
         scout = query[:, :, :: max(1, -(-query.shape[2] // self.scouts))] if self.scouts else query[:, :, :0]
         return Remembered(held, (key, value), position, scout)
+
+
+def told(found: Found, size: int, watch: Watch) -> None:
+    """Tells of what was found alone, block by block: of other entries nothing is known."""
+    b, h, length, _ = found.slot.shape
+    step = max(1, CELLS // (h * size))
+    for row in range(b):
+        for start in range(0, length, step):
+            block = slice(start, min(start + step, length))
+            slot, product = found.slot[row, :, block], found.product[row, :, block]
+            score = product.new_full((*slot.shape[:2], size), -torch.inf)
+            watch(row, block, score.scatter(-1, slot, product), slot)

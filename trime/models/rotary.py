@@ -1,6 +1,6 @@
 """Rotary positions (RoPE) as scores of queries and keys: at their distances, or capped as in LM-Infinite (Attendre 4).
 
-Keys come as they were before rotation, so that a memory may hold them at any distance.
+A memory may hold keys as they were before rotation, at any distance, or after it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from trime.models.attendre import Score
 from trime.types import Float, Int, Tensor
 
 
@@ -69,29 +68,42 @@ def products(query: Float[Tensor, "b q h d"], key: Float[Tensor, "b m g d"]) -> 
     return (asked @ key.permute(0, 2, 3, 1)[:, :, None]).flatten(1, 2)
 
 
-def rotary(form: Rotary) -> Score:
-    """Scores at the true distances."""
+@dataclass(frozen=True)
+class RotaryScore:
+    """Scores at the true distances, or, with a ``longest``, as in LM-Infinite: at distances of at most that.
 
-    def score(query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
-        return products(form.rotated(query, at), form.rotated(key, of))
-
-    return score
-
-
-def lm_infinite(form: Rotary, longest: int, future: str = "signed") -> Score:
-    """Scores at distances of at most ``longest``, the length of pretraining: beyond, the query stands there and the key at 0.
-
-    Keys after the query by more stand at -longest (``signed``) or, as if far behind, at +longest (``zero_max``).
+    ``longest`` is the length of pretraining: beyond it the query stands there and the key at 0. Keys after the query
+    by more stand at -longest (``future=signed``) or, as if far behind, at +longest (``zero_max``). Keys are kept as they
+    were before rotation, or ``after`` it: then a step rotates no key again, but for what LM-Infinite caps.
     """
 
-    def score(query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
+    form: Rotary
+    longest: int | None = None
+    future: str = "signed"
+    after: bool = False
+
+    def stored(self, key: Float[Tensor, "b l g d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l g d"]:
+        """Keys as a memory keeps them."""
+        return self.form.rotated(key, position) if self.after else key
+
+    def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
+        """Of queries [b q h d] at their positions and stored keys [b m g d] at theirs [b h q m]."""
+        result = products(self.form.rotated(query, at), key if self.after else self.form.rotated(key, of))
+        if self.longest is None:
+            return result
         distance = (at[:, :, None] - of[:, None])[:, None]
-        near, far = (form.rotated(x, position) for x, position in ((query, at), (query, torch.full_like(at, longest))))
-        result = products(near, form.rotated(key, of))
-        result = torch.where(distance.abs() <= longest, result, products(far, key))
-        if future == "signed" and bool((distance < -longest).any()):
-            ahead = products(form.rotated(query, torch.full_like(at, -longest)), key)
-            result = torch.where(distance < -longest, ahead, result)
+        if bool((distance > self.longest).any()) or self.future == "zero_max":
+            beyond = distance > self.longest if self.future == "signed" else distance.abs() > self.longest
+            result = torch.where(beyond, self.capped(query, self.longest, key, of), result)
+        if self.future == "signed" and bool((distance < -self.longest).any()):
+            result = torch.where(distance < -self.longest, self.capped(query, -self.longest, key, of), result)
         return result
 
-    return score
+    def capped(self, query: Tensor, place: int, key: Tensor, of: Tensor) -> Float[Tensor, "b h q m"]:
+        """Scores with the queries at ``place``, the keys at 0."""
+        at = torch.full(query.shape[:2], place, device=query.device)
+        if self.after:
+            origin = replace(self.form, scale=1.0).rotated(key, -of)
+        else:
+            origin = key if self.form.scale == 1 else self.form.rotated(key, torch.zeros_like(of))
+        return products(self.form.rotated(query, at), origin)

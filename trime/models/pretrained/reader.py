@@ -52,10 +52,11 @@ class LongReader:
         for number in range(first, len(self.memories)):
             query, key, value = self.family.layers[number].project(hidden.x)
             queries = Queries((query, hidden.x), hidden.position)
+            own = (self.family.stored(key, hidden.position), value)
             if len(self.state) == number:
-                self.state.append(self.memories[number].start((key, value), queries))
+                self.state.append(self.memories[number].start(own, queries))
             memory, score = self.memories[number], self.family.score
-            self.state[number], left = memory.step(self.state[number], (key, value), queries, score)
+            self.state[number], left = memory.step(self.state[number], own, queries, score)
             hidden = Hidden(self.family.layers[number].finish(left.along[0], left.attended), left.position)
         return Hidden(self.family.last(hidden.x), hidden.position)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from trime.models.pretrained.family import Layer, kind_of
-from trime.models.rotary import Rotary, interpolated, lm_infinite, ntk_aware, rotary, yarn
+from trime.models.rotary import Rotary, RotaryScore, interpolated, ntk_aware, yarn
 from trime.types import Float, Int, Tensor, UserError
 
 
@@ -58,22 +58,24 @@ KINDS: dict[str, tuple[str, Callable[[Any], Layer]]] = {  # class: where its sta
 
 
 POSITIONS = ("lm_infinite", "interpolation", "ntk", "yarn", "none")
+KEYS = ("before", "after")  # rotation, when they are stored
 
 
 class RopeDecoder:
     """A decoder's parts.
 
     ``position``: lm_infinite caps distances at the length of pretraining; interpolation, ntk and yarn stretch
-    rotations for inputs ``factor`` times as long; none leaves them.
+    rotations for inputs ``factor`` times as long; none leaves them. ``keys``: stored before or after rotation.
     """
 
     causal = True
 
-    def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0):
+    def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0, keys: str = "before"):
         stack, kind = KINDS[kind_of(model, KINDS)]
-        if position not in POSITIONS or factor < 1:
+        if position not in POSITIONS or factor < 1 or keys not in KEYS:
             raise UserError(
-                f"position={position}, factor={factor}: choose from {', '.join(POSITIONS)}, with a factor of at least 1"
+                f"position={position}, factor={factor}, keys={keys}: choose from {', '.join(POSITIONS)}, "
+                f"a factor of at least 1, and from {', '.join(KEYS)}"
             )
         self.model, self.stack = model, getattr(model, stack)
         self.layers: list[Layer] = [kind(layer) for layer in self.stack.layers]
@@ -85,7 +87,8 @@ class RopeDecoder:
             "yarn": partial(yarn, longest=longest),
         }
         form = stretched[position](form, factor) if position in stretched else form
-        self.score = lm_infinite(form, longest) if position == "lm_infinite" else rotary(form)
+        self.score = RotaryScore(form, longest if position == "lm_infinite" else None, after=keys == "after")
+        self.stored = self.score.stored
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
         """Tokens as the first layer reads them."""

@@ -47,6 +47,10 @@ class T5Encoder:
         """Tokens as the first layer reads them."""
         return self.model.get_input_embeddings()(tokens)
 
+    def stored(self, key: Float[Tensor, "b l h d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l h d"]:
+        """Keys as a memory keeps them: positions come in as a bias."""
+        return key
+
     def score(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
         """q k + bias of the distance, the same in every layer."""
         bucket = self.first._relative_position_bucket(
