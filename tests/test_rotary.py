@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from trime.models.rotary import Rotary, interpolated, lm_infinite, ntk_aware, rotary, yarn
+from trime.models.rotary import Rotary, RotaryScore, interpolated, ntk_aware, yarn
 
 FORM = Rotary.of(8, 100.0)
 FORMS = [FORM, Rotary.of(4, 100.0), Rotary.of(8, 100.0, True), interpolated(FORM, 4), ntk_aware(FORM, 4), yarn(FORM, 4, 32)]
@@ -23,22 +23,22 @@ def given(rows: int = 2, queries: int = 5, keys: int = 7) -> tuple[torch.Tensor,
 @pytest.mark.parametrize("form", FORMS)
 def test_scores_depend_on_distances_alone(form: Rotary) -> None:
     query, at, key, of = given()
-    score = rotary(form)
+    score = RotaryScore(form)
     torch.testing.assert_close(score(query, at, key, of), score(query, at + 1000, key, of + 1000), rtol=0, atol=1e-10)
 
 
 def test_heads_of_queries_share_keys_in_order() -> None:
     query, at, key, of = given()
-    both = rotary(FORM)(query, at, key, of)
+    both = RotaryScore(FORM)(query, at, key, of)
     for head in range(4):
-        alone = rotary(FORM)(query[:, :, head : head + 1], at, key[:, :, head // 2 : head // 2 + 1], of)
+        alone = RotaryScore(FORM)(query[:, :, head : head + 1], at, key[:, :, head // 2 : head // 2 + 1], of)
         torch.testing.assert_close(both[:, head : head + 1], alone, rtol=0, atol=1e-12)
 
 
 def test_interpolation_is_closer_positions() -> None:
     query, at, key, of = given()
-    stretched = rotary(interpolated(FORM, 4))(query, 4 * at, key, 4 * of)
-    torch.testing.assert_close(stretched, rotary(FORM)(query, at, key, of), rtol=0, atol=1e-12)
+    stretched = RotaryScore(interpolated(FORM, 4))(query, 4 * at, key, 4 * of)
+    torch.testing.assert_close(stretched, RotaryScore(FORM)(query, at, key, of), rtol=0, atol=1e-12)
 
 
 def test_ntk_keeps_the_highest_frequency_and_stretches_the_lowest() -> None:
@@ -57,10 +57,27 @@ def test_yarn_keeps_what_turns_often_and_interpolates_what_hardly_turns() -> Non
 
 def test_lm_infinite_is_rotary_within_its_length_and_level_beyond() -> None:
     query, at, key, of = given()
-    score = lm_infinite(FORM, 20)(query, at, key, of)
+    score = RotaryScore(FORM, 20)(query, at, key, of)
     near = ((at[:, :, None] - of[:, None]).abs() <= 20)[:, None].expand_as(score)
     assert near.any() and not near.all()
-    torch.testing.assert_close(score[near], rotary(FORM)(query, at, key, of)[near], rtol=0, atol=1e-12)
+    torch.testing.assert_close(score[near], RotaryScore(FORM)(query, at, key, of)[near], rtol=0, atol=1e-12)
     far = (at.amin() - of > 20)[:, None, None].expand_as(score)
-    shifted = lm_infinite(FORM, 20)(query, at + 500, key, of)
+    shifted = RotaryScore(FORM, 20)(query, at + 500, key, of)
     torch.testing.assert_close(shifted[far], score[far], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("longest", [None, 20])
+@pytest.mark.parametrize("future", ["signed", "zero_max"])
+@pytest.mark.parametrize("form", FORMS)
+def test_keys_may_be_stored_after_rotation(form: Rotary, future: str, longest: int | None) -> None:
+    """Also where a model scales what is turned: a key that is capped stands at 0, as any other."""
+    query, at, key, of = given()
+    before, after = (RotaryScore(form, longest, future, kept) for kept in (False, True))
+    of[:, :3] += 60  # some after their query, by more than the cap
+    assert torch.equal(before.stored(key, of), key) and not torch.equal(after.stored(key, of), key)
+    expected = before(query, at, key, of)
+    torch.testing.assert_close(after(query, at, after.stored(key, of), of), expected, rtol=0, atol=1e-12)
+    if longest is not None:
+        far = at[0, 0] - of[0] > longest
+        direct = before(query[:1, :1], torch.full((1, 1), longest), key[:1], torch.zeros_like(of[:1]))[0, :, 0]
+        torch.testing.assert_close(expected[0, :, 0, far], direct[:, far], rtol=0, atol=1e-12)

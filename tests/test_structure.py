@@ -25,6 +25,7 @@ ONLY_IN = {
     "faiss": {"trime/memory/search.py", "trime/models/cells.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": {"trime/data/neighbours.py"},
+    "peft": {"trime/models/pretrained/lora.py"},
     "wandb": set(),
     "transformers": {f"trime/models/pretrained/{name}.py" for name in ("loading", "small", "tokenizer")},
 }

@@ -5,6 +5,7 @@ Parameters come from ``attendre_layer.json``; the bias of pairs stands for what 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.golden.published import parametrized
 from trime.memory.bounded import BoundedMemory
 from trime.models import attendre
 from trime.models.attendre import Attendre, Left, Queries, Waiting
-from trime.models.rotary import Rotary, lm_infinite, rotary
+from trime.models.rotary import Rotary, RotaryScore
 
 RUNS = description("attendre_layer")
 INFINITE = description("lm_infinite")
@@ -78,7 +79,7 @@ def test_a_layer(name: str) -> None:
     torch.testing.assert_close(run.out.transpose(1, 2), found[f"{name}/out"], rtol=0, atol=1e-12, equal_nan=True)
     assert torch.equal(run.visible, found[f"{name}/visible"])
     assert torch.equal(run.step_of_query, found[f"{name}/step_of_query"])
-    assert bool(found[f"{name}/visible"].any()) and attendre.best(torch.zeros(1, 1, 1, 3), 3) is None
+    assert bool(found[f"{name}/visible"].any()) and attendre.best(torch.zeros(1, 1, 1, 3), 3, "exact") is None
 
 
 @parametrized("name", list(INFINITE.get("cases", {})))
@@ -91,10 +92,14 @@ def test_lm_infinite(name: str) -> None:
         rows, kept = (found[f"memory_subset/{which}_index"] for which in ("query", "kept_key"))
         query, key, value = query[:, rows], key[:, kept], value[:, kept]
     form = Rotary.of(given.get("dim", INFINITE["D"]), given["base"], given.get("style") == "interleaved")
-    logits = lm_infinite(form, given["L"], given.get("future", "signed"))(query, query_at[None], key, key_at[None])[0]
+    capped = RotaryScore(form, given["L"], given.get("future", "signed"))
+    logits = capped(query, query_at[None], key, key_at[None])[0]
+    after = replace(capped, after=True)
+    turned = after.stored(key, key_at[None])
+    torch.testing.assert_close(after(query, query_at[None], turned, key_at[None])[0], logits, rtol=0, atol=1e-12)
     torch.testing.assert_close(logits, found[f"{name}/scores"], rtol=0, atol=1e-12)
     out = logits.masked_fill(~found[f"{name}/allow"], -torch.inf).softmax(-1) @ value[0].transpose(0, 1)
     torch.testing.assert_close(out, found[f"{name}/out"], rtol=0, atol=1e-12)
     near = found[f"{name}/used_distance"].abs() < given["L"]
-    plain = rotary(form)(query, query_at[None], key, key_at[None])[0]
+    plain = RotaryScore(form)(query, query_at[None], key, key_at[None])[0]
     torch.testing.assert_close(logits[:, near], plain[:, near], rtol=0, atol=1e-12)

@@ -72,6 +72,23 @@ def test_a_decoder_with_a_large_memory_is_the_full_model(name: str, chunk: int, 
     torch.testing.assert_close(family.logits(hidden).double(), found["logits"], rtol=0, atol=5e-5)
 
 
+@parametrized("name", ROPE)
+@pytest.mark.parametrize("keys", ["before", "after"])
+@pytest.mark.parametrize("end", ["flush", "drain"])
+def test_a_decoder_whose_queries_all_wait_reads_both_ways(name: str, keys: str, end: str, tmp_path: Path) -> None:
+    """Law: with attention both ways, N ≥ length equals the full forward under a mask that hides padding alone."""
+    found, model = tensors(name), model_of(name, tmp_path)
+    family, tokens, filled = RopeDecoder(model, keys=keys), found["input_ids"], found["attention_mask"].bool()
+    length = tokens.shape[1]
+    memory = Attendre(BoundedMemory(length, FIFO()), length, causal=False)
+    hidden = outputs(LongReader(family, [memory] * len(family.layers), 13), tokens, filled, end)
+    seen = filled[:, None, None].expand(-1, 1, length, -1)
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=torch.zeros(seen.shape).masked_fill(~seen, -1e30)).logits
+    torch.testing.assert_close(family.logits(hidden)[filled], expected[filled], rtol=0, atol=5e-5)
+    assert (expected[filled] - found["logits"][filled]).abs().max() > 1e-2, "the future matters"
+
+
 @parametrized("name", T5)
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("end", ["flush", "drain"])

@@ -76,11 +76,11 @@ class Cells:
         count = max(1, min(math.isqrt(size), size // (2 * POINTS)))
         if len(key) < max(POINTS * count, self.candidates):
             return None
-        file = faiss.index_factory(key.shape[1], f"IVF{count},Flat", faiss.METRIC_INNER_PRODUCT)
+        file: Any = faiss.index_factory(key.shape[1], f"IVF{count},Flat", faiss.METRIC_INNER_PRODUCT)
         file.cp.max_points_per_centroid = 64
         file.train(vectors(key))
         file.add(vectors(key))
-        file.set_direct_map_type(faiss.DirectMap.Array)
+        file.set_direct_map_type(faiss.DirectMap.Array)  # type: ignore[attr-defined]
         file.nprobe = max(1, count * self.candidates // size)
         return file
 

@@ -7,11 +7,14 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from safetensors.torch import load_model, save_model
+from safetensors import safe_open
+from safetensors.torch import load_model, save_file, save_model
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trime.types import Batch, Encoding, Int, Mass, Tensor, UserError
+
+PART = "part"  # a file that does not hold the weights that were frozen
 
 
 class Network(nn.Module):
@@ -80,15 +83,21 @@ def build_network(model: Any, vocabulary: int) -> Network:
 
 
 def save_network(network: Network, path: Path) -> None:
-    """Writes the weights as safetensors, shared ones once."""
-    save_model(network, str(path))
+    """Writes the weights as safetensors, shared ones once; of a model that is frozen in part, those that were trained."""
+    if all(parameter.requires_grad for parameter in network.parameters()):
+        save_model(network, str(path))
+        return
+    trained = {name: own.detach().contiguous() for name, own in network.named_parameters() if own.requires_grad}
+    save_file(trained, str(path), {"weights": PART})
 
 
 def load_network(model: Any, vocabulary: int, path: Path) -> Network:
     """The network with weights from a file; UserError where they do not fit."""
     network = build_network(model, vocabulary)
     try:
-        load_model(network, str(path))
+        with safe_open(str(path), "pt") as file:
+            part = (file.metadata() or {}).get("weights") == PART
+        load_model(network, str(path), strict=not part)
     except Exception as error:  # safetensors raises several kinds, none of them public
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} does not hold this model's weights ({reason}): delete its folder and run stage fit") from None

@@ -10,21 +10,34 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from trime.data.corpus import content_hash
 from trime.data.questions.base import Example, exact_match, prompt
 from trime.memory.bounded import BoundedMemory
 from trime.metrics import Meter
 from trime.models.attendre import Attendre
 from trime.models.pretrained.answering import Answerer, DecoderAnswers, EncoderDecoderAnswers, Reading
+from trime.models.pretrained.language import each
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import encoded, load_tokenizer
 from trime.stages.artefact import Artefact, plain
 from trime.stages.encode import device_of
+from trime.stages.pretrained import identity
 from trime.types import UserError
 
-READING = ("memory_size", "query_size", "chunk", "top_k", "end", "outputs", "position", "factor", "causal")
+READING = (
+    "memory_size",
+    "query_size",
+    "chunk",
+    "top_k",
+    "search",
+    "keys",
+    "end",
+    "outputs",
+    "position",
+    "factor",
+    "causal",
+)
 
 
 class Answer(Artefact):
@@ -89,13 +102,13 @@ class Answer(Artefact):
         if model.config.is_encoder_decoder:
             encoder = T5Encoder(model)
             return EncoderDecoderAnswers(encoder, self.reading(encoder), given.outputs)
-        decoder = RopeDecoder(model, given.position, given.factor)
+        decoder = RopeDecoder(model, given.position, given.factor, given.keys)
         return DecoderAnswers(decoder, self.reading(decoder))
 
     def reading(self, family: Any) -> Reading:
         """A memory for each layer; sizes may be given one by one."""
         given, count = self.config.model, len(family.layers)
-        sizes, waiting, top_k = (each(given[name], count, name) for name in ("memory_size", "query_size", "top_k"))
+        sizes, waiting, top_k = (each(plain(given[name]), count, name) for name in ("memory_size", "query_size", "top_k"))
         if any(own is not None and own >= size for size, own in zip(sizes, waiting, strict=True)):
             print(f"answer: query_size={given.query_size} is not below memory_size: queries meet later keys alone")
         causal = family.causal if given.causal is None else given.causal
@@ -106,6 +119,7 @@ class Answer(Artefact):
                 best,
                 causal,
                 window,
+                given.search,
             )
             for size, own, best, window in zip(sizes, waiting, top_k, family.windows, strict=True)
         ]
@@ -113,22 +127,6 @@ class Answer(Artefact):
 
     def found(self) -> dict[str, Any]:
         return json.loads((self.path() / "answer.json").read_text())
-
-
-def each(value: Any, count: int, name: str) -> list[Any]:
-    """A setting for every layer: one for all, or a list."""
-    listed = plain(value)
-    if not isinstance(listed, list):
-        return [listed] * count
-    if len(listed) != count:
-        raise UserError(f"model.{name} lists {len(listed)} values, the model has {count} layers")
-    return listed
-
-
-def identity(name: str) -> str:
-    """What names a model: its weights, where it is a folder."""
-    files = sorted(Path(name).expanduser().glob("*.safetensors"))
-    return " ".join(content_hash(file) for file in files) or name
 
 
 def answered(file: Path) -> list[dict[str, Any]]:

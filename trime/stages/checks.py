@@ -13,16 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.segments import count_of
 from trime.models.network import build_network
-from trime.models.pretrained.rope import POSITIONS
+from trime.models.pretrained.rope import KEYS, POSITIONS
 from trime.stages.artefact import plain
 from trime.stages.fit import model_of, remember
+from trime.stages.pretrained import is_pretrained
 from trime.tasks.rows import rows_of
 from trime.types import UserError
 
 POSITIVE = (
     "segments.length",
     "batching.size",
-    "train.updates",
     "train.accumulate",
     "train.checkpoint_every",
     "train.validate_every",
@@ -53,8 +53,10 @@ def check(config: DictConfig) -> None:
     demand(config, ("train.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
     for policy in (config.eviction, config.train.eviction):
         instantiated(policy)
-    if "name" in config.model:
-        check_answering(config)
+    least = 0 if is_pretrained(config) else 1  # a pretrained model may be taken as it is
+    demand(config, ("train.updates",), lambda value: is_whole(value) and value >= least, f"a whole number, at least {least}")
+    if is_pretrained(config):
+        check_reading(config)
     elif "memory_size" in config.model:
         demand(config, ("model.memory_size",), lambda value: is_whole(value) and value >= 0, "a whole number, at least 0")
         check_memory(config)
@@ -64,15 +66,22 @@ def check(config: DictConfig) -> None:
     rows_of(plain(config.evaluate.rows), config.tune)
 
 
-def check_answering(config: DictConfig) -> None:
+def check_reading(config: DictConfig) -> None:
     """UserError where a pretrained model could not be read as asked."""
     keys = ("model.chunk", "model.outputs", "taught.batch", "answering.batch", "answering.longest")
     demand(config, keys, lambda value: is_whole(value) and value > 0, "a whole number above 0")
-    for name, least, optional in (("memory_size", 1, False), ("query_size", 0, True), ("top_k", 1, True)):
+    answers = bool({"teach", "answer"} & set(config.stages))
+    for name, least, optional in (("memory_size", int(answers), False), ("query_size", 0, True), ("top_k", 1, True)):
         wanted = f"a whole number, at least {least}, or a list of them{', or null' * optional}"
         demand(config, (f"model.{name}",), partial(are_sizes, least=least, optional=optional), wanted)
-    instantiated(config.questions)
+    if answers:
+        instantiated(config.questions)
+    elif plain(config.model.memory_size) and config.evaluate.context:
+        raise UserError("with model.memory_size the model reads on from window to window: set evaluate.context=0")
+    demand(config, ("model.dtype",), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
     demand(config, ("model.position",), POSITIONS.__contains__, f"one of {', '.join(POSITIONS)}")
+    demand(config, ("model.keys",), KEYS.__contains__, f"one of {', '.join(KEYS)}")
+    demand(config, ("model.search",), ("exact", "buckets").__contains__, "exact or buckets")
     demand(config, ("model.factor",), lambda value: is_number(value) and value >= 1, "a number, at least 1")
     demand(config, ("model.end",), ("flush", "drain").__contains__, "flush or drain")
     demand(config, ("answering.split",), ("train", "valid", "test").__contains__, "train, valid or test")

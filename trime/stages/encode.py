@@ -27,8 +27,9 @@ from trime.memory.datastore import Shards
 from trime.metrics import Meter
 from trime.models.network import Reader
 from trime.stages.artefact import Artefact
-from trime.stages.fit import check_positions, memory_of, open_network, resolved_precision
+from trime.stages.fit import check_positions, memory_of, model_of, open_network, resolved_precision
 from trime.stages.prepare import Prepare
+from trime.stages.pretrained import is_pretrained
 from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.scoring import Window
 from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, contexts_of, is_token
@@ -63,6 +64,7 @@ class Encode(Artefact):
             "scored_only": self.section == "datastore",
             "precision": resolved_precision(self.config),
             **({"memory": memory_of(self.config)} if memory_of(self.config) else {}),
+            **({"reading": model_of(self.config)} if is_pretrained(self.config) and self.config.model.memory_size else {}),
         }
 
     def windows(self, corpus: Corpus) -> Segments:
@@ -88,7 +90,7 @@ class Encode(Artefact):
                 "trained on as dataset=, and name other text by dataset@evaluate.dataset="
             )
         windows = self.windows(corpus)
-        check_positions(described["model"]["backbone"]["positions"], self.config, int(windows.length.max()))
+        check_positions(network.backbone.positions, self.config, int(windows.length.max()))  # type: ignore[arg-type]
         device = device_of(self.config)
         network.to(device)
         if network.carries and (self.config.evaluate.context or self.config.compatibility.sorted_windows):

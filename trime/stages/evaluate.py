@@ -57,7 +57,7 @@ class Evaluate(Artefact):
 
     def kept(self, long: int | None) -> dict[str, Any]:
         """Size and policy of the memory that fills while text is read: the long one, or that inside the model."""
-        size = long or self.config.model.get("memory_size")
+        size = long or plain(self.config.model.get("memory_size"))
         return {"memory_size": size, "eviction": named(plain(self.config.eviction)) if size else None}
 
     def rows(self) -> list[dict[str, Any]]:

@@ -29,9 +29,11 @@ from trime.data.segments import count_of, cut, document_edges
 from trime.data.vocabulary import Vocabulary
 from trime.metrics import Meter
 from trime.models.network import Network, build_network, load_network, save_network
+from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
+from trime.stages.pretrained import identity, is_pretrained
 from trime.stages.processes import devices_of, follows, share_of, together
 from trime.tasks.history import History
 from trime.tasks.language_model import LanguageModel, Training
@@ -58,7 +60,7 @@ class Fit(Artefact):
         chosen = {name: plain(self.config[name]) for name in SETTINGS}
         inside = () if "memory_size" in self.config.model else ("memory_size", "eviction")  # of a memory that is not there
         chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in (*HARMLESS, *inside)}
-        chosen["model"] = model_of(self.config)
+        chosen["model"] = trained_part(self.config)
         chosen["precision"] = resolved_precision(self.config)
         if self.config.memory.get("own_gradient_only"):  # the published quirk makes another model of every number of devices
             chosen["devices"] = devices_of(self.config)
@@ -74,26 +76,24 @@ class Fit(Artefact):
         """Trains, then writes the model and what is known of it."""
         corpus = self.corpus.corpus()
         pl.seed_everything(self.config.seed, verbose=False)
-        check_positions(self.config.model.backbone.positions, self.config)
         network = build_network(self.config.model, len(corpus.vocabulary))
+        check_positions(network.backbone.positions, self.config)  # type: ignore[arg-type]
         if not follows():
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
-        task, data = self.task(network), self.data(corpus, network.carries)
-        with quiet():
-            trainer = self.trainer(folder, [history, *self.watching(folder, network)])
-            try:
-                run_training(trainer, task, data, folder)
-            finally:  # else the next run of a sweep would wait for processes that are gone
-                if distributed.is_initialized():
-                    distributed.destroy_process_group()
+        if self.config.train.updates:
+            self.updates(network, corpus, folder, history)
+        else:  # a pretrained model as it is
+            network.requires_grad_(False)
         if follows():
             return
-        save_network(task.network, folder / "model.safetensors")
-        describe(folder, model_of(self.config), corpus.vocabulary)
+        save_network(network, folder / "model.safetensors")
+        describe(folder, model_of(self.config), corpus.vocabulary, trained_part(self.config))
+        if is_pretrained(self.config):
+            export(network, self.config, folder / "transformers")
         history.tick()
         report = {
-            "updates": trainer.global_step,
+            "updates": self.config.train.updates,
             "tokens": history.tokens,
             "seconds": round(history.seconds, 1),
             "tokens_per_second": round(history.tokens / max(history.seconds, 1e-9), 1),
@@ -102,6 +102,17 @@ class Fit(Artefact):
             "devices": devices_of(self.config),
         }
         write_aside(folder / "train.json", json.dumps(report, indent=1))
+
+    def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> None:
+        """All updates; a killed training goes on."""
+        task, data = self.task(network), self.data(corpus, network.carries)
+        with quiet():
+            trainer = self.trainer(folder, [history, *self.watching(folder, network)])
+            try:
+                run_training(trainer, task, data, folder)
+            finally:  # else the next run of a sweep would wait for processes that are gone
+                if distributed.is_initialized():
+                    distributed.destroy_process_group()
 
     def data(self, corpus: Any, carries: bool) -> TextModule:
         """Training micro-batches in planned order, and the first tokens of the validation split."""
@@ -189,9 +200,24 @@ def model_of(config: DictConfig) -> dict[str, Any]:
     return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")}
 
 
-def describe(folder: Path, model: dict[str, Any], vocabulary: Vocabulary) -> None:
-    """What a later stage needs to build the network again, and to refuse another vocabulary."""
+def trained_part(config: DictConfig) -> dict[str, Any]:
+    """What decides the weights: all of conf/model, or of a pretrained model what it is and how it is trained."""
+    if is_pretrained(config):
+        return {"weights": identity(config.model.name), "lora": plain(config.model.lora), "dtype": config.model.dtype}
+    return model_of(config)
+
+
+def export(network: Network, config: DictConfig, folder: Path) -> None:
+    """A continued model in the transformers format, with its tokenizer."""
+    if config.train.updates:
+        network.backbone.decoder.save(folder)  # type: ignore[operator,union-attr]
+        load_tokenizer(config.model.name).save_pretrained(folder)
+
+
+def describe(folder: Path, model: dict[str, Any], vocabulary: Vocabulary, trained: dict[str, Any] | None = None) -> None:
+    """What a later stage needs to build the network again, and to refuse another vocabulary or pretrained model."""
     content = {"model": model, "vocabulary": len(vocabulary), "vocabulary_fingerprint": vocabulary.fingerprint}
+    content["trained"] = trained or model
     write_aside(folder / "model.json", json.dumps(content, indent=1))
 
 
@@ -201,11 +227,17 @@ def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, A
         described = json.loads((folder / "model.json").read_text())
     except (OSError, ValueError):
         raise UserError(f"{folder} holds no model.json: name a folder that stage fit made") from None
+    if ("memory" in described["model"]["backbone"]) != ("memory_size" in config.model):
+        raise UserError(f"{folder} holds another kind of model than backbone= says: choose the one that it was trained with")
+    if is_pretrained(config):
+        if described["trained"] != trained_part(config):
+            raise UserError(
+                f"{folder} was made from other weights than model.name={config.model.name} holds, or with other model.lora"
+            )
+        described["model"] = model_of(config)  # how it is read may change
     head = described["model"]["head"]
     if "dropped_in_band" in head:
         head["dropped_in_band"] = config.compatibility.dropped_in_band
-    if ("memory" in described["model"]["backbone"]) != ("memory_size" in config.model):
-        raise UserError(f"{folder} holds another kind of model than backbone= says: choose the one that it was trained with")
     remember(described["model"], config)
     network = load_network(OmegaConf.create(described["model"]), described["vocabulary"], folder / "model.safetensors")
     return network.eval(), described
@@ -221,11 +253,16 @@ def memory_of(config: DictConfig) -> dict[str, Any]:
     """Size and policy of the memory inside a model at evaluation; in training they are train's."""
     if "memory_size" not in config.model:
         return {}
-    return {"size": config.model.memory_size, "policy": plain(config.eviction)}
+    return {"size": plain(config.model.memory_size), "policy": plain(config.eviction)}
 
 
-def check_positions(positions: int, config: DictConfig, longest: int = 0) -> None:
-    """Raises UserError where a segment or a window is longer than the model's positions; ``longest`` is the longest window."""
+def check_positions(positions: int | None, config: DictConfig, longest: int = 0) -> None:
+    """Raises UserError where a segment or a window is longer than the model's positions; ``longest`` is the longest window.
+
+    Those of a pretrained model are not known before it is loaded.
+    """
+    if positions is None:
+        return
     window = config.evaluate.block + config.evaluate.context
     for name, length in {"segments.length": config.segments.length, "evaluate.block + evaluate.context": window}.items():
         if length > positions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from trime.stages.fit import Fit, Given, check_positions
 from trime.stages.imported import Import
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, Source
+from trime.stages.pretrained import is_pretrained, source_of
 from trime.stages.record import Record
 from trime.stages.replay import KeyReplay, Replay
 from trime.stages.replay_contexts import ContextReplay
@@ -45,7 +47,9 @@ class Plan:
 
     @cached_property
     def dictated(self) -> Source | None:
-        """The vocabulary of an imported model: all text is read in it."""
+        """The vocabulary of an imported or pretrained model: all text is read in it."""
+        if is_pretrained(self.config):
+            return source_of(self.config)
         if not self.config.checkpoint:
             return None
         vocabulary = self.model.vocabulary  # type: ignore[attr-defined]
@@ -88,7 +92,7 @@ class Plan:
         if self.config.evaluate.lines and not self.config.checkpoint:
             for split in (self.valid, self.test):
                 longest = int(split.windows(self.evaluated.corpus()).length.max())
-                check_positions(self.config.model.backbone.positions, self.config, longest)
+                check_positions(self.config.model.backbone.get("positions"), self.config, longest)
 
     @cached_property
     def store(self) -> Artefact:
@@ -150,18 +154,18 @@ class Plan:
 
     def made_by(self, stage: str) -> list[Artefact]:
         """What a stage makes for this experiment, in order."""
-        nodes: dict[str, list[Artefact | None]] = {
-            "import": [self.model if self.config.checkpoint and self.model.stage == "import" else None],
-            "prepare": [self.corpus, self.evaluated, self.stored if self.index else None],
-            "pack": [self.pack],
-            "fit": [None if self.config.checkpoint else self.model],
-            "encode": [self.valid, self.store if self.index and not self.config.datastore.path else None],
-            "datastore": [self.index],
-            "tune": [self.tune],
-            "evaluate": [self.test, self.evaluate, self.analysis],
-            "teach": [self.taught if "name" in self.config.model else None],
-            "answer": [self.answer],
-            "record": [self.test, self.tune] if self.remembers_contexts else [self.record],
-            "replay": [self.replay],
+        nodes: dict[str, Callable[[], list[Artefact | None]]] = {
+            "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
+            "prepare": lambda: [self.corpus, self.evaluated, self.stored if self.index else None],
+            "pack": lambda: [self.pack],
+            "fit": lambda: [None if self.config.checkpoint else self.model],
+            "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
+            "datastore": lambda: [self.index],
+            "tune": lambda: [self.tune],
+            "evaluate": lambda: [self.test, self.evaluate, self.analysis],
+            "teach": lambda: [self.taught if is_pretrained(self.config) else None],
+            "answer": lambda: [self.answer],
+            "record": lambda: [self.test, self.tune] if self.remembers_contexts else [self.record],
+            "replay": lambda: [self.replay],
         }
-        return list(dict.fromkeys(node for node in nodes[stage] if node is not None))
+        return list(dict.fromkeys(node for node in nodes[stage]() if node is not None))

@@ -8,11 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.corpus import Corpus, build_corpus, counted
+from trime.data.corpus import FLUSH, Corpus, build_corpus, counted
 from trime.data.datasets import Dataset
+from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.stages.artefact import Artefact, plain
 
@@ -20,10 +22,11 @@ PLACES = ("path", "cache")  # where text lies does not decide what it is
 
 
 class Source(NamedTuple):
-    """Where a text's ids come from, if not from the text itself: another corpus, or an imported model."""
+    """Where a text's ids come from, if not from the text itself: another corpus, or an imported or pretrained model."""
 
     name: str  # of the vocabulary, known before it is made
     vocabulary: Callable[[], Vocabulary]
+    tokenizer: Tokenizer | None = None  # null: the dataset's own
 
 
 class Prepare(Artefact):
@@ -40,7 +43,10 @@ class Prepare(Artefact):
 
     @cached_property
     def dataset(self) -> Dataset:
-        return instantiate(self.own, _convert_="all")
+        found = instantiate(self.own, _convert_="all")
+        if self.given and self.given.tokenizer:
+            found.tokenizer, found.characters = self.given.tokenizer, False
+        return found
 
     def settings(self) -> Any:
         kept = {key: value for key, value in plain(self.own).items() if key not in PLACES}
@@ -49,6 +55,8 @@ class Prepare(Artefact):
 
     def build(self, folder: Path) -> None:
         build_corpus(self.dataset, folder, self.given.vocabulary() if self.given else self.own_vocabulary())
+        if self.given and self.given.tokenizer:
+            count_symbols(folder)
         statistics = json.loads((folder / "statistics.json").read_text())
         statistics["fingerprint"] = self.dataset.fingerprint()
         (folder / "statistics.json").write_text(json.dumps(statistics, indent=1))
@@ -62,11 +70,24 @@ class Prepare(Artefact):
 
     def source(self) -> Source:
         """This corpus's vocabulary, for other texts."""
-        return Source(self.fingerprint, lambda: self.corpus().vocabulary)
+        tokenizer = self.given.tokenizer if self.given else None
+        return Source(self.fingerprint, lambda: self.corpus().vocabulary, tokenizer)
 
     def corpus(self) -> Corpus:
         """The finished corpus."""
         return Corpus(self.path())
+
+
+def count_symbols(folder: Path) -> None:
+    """Gives a vocabulary that came without counts those of the training split, where there is one."""
+    corpus = Corpus(folder)
+    if "train" in corpus.statistics["splits"]:
+        vocabulary, counts = corpus.vocabulary, np.zeros(len(corpus.vocabulary), np.int64)
+        tokens = corpus.split("train").tokens
+        for start in range(0, len(tokens), FLUSH):
+            counts += np.bincount(tokens[start : start + FLUSH], minlength=len(counts))
+        vocabulary.counts[:] = counts.tolist()
+        vocabulary.save(folder / "vocabulary.json")
 
 
 def table(statistics: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class Teach(Artefact):
         model.save_pretrained(folder)
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         write_aside(folder / "train.json", json.dumps(found | {"seconds": round(meter.seconds, 1)}, indent=1))
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def trainer(self, folder: Path) -> pl.Trainer:
         train, own = self.config.train, plain(self.config.trainer)

@@ -26,8 +26,11 @@ class Family(Protocol):
 
     layers: list[Layer]
     causal: bool  # as the model was trained
-    score: Score  # what queries make of stored keys, with their positions
     windows: list[int | None]  # of each layer, beyond which it was trained to see nothing
+
+    @property
+    def score(self) -> Score:
+        """What queries make of stored keys, with their positions."""
 
     def stored(self, key: Float[Tensor, "b l g d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l g d"]:
         """Keys as a memory keeps them."""

@@ -16,17 +16,20 @@ TESTED = ("5.23",)  # versions of transformers whose modules the families were t
 HEAD = "lm_head.weight"
 
 
-def load_pretrained(name: str) -> Any:
-    """The model, ready to evaluate in float32; UserError where there is none, or transformers is another version."""
+def load_pretrained(name: str, dtype: str = "float32") -> Any:
+    """The model, ready to evaluate; UserError where there is none, or transformers is another version."""
     check_version()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, T5EncoderModel
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # its loading is told in thousandths of a second
 
     try:
         config = AutoConfig.from_pretrained(name)
         kinds = {"T5EncoderModel": T5EncoderModel}
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         named = (config.architectures or [""])[0]
-        model = kinds.get(named, kind).from_pretrained(name, use_safetensors=True, dtype="float32")
+        model = kinds.get(named, kind).from_pretrained(name, use_safetensors=True, dtype=dtype)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"model.name={name} is no model in the transformers format with safetensors: {reason}") from None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from trime.models.attendre import Attendre, Queries, Waiting
+from trime.models.attendre import Attendre, Left, Queries, Waiting
 from trime.models.pretrained.family import Family
 from trime.types import Float, Int, Tensor
 
@@ -24,13 +24,44 @@ class Hidden(NamedTuple):
     position: Int[Tensor, "b l"]
 
 
-class LongReader:
-    """A stack, a memory for each of its layers, and what they hold."""
+class Stack:
+    """A family's layers, and a memory for each of them; what they hold goes in and comes out, layer by layer."""
 
-    def __init__(self, family: Family, memories: list[Attendre], chunk: int = 128):
+    def __init__(self, family: Family, memories: list[Attendre]):
         if len(memories) != len(family.layers):
             raise ValueError(f"{len(memories)} memories for {len(family.layers)} layers")
-        self.family, self.memories, self.chunk = family, memories, chunk
+        self.family, self.memories = family, memories
+
+    def start(self, x: Float[Tensor, "b l e"]) -> list[Waiting]:
+        """What layers hold that have read nothing, for inputs like ``x``."""
+        nothing = Hidden(x[:, :0], torch.zeros(len(x), 0, dtype=torch.long, device=x.device))
+        parts = (self.projected(number, nothing) for number in range(len(self.memories)))
+        return [memory.start(own, queries) for memory, (own, queries) in zip(self.memories, parts, strict=True)]
+
+    def projected(self, number: int, hidden: Hidden) -> tuple[tuple[Tensor, ...], Queries]:
+        """A layer's entries, and its queries with what waits along."""
+        query, key, value = self.family.layers[number].project(hidden.x)
+        return (self.family.stored(key, hidden.position), value), Queries((query, hidden.x), hidden.position)
+
+    def through(self, state: list[Waiting], hidden: Hidden, first: int = 0) -> tuple[list[Waiting], Hidden]:
+        """What layers from ``first`` on make of a chunk."""
+        state = list(state)
+        for number in range(first, len(self.memories)):
+            own, queries = self.projected(number, hidden)
+            state[number], left = self.memories[number].step(state[number], own, queries, self.family.score)
+            hidden = self.finished(number, left)
+        return state, Hidden(self.family.last(hidden.x), hidden.position)
+
+    def finished(self, number: int, left: Left) -> Hidden:
+        """A layer's output, where its queries have attended."""
+        return Hidden(self.family.layers[number].finish(left.along[0], left.attended), left.position)
+
+
+class LongReader:
+    """Reads an input through a stack, and holds what its layers hold."""
+
+    def __init__(self, family: Family, memories: list[Attendre], chunk: int = 128):
+        self.stack, self.chunk = Stack(family, memories), chunk
         self.state: list[Waiting] = []
         self.read = 0  # positions so far, those of padding included
 
@@ -39,44 +70,37 @@ class LongReader:
         """Reads more of the input, at its positions; -1 is padding. Yields what has come through, chunk by chunk."""
         for start in range(0, tokens.shape[1], self.chunk):
             part = slice(start, start + self.chunk)
-            self.read += tokens[:, part].shape[1]
-            yield self.through(0, Hidden(self.family.embed(tokens[:, part]), position[:, part]))
+            x = self.stack.family.embed(tokens[:, part])
+            self.read += x.shape[1]
+            self.state = self.state or self.stack.start(x)
+            yield self.through(Hidden(x, position[:, part]))
+
+    def through(self, hidden: Hidden, first: int = 0) -> Hidden:
+        """What layers from ``first`` on make of a chunk."""
+        self.state, hidden = self.stack.through(self.state, hidden, first)
+        return hidden
 
     def end(self, how: str) -> Iterator[Hidden]:
         """All that still waits attends; from here on queries attend at once, as those of generated tokens do."""
         yield from {"flush": self.flush, "drain": self.drain}[how]()
-        self.memories = [replace(memory, waiting=0) for memory in self.memories]
-
-    def through(self, first: int, hidden: Hidden) -> Hidden:
-        """What layers from ``first`` on make of a chunk."""
-        for number in range(first, len(self.memories)):
-            query, key, value = self.family.layers[number].project(hidden.x)
-            queries = Queries((query, hidden.x), hidden.position)
-            own = (self.family.stored(key, hidden.position), value)
-            if len(self.state) == number:
-                self.state.append(self.memories[number].start(own, queries))
-            memory, score = self.memories[number], self.family.score
-            self.state[number], left = memory.step(self.state[number], own, queries, score)
-            hidden = Hidden(self.family.layers[number].finish(left.along[0], left.attended), left.position)
-        return Hidden(self.family.last(hidden.x), hidden.position)
+        self.stack = Stack(self.stack.family, [replace(memory, waiting=0) for memory in self.stack.memories])
 
     @torch.no_grad()
     def flush(self) -> Iterator[Hidden]:
         """All that waits attends, a layer after the other; what a layer lets go, the next ones read as one chunk."""
-        for number, memory in enumerate(self.memories):
+        for number, memory in enumerate(self.stack.memories):
             waiting = self.state[number].queries.position.shape[1]
-            if not waiting:
-                continue
-            self.state[number], left = memory.release(self.state[number], waiting, self.family.score)
-            x = self.family.layers[number].finish(left.along[0], left.attended)
-            yield self.through(number + 1, Hidden(x, left.position))
+            if waiting:
+                self.state[number], left = memory.release(self.state[number], waiting, self.stack.family.score)
+                yield self.through(self.stack.finished(number, left), number + 1)
 
     @torch.no_grad()
     def drain(self) -> Iterator[Hidden]:
         """Chunks of padding push out what waits: as many positions as all query memories hold, none larger than a chunk."""
-        self.memories = [replace(memory, waiting=min(memory.waiting, self.read)) for memory in self.memories]
+        memories = [replace(memory, waiting=min(memory.waiting, self.read)) for memory in self.stack.memories]
+        self.stack = Stack(self.stack.family, memories)
         x = self.state[0].queries.columns[1]
         padding = x.new_zeros(len(x), self.chunk, x.shape[2])
         nothing = torch.full(padding.shape[:2], -1, device=x.device)
-        for _ in range(-(-sum(memory.waiting for memory in self.memories) // self.chunk)):
-            yield self.through(0, Hidden(padding, nothing))
+        for _ in range(-(-sum(memory.waiting for memory in memories) // self.chunk)):
+            yield self.through(Hidden(padding, nothing))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +44,34 @@ def word_level(texts: Iterable[str], limit: int, folder: Path) -> Any:
 def encoded(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text alone, without those that a model's tokenizer adds."""
     return tokenizer(text, add_special_tokens=False).input_ids
+
+
+class Pieces:
+    """A model's tokenizer for running text, without special tokens; ``start`` stands before a document's first piece.
+
+    Lines go in together, as many as ``size`` bytes, so that pieces may reach over their ends.
+    """
+
+    def __init__(self, name: str, size: int = 2**20):
+        self.tokenizer, self.size = load_tokenizer(name), size
+        found = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        self.symbols = [f"<none {number}>" if piece is None else piece for number, piece in enumerate(found)]
+        self.start: str = self.tokenizer.bos_token or self.tokenizer.eos_token
+        self.unknown: str = self.tokenizer.unk_token or self.start
+
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        """The pieces of a document."""
+        held, size = [], 0
+        for line in lines:
+            held.append(line)
+            size += len(line)
+            if size >= self.size:
+                yield self.cut(held)
+                held, size = [], 0
+        if held:
+            yield self.cut(held)
+
+    def cut(self, lines: list[bytes]) -> list[str]:
+        """The pieces of some lines."""
+        ids = encoded(self.tokenizer, b"".join(lines).decode("utf-8", "replace"))
+        return [self.symbols[number] for number in ids]

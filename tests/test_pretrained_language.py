@@ -1,0 +1,199 @@
+"""A pretrained decoder as a language model: its own outputs, memories in its layers, continued training, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from trime.eviction.fifo import FIFO
+from trime.models.network import Network, build_network, load_network, save_network
+from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
+from trime.models.pretrained.loading import load_pretrained
+from trime.models.pretrained.tokenizer import Pieces, encoded, word_level
+from trime.run import run
+from trime.stages.plan import Plan
+from trime.types import UserError
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+Tiny = Callable[..., DictConfig]
+TEXT = ["def wait ( self , timeout ) : return self . lock", "class Lock : pass", "import threading"]
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+LORA = "model.lora={rank: 2, alpha: 4, dropout: 0.0}"
+
+
+def saved(kind: str, folder: Path) -> Path:
+    """A decoder with random weights and a tokenizer, in the transformers format."""
+    torch.manual_seed(0)
+    words = len(word_level(TEXT, 40, folder))
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=words + 3, max_position_embeddings=128, bos_token_id=None, eos_token_id=1, pad_token_id=0, **SIZES
+    )
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return saved("Llama", tmp_path / "llama")
+
+
+def network_of(folder: Path, size: int = 0, chunk: int = 7, lora: dict[str, Any] | None = None) -> Network:
+    decoder = PretrainedDecoder(20, str(folder), lora=lora)
+    backbone = PretrainedBackbone(decoder, {"size": size, "policy": FIFO()}, chunk=chunk)
+    return Network(backbone, PretrainedHead(decoder)).eval()
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPTNeoX"])
+def test_it_is_the_model_itself(kind: str, tmp_path: Path) -> None:
+    """f is what its output layer reads, g what its last feed-forward block reads, evidence its own softmax."""
+    folder = saved(kind, tmp_path / "model")
+    network, model, tokens = network_of(folder), load_pretrained(str(folder)), torch.randint(1, 15, (2, 30))
+    with torch.no_grad():
+        encoding, state = network.backbone(tokens)
+        expected = model(tokens, output_hidden_states=True)
+    assert state is None and not network.carries and network.backbone.positions == 128
+    torch.testing.assert_close(encoding.f, expected.hidden_states[-1])
+    mass = network.vocabulary_mass(encoding.f.flatten(0, 1), tokens.flatten())
+    own = expected.logits.log_softmax(-1).gather(-1, tokens[..., None]).flatten()
+    torch.testing.assert_close(mass.target - mass.total, own, rtol=0, atol=1e-5)
+    torch.testing.assert_close(network.head.log_probs(encoding.f[0]), expected.logits[0].log_softmax(-1), rtol=0, atol=1e-5)  # type: ignore[operator]
+    layer = model.model.layers[-1] if kind == "Llama" else model.gpt_neox.layers[-1]
+    before = expected.hidden_states[-2]  # transformers gives the last state after its norm
+    if kind == "Llama":
+        feed = layer.mlp(encoding.g)
+        last = model.model.norm(feed + attended(layer, before, model))
+        torch.testing.assert_close(last, encoding.f, rtol=0, atol=1e-5)
+    assert encoding.g.shape == encoding.f.shape == (2, 30, network.width) and encoding.g.std() > 0
+
+
+def attended(layer: Any, x: torch.Tensor, model: Any) -> torch.Tensor:
+    """The residual stream after a layer's attention."""
+    place = torch.arange(x.shape[1])[None]
+    mask = torch.full((1, 1, x.shape[1], x.shape[1]), -torch.inf).triu(1)
+    rotations = model.model.rotary_emb(x, place)
+    with torch.no_grad():
+        return x + layer.self_attn(layer.input_layernorm(x), position_embeddings=rotations, attention_mask=mask)[0]
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPTNeoX"])
+def test_with_large_memories_windows_are_one_text(kind: str, tmp_path: Path) -> None:
+    """Law: M ≥ length, read in windows, equals the whole text; a fresh row forgets; a restored state goes on."""
+    folder, tokens = saved(kind, tmp_path / "model"), torch.randint(1, 15, (2, 60))
+    plain, reading = network_of(folder), network_of(folder, size=60)
+    with torch.no_grad():
+        whole, _ = plain.backbone(tokens)
+        state, parts = None, []
+        for part in tokens.split(20, 1):
+            encoding, state = reading.backbone(part, state, torch.tensor([False, False]))
+            parts.append(encoding)
+        again, _ = reading.backbone(tokens[:, :20], state, torch.tensor([True, False]))
+    assert reading.carries
+    torch.testing.assert_close(torch.cat([part.f for part in parts], 1), whole.f, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat([part.g for part in parts], 1), whole.g, rtol=0, atol=1e-5)
+    torch.testing.assert_close(again.f[0], whole.f[0, :20], rtol=0, atol=1e-5)
+    assert not torch.allclose(again.f[1], whole.f[1, :20], atol=1e-3)
+
+
+def test_low_rank_updates_are_all_that_is_trained_and_saved(llama: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="peft is not installed")
+    lora = {"rank": 2, "alpha": 4}
+    network, tokens = network_of(llama, lora=lora), torch.randint(1, 15, (2, 30))
+    trained = [name for name, own in network.named_parameters() if own.requires_grad]
+    assert trained and all("lora" in name for name in trained)
+    with torch.no_grad():
+        for name, own in network.named_parameters():
+            if "lora_B" in name:
+                own.normal_()
+        changed, before = (one.backbone(tokens)[0].f for one in (network, network_of(llama)))
+    assert not torch.allclose(changed, before, atol=1e-2)
+    save_network(network, tmp_path / "part.safetensors")
+    assert (tmp_path / "part.safetensors").stat().st_size < (llama / "model.safetensors").stat().st_size / 2
+    place = "trime.models.pretrained.language"
+    model = {
+        "embedding": {"_target_": f"{place}.PretrainedDecoder", "name": str(llama), "lora": lora},
+        "backbone": {"_target_": f"{place}.PretrainedBackbone", "memory": {"size": 0, "policy": None}},
+        "head": {"_target_": f"{place}.PretrainedHead"},
+    }
+    again = load_network(model, 20, tmp_path / "part.safetensors").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(again.backbone(tokens)[0].f, changed)
+        network.backbone.decoder.save(tmp_path / "merged")  # type: ignore[operator,union-attr]
+        merged = load_pretrained(str(tmp_path / "merged"))
+        found = again.head.log_probs(changed.flatten(0, 1)).view(2, 30, -1)  # type: ignore[operator]
+        torch.testing.assert_close(merged(tokens).logits.log_softmax(-1), found, rtol=0, atol=1e-4)
+    assert build_network(model, 20).parameter_count > sum(1 for _ in trained)
+
+
+def test_pieces_are_those_of_the_tokenizer(llama: Path) -> None:
+    """In lines of any length, joined or not; the id of a piece is its number."""
+    pieces = Pieces(str(llama), size=40)
+    lines = [f"{text}\n".encode() for text in TEXT * 5]
+    found = [piece for part in pieces.tokens(lines) for piece in part]
+    assert [pieces.symbols.index(piece) for piece in found] == encoded(pieces.tokenizer, b"".join(lines).decode())
+    assert len(list(pieces.tokens(lines))) > 1 and pieces.start == "</s>" and pieces.unknown == "<unk>"
+
+
+@pytest.mark.parametrize(
+    "experiment, more",
+    [
+        ("trime_ext", []),
+        ("knn_lm", ["train.updates=0"]),
+        ("trime_long", [LORA]),
+        ("vanilla", ["model.memory_size=[20,30]", "eviction=lra_sum", "evaluate.context=0", "model.chunk=16"]),
+    ],
+)
+def test_experiments_continue_a_pretrained_model(
+    experiment: str, more: list[str], llama: Path, tiny: Tiny, tmp_path: Path
+) -> None:
+    if LORA in more:
+        pytest.importorskip("peft", reason="peft is not installed")
+    own = [f"experiment={experiment}", "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}", *more]
+    config = tiny(*own)
+    run(config)
+    plan = Plan(config)
+    (results,) = tmp_path.glob("runs/*/*/results.json")
+    found = json.loads(results.read_text())
+    assert all(row["perplexity"] < 100 for row in found["metrics"]["test"])
+    counts = plan.corpus.corpus().vocabulary.counts
+    assert sum(counts) == plan.corpus.corpus().statistics["splits"]["train"]["tokens"]
+    continued = plan.fit.path() / "transformers"
+    assert continued.is_dir() == bool(config.train.updates)
+    if continued.is_dir():
+        run(
+            tiny(
+                "experiment=knn_lm",
+                "model=pretrained",
+                f"model.name={continued}",
+                "train.updates=0",
+                f"paths.outputs={tmp_path}",
+            )
+        )
+    weights = llama / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
+    from trime.stages.pretrained import identity
+
+    identity.cache_clear()
+    with pytest.raises(UserError, match="other weights"):
+        run(tiny(*own, f"checkpoint={plan.fit.path()}", "evaluate.block=16"))
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["model.name=null"], "model.name=DIR_OR_NAME"),
+        (["model.name=/nowhere"], "model.name=/nowhere"),
+        (["model.memory_size=20"], "evaluate.context=0"),
+        (["model.dtype=int8"], "model.dtype=int8"),
+        (["segments.length=500"], "500"),
+        (["train.updates=-1"], "train.updates=-1"),
+    ],
+)
+def test_mistakes(options: list[str], said: str, llama: Path, tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        run(tiny("experiment=vanilla", "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}", *options))

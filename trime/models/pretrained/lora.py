@@ -1,0 +1,18 @@
+"""Low-rank updates of a pretrained model's linear layers (LoRA, Hu et al. 2022), by peft: they alone are trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trime.types import UserError
+
+ALL = "all-linear"
+
+
+def adapted(model: Any, rank: int, alpha: int, dropout: float = 0.0) -> Any:
+    """Adds updates to every linear layer but the output's, in place, and freezes all else; what peft makes of the model."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise UserError("model.lora wants the package peft: pip install 'trime[pretrained]'") from None
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=ALL))
