@@ -78,7 +78,7 @@ def test_a_decoder_with_a_large_memory_is_the_full_model(name: str, chunk: int, 
 def test_a_decoder_whose_queries_all_wait_reads_both_ways(name: str, keys: str, end: str, tmp_path: Path) -> None:
     """Law: with attention both ways, N ≥ length equals the full forward under a mask that hides padding alone."""
     found, model = tensors(name), model_of(name, tmp_path)
-    family, tokens, filled = RopeDecoder(model, keys=keys), found["input_ids"], found["attention_mask"].bool()
+    family, tokens, filled = RopeDecoder(model, stored=keys), found["input_ids"], found["attention_mask"].bool()
     length = tokens.shape[1]
     memory = Attendre(BoundedMemory(length, FIFO()), length, causal=False)
     hidden = outputs(LongReader(family, [memory] * len(family.layers), 13), tokens, filled, end)

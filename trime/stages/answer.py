@@ -31,7 +31,7 @@ READING = (
     "chunk",
     "top_k",
     "search",
-    "keys",
+    "stored",
     "end",
     "outputs",
     "position",
@@ -102,7 +102,7 @@ class Answer(Artefact):
         if model.config.is_encoder_decoder:
             encoder = T5Encoder(model)
             return EncoderDecoderAnswers(encoder, self.reading(encoder), given.outputs)
-        decoder = RopeDecoder(model, given.position, given.factor, given.keys)
+        decoder = RopeDecoder(model, given.position, given.factor, given.stored)
         return DecoderAnswers(decoder, self.reading(decoder))
 
     def reading(self, family: Any) -> Reading:

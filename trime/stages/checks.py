@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.segments import count_of
 from trime.models.network import build_network
-from trime.models.pretrained.rope import KEYS, POSITIONS
+from trime.models.pretrained.rope import POSITIONS, STORED
 from trime.stages.artefact import plain
 from trime.stages.fit import model_of, remember
 from trime.stages.pretrained import is_pretrained
@@ -80,7 +80,7 @@ def check_reading(config: DictConfig) -> None:
         raise UserError("with model.memory_size the model reads on from window to window: set evaluate.context=0")
     demand(config, ("model.dtype",), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
     demand(config, ("model.position",), POSITIONS.__contains__, f"one of {', '.join(POSITIONS)}")
-    demand(config, ("model.keys",), KEYS.__contains__, f"one of {', '.join(KEYS)}")
+    demand(config, ("model.stored",), STORED.__contains__, f"one of {', '.join(STORED)}")
     demand(config, ("model.search",), ("exact", "buckets").__contains__, "exact or buckets")
     demand(config, ("model.factor",), lambda value: is_number(value) and value >= 1, "a number, at least 1")
     demand(config, ("model.end",), ("flush", "drain").__contains__, "flush or drain")

@@ -32,13 +32,13 @@ class PretrainedDecoder(nn.Module):
         name: str,
         position: str = "lm_infinite",
         factor: float = 1.0,
-        keys: str = "before",
+        stored: str = "before",
         lora: dict[str, Any] | None = None,
         dtype: str = "float32",
     ):
         super().__init__()
         self.model = load_pretrained(name, dtype)
-        self.family = RopeDecoder(self.model, position, factor, keys)
+        self.family = RopeDecoder(self.model, position, factor, stored)
         rows = len(self.model.get_output_embeddings().weight)
         if vocabulary > rows:
             raise UserError(

@@ -58,24 +58,24 @@ KINDS: dict[str, tuple[str, Callable[[Any], Layer]]] = {  # class: where its sta
 
 
 POSITIONS = ("lm_infinite", "interpolation", "ntk", "yarn", "none")
-KEYS = ("before", "after")  # rotation, when they are stored
+STORED = ("before", "after")  # rotation, when they are stored
 
 
 class RopeDecoder:
     """A decoder's parts.
 
     ``position``: lm_infinite caps distances at the length of pretraining; interpolation, ntk and yarn stretch
-    rotations for inputs ``factor`` times as long; none leaves them. ``keys``: stored before or after rotation.
+    rotations for inputs ``factor`` times as long; none leaves them. keys are ``stored`` before rotation or after it.
     """
 
     causal = True
 
-    def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0, keys: str = "before"):
+    def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0, stored: str = "before"):
         stack, kind = KINDS[kind_of(model, KINDS)]
-        if position not in POSITIONS or factor < 1 or keys not in KEYS:
+        if position not in POSITIONS or factor < 1 or stored not in STORED:
             raise UserError(
-                f"position={position}, factor={factor}, keys={keys}: choose from {', '.join(POSITIONS)}, "
-                f"a factor of at least 1, and from {', '.join(KEYS)}"
+                f"position={position}, factor={factor}, stored={stored}: choose from {', '.join(POSITIONS)}, "
+                f"a factor of at least 1, and from {', '.join(STORED)}"
             )
         self.model, self.stack = model, getattr(model, stack)
         self.layers: list[Layer] = [kind(layer) for layer in self.stack.layers]
@@ -87,7 +87,7 @@ class RopeDecoder:
             "yarn": partial(yarn, longest=longest),
         }
         form = stretched[position](form, factor) if position in stretched else form
-        self.score = RotaryScore(form, longest if position == "lm_infinite" else None, after=keys == "after")
+        self.score = RotaryScore(form, longest if position == "lm_infinite" else None, after=stored == "after")
         self.stored = self.score.stored
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
