@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from trime.stages.audit import audit
 from trime.stages.checks import check
+from trime.stages.generate import generate
 from trime.stages.ledger import write_ledger
 from trime.stages.plan import Plan
 from trime.stages.report import report_answers, report_replay, report_run, report_several
@@ -15,7 +16,7 @@ from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
 STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
-BY_NAME = ("teach", "answer", "record", "replay", "audit", "ledger")  # these run when they are named
+BY_NAME = ("teach", "answer", "generate", "record", "replay", "audit", "ledger")  # these run when they are named
 
 
 def run(config: DictConfig) -> float | None:
@@ -35,6 +36,9 @@ def run(config: DictConfig) -> float | None:
         for stage in (stage for stage in (*STAGES, *BY_NAME) if stage in config.stages):
             if stage == "audit":
                 audit(plan)
+                continue
+            if stage == "generate":
+                generate(plan)
                 continue
             if stage == "report":
                 results = report_run(plan)

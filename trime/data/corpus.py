@@ -52,6 +52,10 @@ class Corpus:
             raise UserError(f"{path} is truncated: delete {self.folder} and run stage prepare")
         return Split(np.memmap(path, dtype, "r"), offsets)
 
+    def names(self, split: str) -> list[str]:
+        """What the documents of a split are called."""
+        return json.loads((self.folder / f"{split}.names.json").read_text())
+
 
 def content_hash(path: Path) -> str:
     """Names a file by its bytes."""
@@ -64,15 +68,15 @@ def smallest_type(size: int) -> np.dtype:
     return next(np.dtype(kind) for kind in ("u1", "u2", "u4") if size <= 2 ** (8 * np.dtype(kind).itemsize))
 
 
-def pieces(dataset: Dataset, split: str, what: str) -> Iterator[tuple[bool, list[str]]]:
-    """(first of its document, symbols) over a split, under a progress bar in bytes."""
+def pieces(dataset: Dataset, split: str, what: str) -> Iterator[tuple[str | None, list[str]]]:
+    """Symbols over a split, with the name of the document that they begin, under a progress bar in bytes."""
     total = dataset.size(split)
     with tqdm(total=total, unit="B", unit_scale=True, desc=f"{what} {split}", mininterval=1) as bar:
         for document in dataset.documents(split):
-            first = True
+            begun: str | None = document.name
             for symbols in dataset.tokenizer.tokens(watched(document, bar)):
-                yield first, symbols
-                first = False
+                yield begun, symbols
+                begun = None
 
 
 def watched(document: Document, bar: Any) -> Iterator[bytes]:
@@ -95,12 +99,13 @@ def counted(dataset: Dataset) -> Counter[str]:
 def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
     """Writes a split's ids and offsets; returns its statistics."""
     dtype = smallest_type(len(vocabulary))
-    lookup, offsets, written, unknown = vocabulary.index.__getitem__, [], 0, 0
+    lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
     with open(folder / f"{split}.bin", "wb") as file:
-        for first, symbols in pieces(dataset, split, "encode"):
-            if first:
+        for begun, symbols in pieces(dataset, split, "encode"):
+            if begun is not None:
                 offsets.append(written + len(buffer))
+                names.append(begun)
             buffer.extend(map(lookup, symbols))
             if len(buffer) >= FLUSH:
                 written, unknown = written + len(buffer), unknown + flush(buffer, dtype, file, vocabulary.unknown)
@@ -108,6 +113,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     if not written:
         raise UserError(f"split {split!r} of dataset {dataset.name} holds no tokens: put text into {dataset.place}")
     np.save(folder / f"{split}.offsets.npy", np.array([*offsets, written], np.int64))
+    (folder / f"{split}.names.json").write_text(json.dumps(names, ensure_ascii=False))
     mean = round(written / len(offsets), 1)
     return {"tokens": written, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
 

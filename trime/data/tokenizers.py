@@ -16,6 +16,15 @@ class Tokenizer(Protocol):
         """The symbols of a document, in pieces of any size."""
         ...
 
+    def text(self, symbols: list[str]) -> str:
+        """Symbols as a reader would want them; white space that was lost is not known."""
+        ...
+
+
+def spaced(symbols: list[str], end: str) -> str:
+    """Symbols between spaces, ``end`` for every ``<eos>``."""
+    return "".join(end if symbol == EOS else f"{symbol} " for symbol in symbols)
+
 
 class Whitespace:
     """Symbols between white space, ``<eos>`` after every line: the way of WikiText."""
@@ -23,6 +32,9 @@ class Whitespace:
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
             yield [*line.decode("utf-8", "replace").split(), EOS]
+
+    def text(self, symbols: list[str]) -> str:
+        return spaced(symbols, "\n")
 
 
 class Words:
@@ -39,6 +51,9 @@ class Words:
             elif inside:
                 yield [EOS]
             inside = bool(found)
+
+    def text(self, symbols: list[str]) -> str:
+        return re.sub(r" (?=[.,;:!?)])", "", spaced(symbols, "\n\n"))
 
 
 class PythonSource:
@@ -61,6 +76,9 @@ class PythonSource:
             if found:
                 yield [*found, EOS]
 
+    def text(self, symbols: list[str]) -> str:
+        return spaced(symbols, "\n")
+
 
 class Bytes:
     """One symbol a byte. ``<eos>`` never occurs in the text; it is only the input before a first byte."""
@@ -69,6 +87,9 @@ class Bytes:
         for line in lines:
             yield list(line.decode("latin-1"))
 
+    def text(self, symbols: list[str]) -> str:
+        return "".join(s for s in symbols if len(s) == 1).encode("latin-1").decode("utf-8", "replace")
+
 
 class ByteNumbers:
     """The number of each byte, ``<eos>`` for a newline: enwik8 as the published models read it."""
@@ -76,3 +97,6 @@ class ByteNumbers:
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
             yield [EOS if byte == 10 else str(byte) for byte in line]
+
+    def text(self, symbols: list[str]) -> str:
+        return bytes(10 if s == EOS else int(s) for s in symbols if s == EOS or s.isdigit()).decode("utf-8", "replace")

@@ -34,9 +34,21 @@ class Recent:
         joined = seen if self.seen is None else Contexts.joined([self.seen, seen])
         self.seen = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - overlap), None))
 
+    def held(self, overlap: int) -> int:
+        """How many entries a window sees that holds the ``overlap`` newest itself."""
+        return 0 if self.seen is None else max(0, len(self.seen.token) - (0 if self.repeats else overlap))
+
+    def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
+        """Those that queries of a document see at the largest size."""
+        if self.seen is None:
+            return query.take(slice(0, 0))
+        held = self.held(overlap)
+        found = self.seen.take(slice(max(0, held - self.sizes[-1]), held))
+        return found.take(self.visibility.sees(query.place, found.place)[0])
+
     def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
         """Mass [s t n] at every size, in order."""
-        held = 0 if self.seen is None else len(self.seen.token) - (0 if self.repeats else overlap)
+        held = self.held(overlap)
         edges = [max(held - size, 0) for size in (0, *self.sizes)]
         bands = [self.band(query, divisor, low, high) for high, low in pairwise(edges)]
         return Mass(

@@ -38,11 +38,20 @@ class Selective:
         """Adds the newest entries, oldest first; they enter when the next window is read."""
         self.waiting = seen if self.waiting is None else Contexts.joined([self.waiting, seen])
 
-    def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
-        """Mass [s t n] at every size, in order; the queries' attention then settles what is important."""
+    def ready(self, query: Contexts, overlap: int) -> None:
+        """Takes in what waits; forgets another document."""
         if not self.crossing and self.waiting is not None and (self.waiting.place.document[-1] != query.place.document[0]):
             self.reset()
         self.enter(query, 0 if self.repeats else overlap)
+
+    def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
+        """Those that queries of a document see at the largest size."""
+        self.ready(query, overlap)
+        return contexts_in(self.held[-1]) if self.held else query.take(slice(0, 0))
+
+    def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
+        """Mass [s t n] at every size, in order; the queries' attention then settles what is important."""
+        self.ready(query, overlap)
         asked = self.count + (0 if self.waiting is None else len(self.waiting.token))
         position = asked + torch.arange(len(query.token), device=query.g.device)
         masses = []

@@ -51,6 +51,10 @@ def check(config: DictConfig) -> None:
     demand(config, ("replay.sizes",), lambda value: is_grid(value) and all(is_whole(v) and v > 0 for v in value), wanted)
     demand(config, ("replay.c",), lambda value: value is None or is_grid(value), "null or a list of numbers")
     demand(config, ("train.memory_size",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
+    demand(config, ("generate.tokens",), lambda value: is_whole(value) and value > 0, "a whole number above 0")
+    demand(config, ("generate.entries",), lambda value: is_whole(value) and value >= 0, "a whole number, at least 0")
+    demand(config, ("generate.temperature",), lambda value: is_number(value) and value >= 0, "a number, at least 0")
+    demand(config, ("generate.top_p",), lambda value: is_number(value) and 0 < value <= 1, "a number above 0, at most 1")
     for policy in (config.eviction, config.train.eviction):
         instantiated(policy)
     least = 0 if is_pretrained(config) else 1  # a pretrained model may be taken as it is

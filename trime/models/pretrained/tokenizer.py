@@ -71,6 +71,10 @@ class Pieces:
         if held:
             yield self.cut(held)
 
+    def text(self, symbols: list[str]) -> str:
+        """Pieces as text again."""
+        return self.tokenizer.convert_tokens_to_string(symbols)
+
     def cut(self, lines: list[bytes]) -> list[str]:
         """The pieces of some lines."""
         ids = encoded(self.tokenizer, b"".join(lines).decode("utf-8", "replace"))

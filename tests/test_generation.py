@@ -1,0 +1,151 @@
+"""Generation: its probabilities are evaluation's and split into parts that sum to the whole; choices keep to what is asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from trime.run import run
+from trime.stages.generate import Writer, own_row
+from trime.stages.plan import Plan
+from trime.tasks.generation import Choice, strongest
+from trime.tasks.rows import Row
+from trime.tasks.spread import Entries, spread
+from trime.types import UserError
+
+Tiny = Callable[..., DictConfig]
+SHORT = ["evaluate.tokens=120", "tune.lambda=[0.3]", "tune.temperature=[1.5]", "tune.interpolation_temperature=[1.0]"]
+KINDS = [
+    ["experiment=vanilla"],
+    ["experiment=cache"],
+    ["experiment=knn_lm_cache"],
+    ["experiment=trime"],
+    ["experiment=trime_long", "tune.memory_size=[24]"],
+    ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
+    ["experiment=trime_ext"],
+    ["experiment=trime_ext", "long.crossing=true", "evaluate.scaled_interpolation=false"],
+    ["experiment=memorizing"],
+    ["experiment=trime_xl"],
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=lambda options: " ".join(option.split("=")[-1] for option in options))
+def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -> None:
+    """Token by token, every document of the test split; documents are texts of their own here."""
+    config = tiny(*options, *SHORT)
+    if config.long.crossing:
+        config.evaluate.tokens = 100
+    run(config)
+    plan = Plan(config)
+    scored = plan.evaluate.rows()[-1]["documents"]
+    text = plan.corpus.corpus().split("test")
+    for number, (loss, count) in enumerate(scored[: 1 if config.long.crossing else 2]):
+        writer, found = Writer(plan), 0.0
+        for token in text.tokens[text.offsets[number] :][:count].tolist():
+            parts, _ = writer.continuation.next()
+            assert parts.whole.sum() == pytest.approx(1, abs=1e-5) and bool((parts.whole >= 0).all())
+            found -= math.log(float(parts.whole[token]))
+            writer.continuation.read([token])
+        assert found == pytest.approx(loss, rel=1e-4)
+
+
+def test_parts_follow_the_equations() -> None:
+    """Eq. 6 with τ, then Eq. 9 with τ' and λ, from the text; an empty memory changes nothing."""
+    torch.manual_seed(0)
+    vocabulary = torch.randn(5).double()
+    found = {
+        "local": Entries(torch.randn(4), torch.tensor([1, 1, 3, 0]), torch.arange(4)),
+        "external": Entries(torch.randn(3), torch.tensor([2, 1, 1]), torch.arange(3)),
+        "long": Entries(torch.zeros(0), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)),
+    }
+    grid = {"temperature": 0.7, "interpolation_temperature": 0.3, "lambda": 0.25}
+    specification = Row(("local", "long"), (layer("external"),)).at(grid | {"memory_size": 4})
+    result = spread(specification, vocabulary, found, 16, True)
+    inside = [(found["local"].similarity / (4 * 0.7)).double().exp(), (found["external"].similarity / (4 * 0.3)).double().exp()]
+    whole = vocabulary.exp().sum() + inside[0].sum()
+    for token in range(5):
+        local = inside[0][found["local"].token == token].sum() / whole
+        external = inside[1][found["external"].token == token].sum() / inside[1].sum()
+        expected = {"vocabulary": 0.75 * vocabulary[token].exp() / whole, "local": 0.75 * local, "external": 0.25 * external}
+        for name, share in expected.items():
+            torch.testing.assert_close(result.parts[name][token], share, rtol=1e-6, atol=1e-9)
+    assert result.whole.sum() == pytest.approx(1) and not result.parts["long"].any()
+    alone = spread(Row((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, found, 16, True)
+    torch.testing.assert_close(alone.whole, vocabulary.softmax(0))
+
+
+def layer(name: str) -> object:
+    from trime.tasks.rows import Layer
+
+    return Layer((name,), (1.0,), (0.5,))
+
+
+def test_choices() -> None:
+    probability, generator = torch.tensor([0.1, 0.5, 0.25, 0.15]).double(), torch.Generator().manual_seed(0)
+    assert Choice(0)(probability, generator) == 1
+    drawn = torch.tensor([Choice(1.0, 0.7)(probability, generator) for _ in range(4000)])
+    assert set(drawn.tolist()) == {1, 2} and (drawn == 1).double().mean() == pytest.approx(2 / 3, abs=0.03)
+    sharp = torch.tensor([Choice(0.5)(probability, generator) for _ in range(4000)])
+    assert (sharp == 1).double().mean() == pytest.approx(0.25 / 0.345, abs=0.03)
+    assert {Choice(1.0, 1e-9)(probability, generator) for _ in range(50)} == {1}
+
+
+def test_a_prompt_is_continued_and_explained(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["experiment=trime_ext", *SHORT]
+    run(tiny(*options))
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("import os\ndef close(self):\n    if self.closed:\n        return")
+    capsys.readouterr()
+    config = tiny(*options, "stages=[generate]", f"prompt_file={prompt}", "explain=true", "generate.tokens=8")
+    run(config)
+    told = capsys.readouterr().out
+    folder = Plan(config).run_folder
+    found = json.loads((folder / "generated.json").read_text())
+    assert len(found["tokens"]) == 8 and found["prompt"] == prompt.read_text() and "17 tokens of prompt" in told
+    for token in found["tokens"]:
+        assert sum(token["parts"].values()) == pytest.approx(token["probability"], abs=1e-6)
+        assert set(token["parts"]) == {"vocabulary", "local", "long", "external"}
+        shares = [entry["share"] for entry in token["entries"]]
+        assert shares == sorted(shares, reverse=True) and sum(shares) <= token["probability"] + 1e-6
+        for entry in token["entries"]:
+            assert entry["text"].endswith(token["text"].strip()) and entry["share"] <= token["parts"][entry["memory"]] + 1e-6
+    assert any(".py, token" in entry["place"] for token in found["tokens"] for entry in token["entries"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(prompt.read_text()))
+    run(tiny(*options, "stages=[generate]", "generate.tokens=8"))
+    again = json.loads((folder / "generated.json").read_text())
+    assert again["text"] == found["text"], "the same seed draws the same"
+    assert strongest is not None and own_row(Plan(config)).memories == {"local", "long", "external"}
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["prompt_file=/nowhere/at/all"], "prompt_file=/nowhere"),
+        (["generate.top_p=0"], "generate.top_p=0"),
+        (["generate.temperature=-1"], "generate.temperature"),
+        (["generate.tokens=0"], "generate.tokens"),
+        (["seed=77"], "add prepare|add fit|add tune"),
+    ],
+)
+def test_mistakes(options: list[str], said: str, tiny: Tiny, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("import os")
+    place = [] if "prompt_file" in options[0] else [f"prompt_file={prompt}"]
+    with pytest.raises(UserError, match=said):
+        run(tiny("experiment=trime", "stages=[generate]", *place, *options))
+
+
+def test_an_empty_prompt_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(UserError, match="prompt is empty"):
+        run(tiny("experiment=trime", "stages=[generate]", f"prompt_file={tmp_path}/empty.txt"))

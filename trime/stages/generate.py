@@ -1,0 +1,158 @@
+"""generate: continues a prompt with the model and memories of an experiment, and explains where each token came from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trime.data.tokenizers import EOS, Tokenizer
+from trime.data.vocabulary import Vocabulary
+from trime.stages.artefact import plain, write_aside
+from trime.stages.encode import device_of
+from trime.stages.fit import open_network
+from trime.stages.plan import Plan
+from trime.stages.tune import long_memory
+from trime.tasks.generation import Choice, Continuation, Step, Windows, strongest
+from trime.tasks.rows import Row, rows_of
+from trime.types import UserError
+
+AROUND = 8  # tokens of an entry's context that are shown
+
+
+class Told(NamedTuple):
+    """A token, its probability, how that splits, and the entries that gave most."""
+
+    text: str
+    probability: float
+    parts: dict[str, float]
+    entries: list[dict[str, Any]]
+
+
+def generate(plan: Plan) -> None:
+    """Prints the continuation of a prompt as it comes, or with explain=true a line for each token; writes generated.json."""
+    prompt, writer = prompt_of(plan.config.prompt_file), Writer(plan)
+    ids = writer.read(prompt)
+    print(f"generate: {len(ids):,} tokens of prompt; {writer.row.label}", flush=True)
+    told: list[Told] = []
+    for one in writer.write():
+        told.append(one)
+        print(line(one) if plan.config.explain else one.text, end="\n" if plan.config.explain else "", flush=True)
+    whole = writer.text([*ids, *writer.written])
+    content = {"prompt": prompt, "text": whole, "row": writer.row.label, "tokens": [one._asdict() for one in told]}
+    plan.run_folder.mkdir(parents=True, exist_ok=True)
+    write_aside(plan.run_folder / "generated.json", json.dumps(content, indent=1, ensure_ascii=False))
+    print(f"\n\ngenerated: {plan.run_folder / 'generated.json'}")
+
+
+def prompt_of(file: str | None) -> str:
+    """The text of a file, or of standard input."""
+    try:
+        text = sys.stdin.read() if file is None else Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"prompt_file={file} cannot be read as text: {error}") from None
+    if not text.strip():
+        raise UserError("the prompt is empty: name a file that holds one, prompt_file=FILE, or give it by standard input")
+    return text
+
+
+class Writer:
+    """The own row of an experiment, with its model and memories, tuned."""
+
+    def __init__(self, plan: Plan):
+        self.plan, config = plan, plan.config
+        self.vocabulary: Vocabulary = plan.corpus.corpus().vocabulary
+        self.tokenizer: Tokenizer = plan.corpus.dataset.tokenizer
+        self.row = own_row(plan)
+        network, described = open_network(plan.model.path(), config)
+        if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
+            raise UserError(
+                "the model was trained with another vocabulary than the dataset's: name the dataset it was trained on"
+            )
+        device = device_of(config)
+        recent = long_memory(config, list(self.row.sizes)) if "long" in self.row.memories else None
+        external = "external" in self.row.memories and plan.index
+        nearest = plan.index.nearest({"text": None, "bounded": True, "split": "prompt"}) if external and plan.index else None
+        evaluate = config.evaluate
+        windows = Windows(evaluate.block, 0 if network.carries else evaluate.context)
+        eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
+        self.source = Source(plan) if external else None
+        self.continuation = Continuation(network.to(device), self.row, recent, nearest, windows, eos, scaled)
+        self.written: list[int] = []
+
+    def read(self, prompt: str) -> list[int]:
+        """The prompt's tokens, of which an end that the tokenizer adds is none."""
+        lines = [line.encode() for line in prompt.splitlines(keepends=True)]
+        symbols = [symbol for part in self.tokenizer.tokens(lines) for symbol in part]
+        if symbols[-1:] == [EOS] and not prompt.endswith("\n"):
+            symbols.pop()
+        ids = [self.vocabulary.index[symbol] for symbol in symbols]
+        self.continuation.read(ids)
+        return ids
+
+    def write(self) -> Iterator[Told]:
+        """Token after token."""
+        given = self.plan.config.generate
+        for step in self.continuation.generate(given.tokens, Choice(given.temperature, given.top_p), self.plan.config.seed):
+            told = self.told(step, given.entries)
+            self.written.append(step.token)
+            yield told
+
+    def told(self, step: Step, count: int) -> Told:
+        """What is known of a step, for a reader."""
+        parts = {name: float(part[step.token]) for name, part in step.spread.parts.items()}
+        entries = [self.entry(*own) for own in strongest(step, count)] if self.plan.config.explain else []
+        symbols = self.text([*self.continuation.tokens[-1:], step.token]), self.text(self.continuation.tokens[-1:])
+        text = symbols[0].removeprefix(symbols[1])
+        return Told(text, float(step.spread.whole[step.token]), parts, entries)
+
+    def entry(self, memory: str, share: float, place: int) -> dict[str, Any]:
+        """An entry with its text and place."""
+        if memory == "external" and self.source:
+            text, where = self.source.of(place)
+        else:
+            tokens = self.continuation.tokens
+            text, where = self.text(tokens[max(0, place - AROUND) : place + 1]), f"token {place:,} of this text"
+        return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": where}
+
+    def text(self, tokens: list[int]) -> str:
+        """Tokens as text."""
+        return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
+
+
+class Source:
+    """The text that a datastore was made of."""
+
+    def __init__(self, plan: Plan):
+        assert plan.index is not None
+        self.store = plan.index.nearest({"text": None, "bounded": True, "split": "prompt"}).store
+        corpus, information = plan.stored.corpus(), plan.index.information()
+        self.split, self.known = information["split"], information["text"] == corpus.fingerprint(information["split"])
+        self.corpus, self.tokenizer = corpus, plan.stored.dataset.tokenizer
+        self.position = self.store.shards.column("position")
+
+    def of(self, number: int) -> tuple[str, str]:
+        """The text of an entry, up to the token that followed, and where it stands."""
+        document, position = int(self.store.document[number]), int(self.position[number])
+        if not self.known:  # a datastore of another run, whose text is not at hand
+            return "", f"entry {number:,}"
+        text = self.corpus.split(self.split)
+        begin = int(text.offsets[document])
+        ids = text.tokens[begin + max(0, position - AROUND) : begin + position + 1].tolist()
+        words = self.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in ids])
+        return words, f"{self.corpus.names(self.split)[document]}, token {position:,}"
+
+
+def own_row(plan: Plan) -> Row:
+    """The experiment's last row, at what was tuned on valid where there is something to tune."""
+    row = rows_of(plain(plan.config.evaluate.rows), plan.config.tune)[-1]
+    return plan.tune.rows()[-1] if row.memories else row
+
+
+def line(told: Told) -> str:
+    """A token's line: probability, its parts, and the entries that gave most."""
+    parts = "  ".join(f"{name} {part:.4f}" for name, part in told.parts.items())
+    entries = "".join(f"\n      {own['share']:.4f} {own['memory']}: … {own['text']} ({own['place']})" for own in told.entries)
+    return f"{told.text!r:<16} {told.probability:.4f} = {parts}{entries}"
