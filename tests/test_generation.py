@@ -13,8 +13,9 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from trime.models.pretrained.answering import greedy
 from trime.run import run
-from trime.stages.generate import Writer, own_row
+from trime.stages.generate import LongWriter, Writer, own_row, writer_of
 from trime.stages.plan import Plan
 from trime.tasks.generation import Choice, strongest
 from trime.tasks.rows import Row
@@ -125,6 +126,35 @@ def test_a_prompt_is_continued_and_explained(
     again = json.loads((folder / "generated.json").read_text())
     assert again["text"] == found["text"], "the same seed draws the same"
     assert strongest is not None and own_row(Plan(config)).memories == {"local", "long", "external"}
+
+
+@pytest.mark.parametrize("experiment, more", [("attendre_decoder", ["model.query_size=4"]), ("attendre_encdec", [])])
+@pytest.mark.parametrize("end", ["flush", "drain"])
+def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], end: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Its likeliest tokens are those of its answers; attention's shares are a distribution over places of the text."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    (tmp_path / "prompt.txt").write_text(
+        "Question: Where is Ada? Context: Ada walked to the attic. Boris ran to the studio. Answer:"
+    )
+    short = ["model.memory_size=12", "model.chunk=5", f"model.end={end}", "generate.temperature=0", "generate.tokens=3"]
+    stages = ["stages=[teach,generate]", f"prompt_file={tmp_path}/prompt.txt", "explain=true", "generate.entries=2"]
+    config = tiny(f"experiment={experiment}", *short, *more, *stages, f"paths.outputs={tmp_path}")
+    run(config)
+    plan = Plan(config)
+    writer = writer_of(plan)
+    assert isinstance(writer, LongWriter)
+    prompt = writer.read((tmp_path / "prompt.txt").read_text())
+    steps = list(writer.write())
+    expected = greedy(writer.answerer.read([prompt]), -1, 3)[0]
+    assert writer.written == expected[: len(writer.written)] and steps[0].parts == {"vocabulary": steps[0].probability}
+    writer.read((tmp_path / "prompt.txt").read_text())
+    for count in range(2):
+        writer.steps.next(torch.tensor([expected[:count]], dtype=torch.long))
+        looked = writer.steps.looked()
+        assert looked.share.sum() == pytest.approx(1, abs=1e-5)
+        assert bool((looked.share[looked.position < 0] == 0).all()) and int(looked.position.max()) <= len(prompt) + count - 1
+    found = json.loads((tmp_path / "runs" / experiment / "generated" / "generated.json").read_text())
+    assert all(len(token["entries"]) == 2 and token["entries"][0]["text"] for token in found["tokens"])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.golden.published import parametrized
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
-from trime.models.pretrained.answering import DecoderAnswers, EncoderDecoderAnswers, Reading
+from trime.models.pretrained.answering import DecoderAnswers, EncoderDecoderAnswers, Reading, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
@@ -126,11 +126,11 @@ def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, tm
     answerer = EncoderDecoderAnswers(family, reading, 60) if name in T5 else DecoderAnswers(family, reading)
     with torch.no_grad():
         expected = [whole(model, row, 6) for row in rows]
-    assert answerer.answers(rows, -1, 6) == expected
+    assert greedy(answerer.read(rows), -1, 6) == expected
     stop = expected[0][2]
     stopped = [row[: row.index(stop)] if stop in row else row for row in expected]
-    assert answerer.answers(rows, stop, 6) == stopped
-    assert answerer.answers(rows[1:], -1, 6) == expected[1:], "a row alone answers as in a batch"
+    assert greedy(answerer.read(rows), stop, 6) == stopped
+    assert greedy(answerer.read(rows[1:]), -1, 6) == expected[1:], "a row alone answers as in a batch"
 
 
 def whole(model: Any, prompt: list[int], count: int) -> list[int]:

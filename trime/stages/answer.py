@@ -11,18 +11,12 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.questions.base import Example, exact_match, prompt
-from trime.memory.bounded import BoundedMemory
 from trime.metrics import Meter
-from trime.models.attendre import Attendre
-from trime.models.pretrained.answering import Answerer, DecoderAnswers, EncoderDecoderAnswers, Reading
-from trime.models.pretrained.language import each
+from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.rope import RopeDecoder
-from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import encoded, load_tokenizer
 from trime.stages.artefact import Artefact, plain
-from trime.stages.encode import device_of
-from trime.stages.pretrained import identity
+from trime.stages.pretrained import answerer_of, identity
 from trime.types import UserError
 
 READING = (
@@ -59,7 +53,7 @@ class Answer(Artefact):
 
     def build(self, folder: Path) -> None:
         place = str(self.taught.path()) if self.taught else self.config.model.name
-        tokenizer, answerer = load_tokenizer(place), self.answerer(load_pretrained(place))
+        tokenizer, answerer = load_tokenizer(place), answerer_of(self.config, load_pretrained(place))
         examples = list(instantiate(self.config.questions, _convert_="all").examples(self.config.answering.split))
         if not examples:
             raise UserError(f"questions: there is none in split {self.config.answering.split}")
@@ -88,42 +82,12 @@ class Answer(Artefact):
         asked = self.config.answering
         prompts = [encoded(tokenizer, prompt(row, asked.question_first)) for row in rows]
         prompts = [own[-asked.last :] if asked.last else own for own in prompts]
-        found = answerer.answers(prompts, tokenizer.eos_token_id, asked.longest)
+        found = greedy(answerer.read(prompts), tokenizer.eos_token_id, asked.longest)
         texts = [tokenizer.decode(own, skip_special_tokens=True).strip() for own in found]
         return [
             {"name": row.name, "answer": text, "right": exact_match(text, row), "tokens": len(own)}
             for row, text, own in zip(rows, texts, prompts, strict=True)
         ]
-
-    def answerer(self, model: Any) -> Answerer:
-        """The model with its memories."""
-        given = self.config.model
-        model.to(device_of(self.config))
-        if model.config.is_encoder_decoder:
-            encoder = T5Encoder(model)
-            return EncoderDecoderAnswers(encoder, self.reading(encoder), given.outputs)
-        decoder = RopeDecoder(model, given.position, given.factor, given.stored)
-        return DecoderAnswers(decoder, self.reading(decoder))
-
-    def reading(self, family: Any) -> Reading:
-        """A memory for each layer; sizes may be given one by one."""
-        given, count = self.config.model, len(family.layers)
-        sizes, waiting, top_k = (each(plain(given[name]), count, name) for name in ("memory_size", "query_size", "top_k"))
-        if any(own is not None and own >= size for size, own in zip(sizes, waiting, strict=True)):
-            print(f"answer: query_size={given.query_size} is not below memory_size: queries meet later keys alone")
-        causal = family.causal if given.causal is None else given.causal
-        memories = [
-            Attendre(
-                BoundedMemory(size, instantiate(self.config.eviction, _convert_="all")),
-                own if own is not None else 0 if causal else size // 2,
-                best,
-                causal,
-                window,
-                given.search,
-            )
-            for size, own, best, window in zip(sizes, waiting, top_k, family.windows, strict=True)
-        ]
-        return Reading(memories, given.chunk, given.end)
 
     def found(self) -> dict[str, Any]:
         return json.loads((self.path() / "answer.json").read_text())

@@ -26,9 +26,10 @@ from trime.memory.datastore import Datastore, Nearest
 from trime.memory.selective import Selective
 from trime.models.network import Reader
 from trime.stages.artefact import write_aside
-from trime.stages.encode import device_of, windows_of
+from trime.stages.encode import windows_of
 from trime.stages.fit import open_network
 from trime.stages.plan import Plan
+from trime.stages.processes import device_of
 from trime.stages.tune import scorer_of
 from trime.tasks.scoring import Window
 from trime.types import Batch, Mass, Tensor, UserError, contexts_of, is_token

@@ -30,6 +30,7 @@ from trime.stages.artefact import Artefact
 from trime.stages.fit import check_positions, memory_of, model_of, open_network, resolved_precision
 from trime.stages.prepare import Prepare
 from trime.stages.pretrained import is_pretrained
+from trime.stages.processes import device_of
 from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.scoring import Window
 from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, contexts_of, is_token
@@ -182,11 +183,6 @@ def carried(reader: Reader, folder: Path, shard: int, device: Any) -> None:
 
 def carried_file(folder: Path, shard: int) -> Path:
     return folder / f"carried-{shard:05d}.partial"
-
-
-def device_of(config: DictConfig) -> torch.device:
-    """Where models run: as the trainer's accelerator says."""
-    return torch.device("cuda" if torch.cuda.is_available() and config.trainer.accelerator != "cpu" else "cpu")
 
 
 def windows_of(folder: Path, device: torch.device) -> Iterator[Window]:

@@ -6,14 +6,20 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
 
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
+from trime.models.pretrained.loading import load_pretrained
+from trime.models.pretrained.tokenizer import encoded, load_tokenizer
 from trime.stages.artefact import plain, write_aside
-from trime.stages.encode import device_of
+from trime.stages.evaluate import named
 from trime.stages.fit import open_network
 from trime.stages.plan import Plan
+from trime.stages.pretrained import answerer_of, is_pretrained
+from trime.stages.processes import device_of
 from trime.stages.tune import long_memory
 from trime.tasks.generation import Choice, Continuation, Step, Windows, strongest
 from trime.tasks.rows import Row, rows_of
@@ -33,18 +39,18 @@ class Told(NamedTuple):
 
 def generate(plan: Plan) -> None:
     """Prints the continuation of a prompt as it comes, or with explain=true a line for each token; writes generated.json."""
-    prompt, writer = prompt_of(plan.config.prompt_file), Writer(plan)
+    prompt, writer = prompt_of(plan.config.prompt_file), writer_of(plan)
     ids = writer.read(prompt)
-    print(f"generate: {len(ids):,} tokens of prompt; {writer.row.label}", flush=True)
+    print(f"generate: {len(ids):,} tokens of prompt; {writer.label}", flush=True)
     told: list[Told] = []
     for one in writer.write():
         told.append(one)
         print(line(one) if plan.config.explain else one.text, end="\n" if plan.config.explain else "", flush=True)
     whole = writer.text([*ids, *writer.written])
-    content = {"prompt": prompt, "text": whole, "row": writer.row.label, "tokens": [one._asdict() for one in told]}
-    plan.run_folder.mkdir(parents=True, exist_ok=True)
-    write_aside(plan.run_folder / "generated.json", json.dumps(content, indent=1, ensure_ascii=False))
-    print(f"\n\ngenerated: {plan.run_folder / 'generated.json'}")
+    content = {"prompt": prompt, "text": whole, "model": writer.label, "tokens": [one._asdict() for one in told]}
+    writer.folder.mkdir(parents=True, exist_ok=True)
+    write_aside(writer.folder / "generated.json", json.dumps(content, indent=1, ensure_ascii=False))
+    print(f"\n\ngenerated: {writer.folder / 'generated.json'}")
 
 
 def prompt_of(file: str | None) -> str:
@@ -58,14 +64,106 @@ def prompt_of(file: str | None) -> str:
     return text
 
 
+@runtime_checkable
+class Writes(Protocol):
+    """Something that continues a prompt."""
+
+    label: str  # what it is
+    folder: Path  # where what it wrote is kept
+    written: list[int]
+
+    def read(self, prompt: str) -> list[int]:
+        """The prompt's tokens."""
+
+    def write(self) -> Iterator[Told]:
+        """Token after token."""
+
+    def text(self, tokens: list[int]) -> str:
+        """Tokens as text."""
+
+
+def writer_of(plan: Plan) -> Writes:
+    """The experiment's own row; or a pretrained model that reads the prompt with memories in its layers."""
+    if is_pretrained(plan.config) and not own_memories(plan):
+        place = str(plan.taught.path()) if plan.taught else plan.config.model.name
+        model = load_pretrained(place)
+        if model.config.is_encoder_decoder or plan.config.model.memory_size:
+            return LongWriter(plan, model, place)
+    return Writer(plan)
+
+
+def own_memories(plan: Plan) -> set[str]:
+    """The memories of the experiment's last row."""
+    return rows_of(plain(plan.config.evaluate.rows), plan.config.tune)[-1].memories
+
+
+class LongWriter:
+    """A pretrained model whose layers have memories (Attendre): all probability is the vocabulary's; attention tells the rest."""
+
+    def __init__(self, plan: Plan, model: Any, place: str):
+        self.config, self.tokenizer = plan.config, load_tokenizer(place)
+        self.answerer = answerer_of(plan.config, model)
+        self.prompt: list[int] = []
+        self.written: list[int] = []
+        policy, size = named(plain(self.config.eviction)), self.config.model.memory_size
+        self.label = f"{type(model).__name__}, {policy}, {size} entries a layer"
+        self.folder = Path(self.config.paths.outputs) / "runs" / self.config.name / "generated"
+
+    @torch.no_grad()
+    def read(self, prompt: str) -> list[int]:
+        """Through the memories, to the end."""
+        self.prompt = encoded(self.tokenizer, prompt)
+        self.steps = self.answerer.read([self.prompt], self.config.explain)
+        return self.prompt
+
+    @torch.no_grad()
+    def write(self) -> Iterator[Told]:
+        """Until the model ends its text."""
+        given, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
+        choice = Choice(given.temperature, given.top_p)
+        while len(self.written) < given.tokens and self.tokenizer.eos_token_id not in self.written:
+            so_far = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
+            probability = self.steps.next(so_far)[0].double().softmax(0)
+            token = choice(probability, generator)
+            before, share = self.text([*self.prompt, *self.written]), float(probability[token])
+            entries = self.entries(given.entries) if self.config.explain else []
+            self.written.append(token)
+            text = self.text([*self.prompt, *self.written]).removeprefix(before)
+            yield Told(text, share, {"vocabulary": share}, entries)
+
+    def entries(self, count: int) -> list[dict[str, Any]]:
+        """The places that got most attention."""
+        looked, tokens = self.steps.looked(), [*self.prompt, *self.written]
+        places = looked.position[0].clamp(min=0)
+        by_place = torch.zeros(len(tokens) + 1, dtype=looked.share.dtype, device=places.device).scatter_add(
+            0, places, looked.share[0]
+        )
+        share, place = by_place.topk(min(count, len(by_place)))
+        return [
+            {
+                "memory": "attention",
+                "share": float(own),
+                "text": " ".join(self.text(tokens[max(0, at - AROUND) : at + 1]).split()),
+                "place": f"token {at:,} of this text",
+            }
+            for own, at in zip(share.tolist(), place.tolist(), strict=True)
+        ]
+
+    def text(self, tokens: list[int]) -> str:
+        """Tokens as text."""
+        return self.tokenizer.decode(tokens)
+
+
 class Writer:
     """The own row of an experiment, with its model and memories, tuned."""
 
     def __init__(self, plan: Plan):
         self.plan, config = plan, plan.config
+        self.folder = plan.run_folder
         self.vocabulary: Vocabulary = plan.corpus.corpus().vocabulary
         self.tokenizer: Tokenizer = plan.corpus.dataset.tokenizer
         self.row = own_row(plan)
+        self.label = self.row.label
         network, described = open_network(plan.model.path(), config)
         if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
             raise UserError(
@@ -147,8 +245,9 @@ class Source:
 
 def own_row(plan: Plan) -> Row:
     """The experiment's last row, at what was tuned on valid where there is something to tune."""
-    row = rows_of(plain(plan.config.evaluate.rows), plan.config.tune)[-1]
-    return plan.tune.rows()[-1] if row.memories else row
+    if own_memories(plan):
+        return plan.tune.rows()[-1]
+    return rows_of(plain(plan.config.evaluate.rows), plan.config.tune)[-1]
 
 
 def line(told: Told) -> str:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
+from trime.memory.bounded import BoundedMemory
+from trime.models.attendre import Attendre
+from trime.models.pretrained.answering import Answerer, DecoderAnswers, EncoderDecoderAnswers, Reading
+from trime.models.pretrained.language import each
+from trime.models.pretrained.rope import RopeDecoder
+from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import Pieces
+from trime.stages.artefact import plain
 from trime.stages.prepare import Source
+from trime.stages.processes import device_of
 from trime.types import UserError
 
 
@@ -24,6 +34,38 @@ def identity(name: str) -> str:
     """What names a model: its weights, where it is a folder."""
     files = sorted(Path(name).expanduser().glob("*.safetensors"))
     return " ".join(map(content_hash, files)) or name
+
+
+def answerer_of(config: DictConfig, model: Any) -> Answerer:
+    """A loaded model that reads long prompts with the memories that the configuration gives it, then answers."""
+    given = config.model
+    model.to(device_of(config))
+    if model.config.is_encoder_decoder:
+        encoder = T5Encoder(model)
+        return EncoderDecoderAnswers(encoder, reading(config, encoder), given.outputs)
+    decoder = RopeDecoder(model, given.position, given.factor, given.stored)
+    return DecoderAnswers(decoder, reading(config, decoder))
+
+
+def reading(config: DictConfig, family: Any) -> Reading:
+    """A memory for each layer; sizes may be given one by one."""
+    given, count = config.model, len(family.layers)
+    sizes, waiting, top_k = (each(plain(given[name]), count, name) for name in ("memory_size", "query_size", "top_k"))
+    if any(own is not None and own >= size for size, own in zip(sizes, waiting, strict=True)):
+        print(f"query_size={given.query_size} is not below memory_size: queries meet later keys alone")
+    causal = family.causal if given.causal is None else given.causal
+    memories = [
+        Attendre(
+            BoundedMemory(size, instantiate(config.eviction, _convert_="all")),
+            own if own is not None else 0 if causal else size // 2,
+            best,
+            causal,
+            window,
+            given.search,
+        )
+        for size, own, best, window in zip(sizes, waiting, top_k, family.windows, strict=True)
+    ]
+    return Reading(memories, given.chunk, given.end)
 
 
 def source_of(config: DictConfig) -> Source:

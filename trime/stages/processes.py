@@ -22,6 +22,11 @@ from trime.data.module import Share
 RANK = "LOCAL_RANK"  # Lightning's name for which process this is
 
 
+def device_of(config: DictConfig) -> torch.device:
+    """Where models run: as the trainer's accelerator says."""
+    return torch.device("cuda" if torch.cuda.is_available() and config.trainer.accelerator != "cpu" else "cpu")
+
+
 def devices_of(config: DictConfig) -> int:
     """How many devices train: those that trainer.devices asks for, or all there are."""
     if config.trainer.devices != "auto":

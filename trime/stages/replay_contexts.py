@@ -16,7 +16,8 @@ from omegaconf import DictConfig
 from trime.eviction.base import EvictionPolicy
 from trime.memory.selective import Selective
 from trime.stages.artefact import Artefact
-from trime.stages.encode import Encode, device_of, windows_of
+from trime.stages.encode import Encode, windows_of
+from trime.stages.processes import device_of
 from trime.stages.replay import Document, Kept, Replay
 from trime.stages.tune import Tune
 from trime.tasks.rows import Row

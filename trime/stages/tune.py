@@ -19,7 +19,8 @@ from trime.memory.selective import Selective
 from trime.metrics import Meter, perplexity
 from trime.stages.artefact import Artefact, plain
 from trime.stages.datastore import Index, uses_external
-from trime.stages.encode import Encode, device_of, windows_of
+from trime.stages.encode import Encode, windows_of
+from trime.stages.processes import device_of
 from trime.tasks.rows import Row, rows_of
 from trime.tasks.scoring import Scorer, Window
 from trime.types import Float, Tensor

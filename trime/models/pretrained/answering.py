@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -13,16 +12,37 @@ from trime.models.attendre import Attendre
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
+from trime.models.retrieval import attention
 from trime.types import Float, Int, Tensor
 
-Step = Callable[[Tensor], Tensor]  # tokens so far [b t] to logits of the next [b v]
+
+class Looked(NamedTuple):
+    """Where the last query of each row looked: its attention, the mean over heads and layers, and the entries' positions."""
+
+    share: Float[Tensor, "b m"]
+    position: Int[Tensor, "b m"]
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """Answers token by token, over prompts that are read."""
+
+    rows: int
+    device: Any
+
+    def next(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
+        """Logits of the next token of each row; ``so_far`` grows by one at a time."""
+
+    def looked(self) -> Looked:
+        """Where the last step's attention went."""
 
 
 @runtime_checkable
 class Answerer(Protocol):
-    """Tokens of answers, ``stop`` and what comes after it left out."""
+    """A model that reads prompts with memories, then answers."""
 
-    def answers(self, prompts: list[list[int]], stop: int, longest: int) -> list[list[int]]: ...
+    def read(self, prompts: list[list[int]], tells: bool = False) -> Steps:
+        """Prompts of any lengths side by side; ``tells``: what attention looked at is kept, step by step."""
 
 
 class Reading:
@@ -31,8 +51,8 @@ class Reading:
     def __init__(self, memories: list[Attendre], chunk: int = 128, end: str = "flush"):
         self.memories, self.chunk, self.ending = memories, chunk, end
 
-    def reader(self, family: Any) -> LongReader:
-        return LongReader(family, self.memories, self.chunk)
+    def reader(self, family: Any, tells: bool = False) -> LongReader:
+        return LongReader(family, self.memories, self.chunk, tells)
 
 
 class DecoderAnswers:
@@ -41,24 +61,36 @@ class DecoderAnswers:
     def __init__(self, family: RopeDecoder, reading: Reading):
         self.family, self.reading = family, reading
 
-    def answers(self, prompts: list[list[int]], stop: int, longest: int) -> list[list[int]]:
-        """Greedy; prompts of any lengths side by side."""
-        reader = self.reading.reader(self.family)
-        tokens, position = padded(prompts, self.family.model.device)
-        last = Last(position.amax(1))
-        for hidden in reader.feed(tokens, position):
-            last.see(hidden)
-        for hidden in reader.end(self.reading.ending):
-            last.see(hidden)
-        logits, place = self.family.logits(last.x[:, None])[:, 0], position.amax(1, keepdim=True)
+    def read(self, prompts: list[list[int]], tells: bool = False) -> DecoderSteps:
+        """Prompts of any lengths side by side."""
+        return DecoderSteps(self.family, self.reading, prompts, tells)
 
-        def step(so_far: Tensor) -> Tensor:
-            if not so_far.shape[1]:
-                return logits
-            (hidden,) = reader.feed(so_far[:, -1:], place + so_far.shape[1])
-            return self.family.logits(hidden.x)[:, 0]
 
-        return greedy(step, len(prompts), stop, longest, tokens.device)
+class DecoderSteps:
+    """A decoder that has read its prompts."""
+
+    def __init__(self, family: RopeDecoder, reading: Reading, prompts: list[list[int]], tells: bool):
+        self.family, self.reader, self.rows = family, reading.reader(family, tells), len(prompts)
+        tokens, position = padded(prompts, family.model.device)
+        self.device, self.place, last = tokens.device, position.amax(1, keepdim=True), Last(position.amax(1))
+        for hidden in self.reader.feed(tokens, position):
+            last.see(hidden)
+        for hidden in self.reader.end(reading.ending):
+            last.see(hidden)
+        self.x = last.x[:, None]
+
+    def next(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
+        """Logits of the next token of each row."""
+        if so_far.shape[1]:
+            (hidden,) = self.reader.feed(so_far[:, -1:], self.place + so_far.shape[1])
+            self.x = hidden.x
+        return self.family.logits(self.x)[:, 0]
+
+    def looked(self) -> Looked:
+        """Where each row's last query looked; layers keep entries of their own, so that these come one after another."""
+        parts, rows = self.reader.stack.last or [], torch.arange(self.rows, device=self.device)
+        shares = [attention(part.retrieved.similarity)[rows, :, part.position.argmax(1)].mean(1) / len(parts) for part in parts]
+        return Looked(torch.cat(shares, 1), torch.cat([part.retrieved.position for part in parts], 1))
 
 
 class EncoderDecoderAnswers:
@@ -67,21 +99,11 @@ class EncoderDecoderAnswers:
     def __init__(self, family: T5Encoder, reading: Reading, outputs: int = 8192):
         self.family, self.reading, self.memory = family, reading, BoundedMemory(outputs, FIFO())
 
-    def answers(self, prompts: list[list[int]], stop: int, longest: int) -> list[list[int]]:
-        """Greedy; prompts of any lengths side by side."""
-        held = self.read(prompts)
-        order = held.ranking.position.argsort(1)
-        encoded = held.columns[0].gather(1, order[..., None].expand_as(held.columns[0]))
-        filled = held.ranking.position.gather(1, order) >= 0
-        start = self.family.model.config.decoder_start_token_id
+    def read(self, prompts: list[list[int]], tells: bool = False) -> EncoderDecoderSteps:
+        """Prompts of any lengths side by side."""
+        return EncoderDecoderSteps(self.family, self.encoded(prompts))
 
-        def step(so_far: Tensor) -> Tensor:
-            given = torch.cat([torch.full_like(order[:, :1], start), so_far], 1)
-            return self.family.logits(given, encoded, filled)[:, -1]
-
-        return greedy(step, len(prompts), stop, longest, order.device)
-
-    def read(self, prompts: list[list[int]]) -> Held:
+    def encoded(self, prompts: list[list[int]]) -> Held:
         """The encoder's outputs, as they come."""
         reader, held = self.reading.reader(self.family), None
         tokens, position = padded(prompts, self.family.model.device)
@@ -91,6 +113,26 @@ class EncoderDecoderAnswers:
                 held, _ = self.memory.insert(held, (hidden.x,), hidden.position)
         assert held is not None
         return held
+
+
+class EncoderDecoderSteps:
+    """A decoder over what an encoder has read."""
+
+    def __init__(self, family: T5Encoder, held: Held):
+        order = held.ranking.position.argsort(1)
+        self.family, self.rows, self.device = family, len(order), order.device
+        self.encoded = held.columns[0].gather(1, order[..., None].expand_as(held.columns[0]))
+        self.position = held.ranking.position.gather(1, order)
+        self.start = torch.full_like(order[:, :1], family.model.config.decoder_start_token_id)
+
+    def next(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
+        """Logits of the next token of each row."""
+        self.given = torch.cat([self.start, so_far], 1)
+        return self.family.logits(self.given, self.encoded, self.position >= 0)[:, -1]
+
+    def looked(self) -> Looked:
+        """Where the decoder's last position looked across."""
+        return Looked(self.family.looked(self.given, self.encoded, self.position >= 0), self.position)
 
 
 class Last:
@@ -118,12 +160,12 @@ def padded(prompts: list[list[int]], device: Any) -> tuple[Int[Tensor, "b l"], I
 
 
 @torch.no_grad()
-def greedy(step: Step, rows: int, stop: int, longest: int, device: Any) -> list[list[int]]:
-    """The likeliest token, then the next, until every row has stopped."""
-    found = torch.empty(rows, 0, dtype=torch.long, device=device)
-    done = torch.zeros(rows, dtype=torch.bool, device=device)
+def greedy(steps: Steps, stop: int, longest: int) -> list[list[int]]:
+    """The likeliest token, then the next, until every row has stopped; ``stop`` and what comes after it is left out."""
+    found = torch.empty(steps.rows, 0, dtype=torch.long, device=steps.device)
+    done = torch.zeros(steps.rows, dtype=torch.bool, device=steps.device)
     while found.shape[1] < longest and not done.all():
-        token = step(found).argmax(-1)
+        token = steps.next(found).argmax(-1)
         done |= token == stop
         found = torch.cat([found, token[:, None]], 1)
     return [row[: row.index(stop)] if stop in row else row for row in found.tolist()]

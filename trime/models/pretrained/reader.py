@@ -27,10 +27,11 @@ class Hidden(NamedTuple):
 class Stack:
     """A family's layers, and a memory for each of them; what they hold goes in and comes out, layer by layer."""
 
-    def __init__(self, family: Family, memories: list[Attendre]):
+    def __init__(self, family: Family, memories: list[Attendre], tells: bool = False):
         if len(memories) != len(family.layers):
             raise ValueError(f"{len(memories)} memories for {len(family.layers)} layers")
         self.family, self.memories = family, memories
+        self.last: list[Left] | None = [] if tells else None  # what the queries that left each layer last have retrieved
 
     def start(self, x: Float[Tensor, "b l e"]) -> list[Waiting]:
         """What layers hold that have read nothing, for inputs like ``x``."""
@@ -54,14 +55,16 @@ class Stack:
 
     def finished(self, number: int, left: Left) -> Hidden:
         """A layer's output, where its queries have attended."""
+        if self.last is not None and bool((left.position >= 0).any()):
+            self.last[number : number + 1] = [left]
         return Hidden(self.family.layers[number].finish(left.along[0], left.attended), left.position)
 
 
 class LongReader:
     """Reads an input through a stack, and holds what its layers hold."""
 
-    def __init__(self, family: Family, memories: list[Attendre], chunk: int = 128):
-        self.stack, self.chunk = Stack(family, memories), chunk
+    def __init__(self, family: Family, memories: list[Attendre], chunk: int = 128, tells: bool = False):
+        self.stack, self.chunk = Stack(family, memories, tells), chunk
         self.state: list[Waiting] = []
         self.read = 0  # positions so far, those of padding included
 
@@ -83,7 +86,7 @@ class LongReader:
     def end(self, how: str) -> Iterator[Hidden]:
         """All that still waits attends; from here on queries attend at once, as those of generated tokens do."""
         yield from {"flush": self.flush, "drain": self.drain}[how]()
-        self.stack = Stack(self.stack.family, [replace(memory, waiting=0) for memory in self.stack.memories])
+        self.stack.memories = [replace(memory, waiting=0) for memory in self.stack.memories]
 
     @torch.no_grad()
     def flush(self) -> Iterator[Hidden]:
@@ -98,7 +101,7 @@ class LongReader:
     def drain(self) -> Iterator[Hidden]:
         """Chunks of padding push out what waits: as many positions as all query memories hold, none larger than a chunk."""
         memories = [replace(memory, waiting=min(memory.waiting, self.read)) for memory in self.stack.memories]
-        self.stack = Stack(self.stack.family, memories)
+        self.stack.memories = memories
         x = self.state[0].queries.columns[1]
         padding = x.new_zeros(len(x), self.chunk, x.shape[2])
         nothing = torch.full(padding.shape[:2], -1, device=x.device)

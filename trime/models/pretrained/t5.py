@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from trime.models.pretrained.family import Layer, kind_of
 from trime.types import Bool, Float, Int, Tensor
 
@@ -70,9 +72,21 @@ class T5Encoder:
         self, tokens: Int[Tensor, "b t"], encoded: Float[Tensor, "b m e"], filled: Bool[Tensor, "b m"]
     ) -> Float[Tensor, "b t v"]:
         """The decoder's, for given tokens, over an encoder-output memory."""
-        hidden = self.model.decoder(
-            input_ids=tokens, encoder_hidden_states=encoded, encoder_attention_mask=filled.long()
-        ).last_hidden_state
+        hidden = self.decoded(tokens, encoded, filled).last_hidden_state
         if self.model.config.scale_decoder_outputs:
             hidden = hidden * self.model.config.d_model**-0.5
         return self.model.lm_head(hidden)
+
+    def looked(
+        self, tokens: Int[Tensor, "b t"], encoded: Float[Tensor, "b m e"], filled: Bool[Tensor, "b m"]
+    ) -> Float[Tensor, "b m"]:
+        """Attention of the last token to the encoder's outputs, the mean over heads and layers."""
+        usual = self.model.config._attn_implementation
+        self.model.set_attn_implementation("eager")  # others do not tell
+        found = self.decoded(tokens, encoded, filled, output_attentions=True).cross_attentions
+        self.model.set_attn_implementation(usual)
+        return torch.stack([part[:, :, -1] for part in found]).mean((0, 2))
+
+    def decoded(self, tokens: Tensor, encoded: Tensor, filled: Tensor, **more: bool) -> Any:
+        """What the decoder's stack makes of tokens."""
+        return self.model.decoder(input_ids=tokens, encoder_hidden_states=encoded, encoder_attention_mask=filled.long(), **more)
