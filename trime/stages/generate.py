@@ -98,7 +98,7 @@ def own_memories(plan: Plan) -> set[str]:
 
 
 class LongWriter:
-    """A pretrained model whose layers have memories (Attendre): all probability is the vocabulary's; attention tells the rest."""
+    """A pretrained model with memories in its layers (Attendre): all probability is the vocabulary's; attention tells the rest."""
 
     def __init__(self, plan: Plan, model: Any, place: str):
         self.config, self.tokenizer = plan.config, load_tokenizer(place)
@@ -109,14 +109,12 @@ class LongWriter:
         self.label = f"{type(model).__name__}, {policy}, {size} entries a layer"
         self.folder = Path(self.config.paths.outputs) / "runs" / self.config.name / "generated"
 
-    @torch.no_grad()
     def read(self, prompt: str) -> list[int]:
         """Through the memories, to the end."""
         self.prompt = encoded(self.tokenizer, prompt)
         self.steps = self.answerer.read([self.prompt], self.config.explain)
         return self.prompt
 
-    @torch.no_grad()
     def write(self) -> Iterator[Told]:
         """Until the model ends its text."""
         given, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)

@@ -79,6 +79,7 @@ class DecoderSteps:
             last.see(hidden)
         self.x = last.x[:, None]
 
+    @torch.no_grad()
     def next(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
         """Logits of the next token of each row."""
         if so_far.shape[1]:
@@ -86,6 +87,7 @@ class DecoderSteps:
             self.x = hidden.x
         return self.family.logits(self.x)[:, 0]
 
+    @torch.no_grad()
     def looked(self) -> Looked:
         """Where each row's last query looked; layers keep entries of their own, so that these come one after another."""
         parts, rows = self.reader.stack.last or [], torch.arange(self.rows, device=self.device)
@@ -125,11 +127,13 @@ class EncoderDecoderSteps:
         self.position = held.ranking.position.gather(1, order)
         self.start = torch.full_like(order[:, :1], family.model.config.decoder_start_token_id)
 
+    @torch.no_grad()
     def next(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
         """Logits of the next token of each row."""
         self.given = torch.cat([self.start, so_far], 1)
         return self.family.logits(self.given, self.encoded, self.position >= 0)[:, -1]
 
+    @torch.no_grad()
     def looked(self) -> Looked:
         """Where the decoder's last position looked across."""
         return Looked(self.family.looked(self.given, self.encoded, self.position >= 0), self.position)
@@ -159,7 +163,6 @@ def padded(prompts: list[list[int]], device: Any) -> tuple[Int[Tensor, "b l"], I
     return tokens, place.masked_fill(place >= lengths[:, None], -1)
 
 
-@torch.no_grad()
 def greedy(steps: Steps, stop: int, longest: int) -> list[list[int]]:
     """The likeliest token, then the next, until every row has stopped; ``stop`` and what comes after it is left out."""
     found = torch.empty(steps.rows, 0, dtype=torch.long, device=steps.device)
