@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import memorizing
+from benchmarks import attendre, memorizing
 
 
 def test_memorizing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,3 +23,22 @@ def test_memorizing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert told == [(step, *own) for step in ("training", "evaluation") for own in kinds]
     assert all(row["recall"] == 1 if row["search"] == "exact" else 0 < row["recall"] <= 1 for row in found["rows"])
     assert "| training" in capsys.readouterr().out
+
+
+def test_attendre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    for name, value in {"WIDTH": 16, "CHUNK": 16, "TOP_K": 8, "SIZE": 32, "LONGEST": 64}.items():
+        monkeypatch.setattr(attendre, name, value)
+    sizes = ["--lengths", "64", "128", "--queries", "16", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["attendre", *sizes, "--results", str(tmp_path)])
+    attendre.main()
+    rows = json.loads((tmp_path / "attendre.json").read_text())["rows"]
+    ways = {
+        "read, fifo",
+        "read, lra_sum",
+        "read, everything kept",
+        "read, full attention",
+        "both ways, flush",
+        "both ways, drain",
+    }
+    assert {row["what"] for row in rows} == ways and len(rows) == 10 and all(row["tokens/s"] > 0 for row in rows)

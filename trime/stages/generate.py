@@ -98,7 +98,7 @@ def own_memories(plan: Plan) -> set[str]:
 
 
 class LongWriter:
-    """A pretrained model with memories in its layers (Attendre): all probability is the vocabulary's; attention tells the rest."""
+    """A pretrained model with memories in its layers (Attendre): probability is the vocabulary's, attention tells the rest."""
 
     def __init__(self, plan: Plan, model: Any, place: str):
         self.config, self.tokenizer = plan.config, load_tokenizer(place)

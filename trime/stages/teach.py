@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from trime.data.questions.base import Questions, prompt
+from trime.data.questions.base import Example, Questions, prompt
 from trime.metrics import Meter
 from trime.models.pretrained.tokenizer import encoded, word_level
 from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.fit import quiet, resolved_precision, run_training, watched_training
 from trime.tasks.answering import Answering, Asked
 from trime.types import UserError
+
+GATHERED = 16  # batches among which examples are sorted by length
 
 
 class Teach(Artefact):
@@ -102,21 +106,28 @@ class Examples:
             if number >= first:
                 yield collated(rows, self.tokenizer, self.taught)
 
-    def batches(self) -> Iterator[list[Any]]:
-        """Examples, a batch at a time; a rest that fills none is left out."""
+    def batches(self) -> Iterator[list[Example]]:
+        """Examples of about one length, a batch at a time; a rest that fills none is left out."""
         for epoch in range(self.updates):
-            rows = []
-            for example in self.questions.examples("train", draw=epoch):
-                rows.append(example)
-                if len(rows) == self.taught.batch:
-                    yield rows
-                    rows = []
+            order = random.Random(f"{self.questions.seed} {epoch}")
+            for held in chunked(self.questions.examples("train", draw=epoch), GATHERED * self.taught.batch):
+                held.sort(key=lambda example: len(example.context))
+                batches = list(chunked(held, self.taught.batch))
+                order.shuffle(batches)
+                yield from (rows for rows in batches if len(rows) == self.taught.batch)
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.step = state["step"]
+
+
+def chunked(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
+    """So many at a time, the last ones fewer."""
+    each = iter(examples)
+    while held := list(islice(each, size)):
+        yield held
 
 
 def collated(rows: list[Any], tokenizer: Any, taught: DictConfig) -> Asked:

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 from trime.types import Int, Tensor, UserError
 
+SAMPLED = 0.25
+
 
 class Asked(NamedTuple):
     """Prompts and answers with their end, padded on the right with -1."""
@@ -23,7 +25,10 @@ class Asked(NamedTuple):
 
 
 class Answering(pl.LightningModule):
-    """``schedule``: learning rate by update; ``prompt_share``: of the loss, what a decoder's prompts count."""
+    """``schedule``: learning rate by update; ``prompt_share``: what a decoder's prompts count beside its answers.
+
+    Of the prompts' tokens ``SAMPLED`` are drawn anew in every update: the output layer is most of a small model's work.
+    """
 
     def __init__(
         self,
@@ -66,10 +71,12 @@ class Answering(pl.LightningModule):
         joined[:, : batch.prompt.shape[1]] = batch.prompt
         places = lengths[:, None] + torch.arange(batch.answer.shape[1], device=lengths.device)
         joined = joined.scatter(1, places, batch.answer)
-        logits = self.model(joined.clamp(min=0), attention_mask=(joined >= 0).long()).logits[:, :-1]
-        told = logits.gather(1, (places - 1)[..., None].expand(-1, -1, logits.shape[-1]))
+        given = {"input_ids": joined.clamp(min=0), "attention_mask": (joined >= 0).long()}
+        hidden, output = self.model.base_model(**given).last_hidden_state[:, :-1], self.model.get_output_embeddings()
+        told = output(hidden.gather(1, (places - 1)[..., None].expand(-1, -1, hidden.shape[-1])))
         prompts = joined[:, 1:].scatter(1, places - 1, -1)
-        loss = crossed(told, batch.answer) + self.prompt_share * crossed(logits, prompts)
+        drawn = (prompts >= 0) & (torch.rand(prompts.shape, device=prompts.device) < SAMPLED)
+        loss = crossed(told, batch.answer) + self.prompt_share * crossed(output(hidden[drawn])[None], prompts[drawn][None])
         return loss / (1 + self.prompt_share), right(told, batch.answer)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -77,8 +84,9 @@ class Answering(pl.LightningModule):
 
 
 def crossed(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy of the targets that are there."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), ignore_index=-1)
+    """Mean cross-entropy of the targets that are there, 0 where there are none."""
+    total = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), ignore_index=-1, reduction="sum")
+    return total / (target >= 0).sum().clamp(min=1)
 
 
 def right(logits: Tensor, answer: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ class Example(NamedTuple):
 class Questions(Protocol):
     """Examples of a split, the same ones in the same order each time; ``draw`` draws anew what is random."""
 
+    seed: int
+
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]: ...
 
 
