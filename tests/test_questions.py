@@ -63,6 +63,20 @@ def test_facts_stand_in_their_order_among_a_novels_sentences(folders: dict[str, 
             assert around.count(f"The {split} novel") == around.count("novel") and bool(around.strip()) == (words > 0)
 
 
+def test_people_and_answers_trade_names_in_training_alone(folders: dict[str, str]) -> None:
+    """A swapped story is as true as before: its answer follows from its last fact about the one who is asked for."""
+    made = {swap: Babilong(**folders, tasks=[1], words=0, swap=swap) for swap in (False, True)}
+    plain, swapped = (list(own.examples("train")) for own in made.values())
+    assert [one.name for one in plain] == [one.name for one in swapped] and plain != swapped
+    for example in swapped:
+        person = example.question.removeprefix("Where is ").rstrip("?")
+        told = [fact for fact in example.context.split(".") if fact.strip().startswith(person)]
+        assert told[-1].split()[-1] == example.answers[0]
+    again = list(made[True].examples("train", draw=1))
+    assert [one.question for one in again] != [one.question for one in swapped]
+    assert list(made[True].examples("test")) == list(made[False].examples("test"))
+
+
 def test_examples_are_the_same_each_time_and_splits_share_no_story(folders: dict[str, str]) -> None:
     made = Babilong(**folders, tasks=[1], words=60)
     assert list(made.examples("test")) == list(made.examples("test"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +35,30 @@ def stories(path: Path) -> Iterator[Story]:
         order = {fact: place for place, fact in enumerate(facts)}
         supporting = tuple(order[int(one)] for one in " ".join(rest[1:]).split())
         yield Story(tuple(facts.values()), question, rest[0], supporting)
+
+
+class Cast(NamedTuple):
+    """Who and what stories tell of: the capitalised words of questions but for the first one, and the answers."""
+
+    people: list[str]
+    answers: list[str]
+
+
+def cast_of(told: list[Story]) -> Cast:
+    """Of a task."""
+    people = {word for story in told for word in re.findall(r"[A-Z]\w+", story.question.partition(" ")[2])}
+    return Cast(sorted(people), sorted({story.answer for story in told}))
+
+
+def swapped(cast: Cast, story: Story, draw: random.Random) -> Story:
+    """A story whose people have traded names, and whose answers have traded theirs: true as before, never told."""
+    taken = {old: new for names in cast for old, new in zip(names, draw.sample(names, len(names)), strict=True)}
+
+    def renamed(text: str) -> str:
+        return re.sub(r"\w+", lambda word: taken.get(word[0], word[0]), text)
+
+    facts = tuple(map(renamed, story.facts))
+    return Story(facts, renamed(story.question), renamed(story.answer), story.supporting)
 
 
 def task_file(folder: Path, task: int, split: str) -> Path:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from trime.data.datasets.folder import Folder
-from trime.data.questions.babi import Story, stories, task_file
+from trime.data.questions.babi import Story, cast_of, stories, swapped, task_file
 from trime.data.questions.base import Example
 from trime.data.questions.scatter import scattered, sentences_in
 from trime.data.tokenizers import Whitespace
@@ -20,7 +20,8 @@ class Babilong:
 
     ``babi`` holds qa1_…_train.txt and so on, ``background`` novels as a folder dataset does. bAbI has no valid
     split: it takes the first half of test's stories, test the other half. ``words=0``: the facts alone. ``least``:
-    contexts have between so many and ``words`` words.
+    contexts have between so many and ``words`` words. ``swap``: in training, people and answers of a story trade names
+    anew each time, for a thousand stories are soon known by heart.
     """
 
     name = "babilong"
@@ -34,12 +35,13 @@ class Babilong:
         least: int | None = None,
         count: int | None = None,
         seed: int = 0,
+        swap: bool = False,
     ):
         for name, place in {"babi": babi, "background": background}.items():
             if place is None or not Path(place).expanduser().is_dir():
                 raise UserError(f"questions.{name}={place}: name a folder, of bAbI's files and of novels")
         self.babi, self.tasks, self.words, self.least = Path(str(babi)).expanduser(), tasks, words, least
-        self.count, self.seed = count, seed
+        self.count, self.seed, self.swap = count, seed, swap
         if not tasks or words < 0:
             raise UserError(f"questions.tasks={tasks}, questions.words={words}: name tasks of bAbI, and 0 words or more")
         self.background = Folder(background, Whitespace(), "questions.background")
@@ -48,8 +50,10 @@ class Babilong:
         """``count`` questions, in an order that the seed decides; each draws its novel and places by its own number."""
         asked = [(task, number, story) for task in self.tasks for number, story in self.stories(task, split)]
         random.Random(f"{self.seed} {draw} {split}").shuffle(asked)
+        casts = {task: cast_of([story for own, _, story in asked if own == task]) for task in self.tasks}
         for task, number, story in asked[: self.count]:
             own = random.Random(f"{self.seed} {draw} {split} {task} {number} {self.words}")
+            story = swapped(casts[task], story, own) if self.swap and split == "train" else story
             yield Example(f"qa{task}-{number}", story.question, self.context(story, split, own), (story.answer,))
 
     def stories(self, task: int, split: str) -> list[tuple[int, Story]]:
