@@ -68,7 +68,7 @@ def test_people_and_answers_trade_names_in_training_alone(folders: dict[str, str
     made = {swap: Babilong(**folders, tasks=[1], words=0, swap=swap) for swap in (False, True)}
     plain, swapped = (list(own.examples("train")) for own in made.values())
     assert [one.name for one in plain] == [one.name for one in swapped] and plain != swapped
-    for example in swapped:
+    for example in (new for old, new in zip(plain, swapped, strict=True) if "Mary" in old.question):
         person = example.question.removeprefix("Where is ").rstrip("?")
         told = [fact for fact in example.context.split(".") if fact.strip().startswith(person)]
         assert told[-1].split()[-1] == example.answers[0]
