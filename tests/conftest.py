@@ -17,10 +17,10 @@ SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
 sys.path.insert(0, str(ROOT))
 
 
-def composed(*overrides: str) -> DictConfig:
+def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
     """The configuration of a command line."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose("config", list(overrides))
+        return compose("config", list(overrides), return_hydra_config=return_hydra)
 
 
 @pytest.fixture(scope="session")
@@ -33,9 +33,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(place: Path) -> Callable[..., DictConfig]:
     """Composes an experiment at size=tiny, two updates long, under the session's place."""
 
-    def make(*overrides: str) -> DictConfig:
+    def make(*overrides: str, return_hydra: bool = False) -> DictConfig:
         fixed = [f"paths.data={place}/data", f"paths.outputs={place}/outputs", "logger=none"]
-        return composed("size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", *fixed, *overrides)
+        return composed(
+            "size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", *fixed, *overrides, return_hydra=return_hydra
+        )
 
     return make
 

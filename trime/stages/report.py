@@ -18,6 +18,7 @@ from trime.metrics import bits, perplexity
 from trime.stages.answer import READING
 from trime.stages.artefact import copied, plain, write_aside
 from trime.stages.compare import compare_table, grouped
+from trime.stages.compare_answers import answers_picture, answers_table, policies_grid
 from trime.stages.evaluate import named
 from trime.stages.ledger import config_hash, read_run
 from trime.stages.picture import (
@@ -30,7 +31,7 @@ from trime.stages.picture import (
 )
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
-from trime.stages.tables import analysis_text, answers_table, csv_of, markdown, replay_text, run_table
+from trime.stages.tables import analysis_text, csv_of, markdown, replay_text, run_table
 from trime.types import UserError
 
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
@@ -198,8 +199,17 @@ def report_several(config: DictConfig) -> None:
         write_aside(folder / "answers.md", markdown(header, lines))
         write_aside(folder / "answers.csv", csv_of(header, lines))
         print(f"\n{markdown(header, lines)}\ntable: {folder / 'answers.md'}, {folder / 'answers.csv'}")
+        report_policies(answering, folder)
     if models := [run for run in runs if "questions" not in run]:
         report_models(models, config.report.against, folder)
+
+
+def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
+    """Exact match by policy over sizes, where there are several."""
+    header, lines = policies_grid(runs)
+    if len(header) > 5 or len(lines) > 1:
+        write_aside(folder / "policies.md", markdown(header, lines))
+        print(f"\n{markdown(header, lines)}\npicture: {answers_picture(runs, folder / 'policies.png')}")
 
 
 def report_models(runs: list[dict[str, Any]], against: str, folder: Path) -> None:

@@ -38,7 +38,7 @@ PUBLISHED = {
 
 def markdown(header: list[str], lines: Lines) -> str:
     """A Markdown table with aligned columns, numbers to the right."""
-    widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
+    widths = [max(2, *(len(line[i]) for line in [header, *lines])) for i in range(len(header))]
     right = [i > 0 and is_numeric([line[i] for line in lines]) for i in range(len(header))]
 
     def joined(line: list[str]) -> str:
@@ -163,19 +163,6 @@ def replayed(kind: str | None) -> dict[str, Callable[[dict[str, Any]], float]]:
 def figure(loss: float | None, kind: str) -> str:
     """A loss in a unit with two decimals, or nothing where there is none."""
     return "" if loss is None else f"{MEASURES[kind](loss):.2f}"
-
-
-def answers_table(runs: list[dict[str, Any]]) -> tuple[list[str], Lines]:
-    """Answering runs, the best first: exact match by model, memories and policy."""
-    header = ["run", "seed", "exact match, %", "questions", "M", "N", "read alone", "eviction", "tokens/s", "peak MB"]
-    lines = []
-    for run in runs:
-        (row,) = next(iter(run["metrics"].values()))
-        sizes = [str(row["memory_size"]), str(row["query_size"] if row["query_size"] is not None else "")]
-        figures = [f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"]
-        match, last = f"{100 * row['exact_match']:.2f}", f"last {row['last']:,}" if row["last"] else ""
-        lines.append([run["name"], str(run["seed"]), match, f"{row['questions']:,}", *sizes, last, row["eviction"], *figures])
-    return header, sorted(lines, key=lambda line: -float(line[2]))
 
 
 def evaluated(run: dict[str, Any]) -> tuple[str, str, int]:
