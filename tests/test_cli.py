@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 import cli
 from tests.conftest import ROOT, composed
 from tests.golden.published import ROOT as GOLDEN
+from tests.test_pretrained_language import saved
 from trime.run import BY_NAME, STAGES, run
 from trime.stages.plan import Plan
 
@@ -49,8 +50,21 @@ def commands() -> list[str]:
 def test_readme_command_runs(
     command: str, place: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As written, with the tiny size, the session's artefacts, and a small folder in place of one's own text."""
+    """As written, with the tiny size, the session's artefacts, and small things in place of one's own text and model.
+
+    A sweep goes over the first two of many values.
+    """
     words = shlex.split(command, comments=True)[2:]
+    words = [re.sub(r"^([\w.@]+=[\w.]+,[\w.]+),[\w.,]+$", r"\1", word) for word in words]
+    if any(word.startswith("prompt_file=") for word in words):
+        (tmp_path / "prompt.txt").write_text("import os")
+        if not any("teach" in word for word in words):
+            run(composed_tiny(place, "experiment=trime_ext", "index.k=16", "index.factory=null", "evaluate.tokens=200"))
+        words = [word.replace("=FILE", f"={tmp_path}/prompt.txt") for word in words]
+    if "model.name=DIR" in words:
+        pytest.importorskip("peft", reason="peft is not installed")
+        words = [word.replace("model.name=DIR", f"model.name={saved('Llama', tmp_path / 'model')}") for word in words]
+    words = ["questions=rooms" if word.startswith("questions.path=") else word for word in words]
     words = [re.sub(r"(path=)(DIR|\.\./shared/data/[\w-]+|\S*TEXT)$", rf"\1{text_folder}", word) for word in words]
     words = [re.sub(r"^((?:dataset|dataset@\w+\.dataset)=)wikitext\d+$", r"\1folder", word) for word in words]
     large = ("size=", "train.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
