@@ -49,7 +49,7 @@ def outputs(reader: LongReader, tokens: torch.Tensor, filled: torch.Tensor, end:
     position = torch.arange(tokens.shape[1]).expand_as(tokens).masked_fill(~filled, -1)
     parts: list[Hidden] = [*reader.feed(tokens, position), *reader.end(end)]
     found = torch.full((*tokens.shape, parts[0].x.shape[-1]), torch.nan)
-    for x, position in parts:
+    for x, position, _ in parts:
         rows, cells = (position >= 0).nonzero().unbind(1)
         found[rows, position[rows, cells]] = x[rows, cells]
     return found
@@ -104,6 +104,27 @@ def test_an_encoder_whose_queries_all_wait_is_the_full_model(name: str, chunk: i
     if "logits" in found:
         logits = family.logits(found["decoder_input_ids"], hidden.nan_to_num(), filled)
         torch.testing.assert_close(logits.double(), found["logits"], rtol=0, atol=5e-5)
+
+
+@parametrized("name", [*ROPE[:1], *T5[:1]])
+def test_what_is_retrieved_tells_place_and_document(name: str, tmp_path: Path) -> None:
+    """Also of queries that waited: a document goes with its tokens from layer to layer."""
+    found, model = tensors(name), model_of(name, tmp_path)
+    family, tokens = T5Encoder(model) if name in T5 else RopeDecoder(model), found["input_ids"]
+    position, document = torch.arange(tokens.shape[1]).expand_as(tokens), torch.arange(tokens.shape[1]).expand_as(tokens) // 7
+    memory = Attendre(BoundedMemory(30, FIFO()), 9, top_k=4, causal=family.causal)
+    reader = LongReader(family, [memory] * len(family.layers), 13, tells=True)
+    parts = [*reader.feed(tokens, position, document), *reader.end("flush")]
+    assert all(torch.equal(part.document[part.position >= 0], part.position[part.position >= 0] // 7) for part in parts)
+    assert reader.stack.last is not None and len(reader.stack.last) == len(family.layers)
+    for left in reader.stack.last:
+        similarity, place, (own,) = left.retrieved.best(4)
+        seen = similarity > -torch.inf
+        assert (
+            seen.any()
+            and torch.equal(own[seen], place[seen] // 7)
+            and bool((similarity.diff(dim=-1) <= 0)[seen[..., 1:]].all())
+        )
 
 
 @parametrized("name", T5[:1])

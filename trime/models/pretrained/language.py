@@ -117,7 +117,7 @@ class PretrainedBackbone(nn.Module):
         layers, position, outputs = list(before.layers), before.position, []
         for part in tokens.split(self.chunk, 1):
             places = position[:, None] + torch.arange(part.shape[1], device=part.device)
-            layers, hidden = self.stack.through(layers, Hidden(self.decoder.family.embed(part), places))
+            layers, hidden = self.stack.through(layers, Hidden.of(self.decoder.family.embed(part), places))
             outputs.append(hidden.x)
             position = position + part.shape[1]
         return torch.cat(outputs, 1), PretrainedState(tuple(layers), position)

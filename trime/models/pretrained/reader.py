@@ -18,10 +18,16 @@ from trime.types import Float, Int, Tensor
 
 
 class Hidden(NamedTuple):
-    """Outputs of the stack as they come, in order; position -1 is padding."""
+    """Inputs or outputs of layers as they come, in order; position -1 is padding. What is retrieved tells its document."""
 
     x: Float[Tensor, "b l e"]
     position: Int[Tensor, "b l"]
+    document: Int[Tensor, "b l"]
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "b l e"], position: Int[Tensor, "b l"], document: Int[Tensor, "b l"] | None = None) -> Hidden:
+        """All of document 0, unless said otherwise."""
+        return cls(x, position, torch.zeros_like(position) if document is None else document)
 
 
 class Stack:
@@ -35,14 +41,15 @@ class Stack:
 
     def start(self, x: Float[Tensor, "b l e"]) -> list[Waiting]:
         """What layers hold that have read nothing, for inputs like ``x``."""
-        nothing = Hidden(x[:, :0], torch.zeros(len(x), 0, dtype=torch.long, device=x.device))
+        nothing = Hidden.of(x[:, :0], torch.zeros(len(x), 0, dtype=torch.long, device=x.device))
         parts = (self.projected(number, nothing) for number in range(len(self.memories)))
         return [memory.start(own, queries) for memory, (own, queries) in zip(self.memories, parts, strict=True)]
 
     def projected(self, number: int, hidden: Hidden) -> tuple[tuple[Tensor, ...], Queries]:
         """A layer's entries, and its queries with what waits along."""
         query, key, value = self.family.layers[number].project(hidden.x)
-        return (self.family.stored(key, hidden.position), value), Queries((query, hidden.x), hidden.position)
+        entries = (self.family.stored(key, hidden.position), value, hidden.document)
+        return entries, Queries((query, hidden.x, hidden.document), hidden.position)
 
     def through(self, state: list[Waiting], hidden: Hidden, first: int = 0) -> tuple[list[Waiting], Hidden]:
         """What layers from ``first`` on make of a chunk."""
@@ -51,13 +58,14 @@ class Stack:
             own, queries = self.projected(number, hidden)
             state[number], left = self.memories[number].step(state[number], own, queries, self.family.score)
             hidden = self.finished(number, left)
-        return state, Hidden(self.family.last(hidden.x), hidden.position)
+        return state, hidden._replace(x=self.family.last(hidden.x))
 
     def finished(self, number: int, left: Left) -> Hidden:
         """A layer's output, where its queries have attended."""
         if self.last is not None and bool((left.position >= 0).any()):
             self.last[number : number + 1] = [left]
-        return Hidden(self.family.layers[number].finish(left.along[0], left.attended), left.position)
+        x, document = left.along
+        return Hidden(self.family.layers[number].finish(x, left.attended), left.position, document)
 
 
 class LongReader:
@@ -69,14 +77,17 @@ class LongReader:
         self.read = 0  # positions so far, those of padding included
 
     @torch.no_grad()
-    def feed(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"]) -> Iterator[Hidden]:
+    def feed(
+        self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"], document: Int[Tensor, "b l"] | None = None
+    ) -> Iterator[Hidden]:
         """Reads more of the input, at its positions; -1 is padding. Yields what has come through, chunk by chunk."""
+        document = torch.zeros_like(position) if document is None else document
         for start in range(0, tokens.shape[1], self.chunk):
             part = slice(start, start + self.chunk)
             x = self.stack.family.embed(tokens[:, part])
             self.read += x.shape[1]
             self.state = self.state or self.stack.start(x)
-            yield self.through(Hidden(x, position[:, part]))
+            yield self.through(Hidden(x, position[:, part], document[:, part]))
 
     def through(self, hidden: Hidden, first: int = 0) -> Hidden:
         """What layers from ``first`` on make of a chunk."""
@@ -106,4 +117,4 @@ class LongReader:
         padding = x.new_zeros(len(x), self.chunk, x.shape[2])
         nothing = torch.full(padding.shape[:2], -1, device=x.device)
         for _ in range(-(-sum(memory.waiting for memory in memories) // self.chunk)):
-            yield self.through(Hidden(padding, nothing))
+            yield self.through(Hidden.of(padding, nothing))
