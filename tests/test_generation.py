@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 
 from trime.models.pretrained.answering import greedy
 from trime.run import run
-from trime.stages.generate import LongWriter, Writer, own_row, writer_of
 from trime.stages.plan import Plan
+from trime.stages.writers import LongWriter, Writer, own_row, writer_of
 from trime.tasks.generation import Choice, strongest
 from trime.tasks.rows import Row
 from trime.tasks.spread import Entries, spread

@@ -32,7 +32,7 @@ from trime.models.retrieval import Table, attend, candidates, every, exact_top, 
 from trime.models.sliding import Window
 from trime.models.transformer_xl import transformer_xl
 from trime.run import run
-from trime.stages.fit import open_network
+from trime.stages.model_folder import open_network
 from trime.stages.plan import Plan
 from trime.stages.replay import KeyDocument
 from trime.types import Batch, UserError

@@ -23,7 +23,7 @@ from trime.data.segments import cut
 from trime.memory.in_batch import InBatch
 from trime.optim.adam import Adam
 from trime.optim.nag import NAG
-from trime.stages.fit import quiet
+from trime.stages.training import quiet
 from trime.tasks.language_model import LanguageModel, Training
 
 RUNS = {

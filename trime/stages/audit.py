@@ -27,7 +27,7 @@ from trime.memory.selective import Selective
 from trime.models.network import Reader
 from trime.stages.artefact import write_aside
 from trime.stages.encode import windows_of
-from trime.stages.fit import open_network
+from trime.stages.model_folder import open_network
 from trime.stages.plan import Plan
 from trime.stages.processes import device_of
 from trime.stages.tune import scorer_of

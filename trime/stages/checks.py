@@ -15,7 +15,7 @@ from trime.data.segments import count_of
 from trime.models.network import build_network
 from trime.models.pretrained.rope import POSITIONS, STORED
 from trime.stages.artefact import plain
-from trime.stages.fit import model_of, remember
+from trime.stages.model_folder import model_of, remember
 from trime.stages.pretrained import is_pretrained
 from trime.tasks.rows import rows_of
 from trime.types import UserError

@@ -27,10 +27,11 @@ from trime.memory.datastore import Shards
 from trime.metrics import Meter
 from trime.models.network import Reader
 from trime.stages.artefact import Artefact
-from trime.stages.fit import check_positions, memory_of, model_of, open_network, resolved_precision
+from trime.stages.model_folder import check_positions, memory_of, model_of, open_network
 from trime.stages.prepare import Prepare
 from trime.stages.pretrained import is_pretrained
 from trime.stages.processes import device_of
+from trime.stages.training import resolved_precision
 from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.scoring import Window
 from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, contexts_of, is_token

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import shutil
-import warnings
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from omegaconf import DictConfig
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 from torch import distributed
@@ -28,13 +22,14 @@ from trime.data.module import PlannedLoader, TextModule, WindowLoader, in_order
 from trime.data.segments import count_of, cut, document_edges
 from trime.data.vocabulary import Vocabulary
 from trime.metrics import Meter
-from trime.models.network import Network, build_network, load_network, save_network
-from trime.models.pretrained.tokenizer import load_tokenizer
+from trime.models.network import Network, build_network, save_network
 from trime.stages.artefact import Artefact, plain, write_aside
+from trime.stages.model_folder import check_positions, describe, export, model_of, trained_part
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
-from trime.stages.pretrained import identity, is_pretrained
+from trime.stages.pretrained import is_pretrained
 from trime.stages.processes import devices_of, follows, share_of, together
+from trime.stages.training import quiet, resolved_precision, run_training, watched_training
 from trime.tasks.history import History
 from trime.tasks.language_model import LanguageModel, Training
 from trime.tasks.staleness import Staleness
@@ -193,131 +188,3 @@ class Given(Artefact):
 
     def build(self, folder: Path) -> None:
         raise AssertionError("a given model is never built")
-
-
-def model_of(config: DictConfig) -> dict[str, Any]:
-    """The parts of conf/model that build a network."""
-    return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")}
-
-
-def trained_part(config: DictConfig) -> dict[str, Any]:
-    """What decides the weights: all of conf/model, or of a pretrained model what it is and how it is trained."""
-    if is_pretrained(config):
-        return {"weights": identity(config.model.name), "lora": plain(config.model.lora), "dtype": config.model.dtype}
-    return model_of(config)
-
-
-def export(network: Network, config: DictConfig, folder: Path) -> None:
-    """A continued model in the transformers format, with its tokenizer."""
-    if config.train.updates:
-        network.backbone.decoder.save(folder)  # type: ignore[operator,union-attr]
-        load_tokenizer(config.model.name).save_pretrained(folder)
-
-
-def describe(folder: Path, model: dict[str, Any], vocabulary: Vocabulary, trained: dict[str, Any] | None = None) -> None:
-    """What a later stage needs to build the network again, and to refuse another vocabulary or pretrained model."""
-    content = {"model": model, "vocabulary": len(vocabulary), "vocabulary_fingerprint": vocabulary.fingerprint}
-    content["trained"] = trained or model
-    write_aside(folder / "model.json", json.dumps(content, indent=1))
-
-
-def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, Any]]:
-    """The trained network, ready to evaluate with the configuration's quirks and memory, and its description."""
-    try:
-        described = json.loads((folder / "model.json").read_text())
-    except (OSError, ValueError):
-        raise UserError(f"{folder} holds no model.json: name a folder that stage fit made") from None
-    if ("memory" in described["model"]["backbone"]) != ("memory_size" in config.model):
-        raise UserError(f"{folder} holds another kind of model than backbone= says: choose the one that it was trained with")
-    if is_pretrained(config):
-        if described["trained"] != trained_part(config):
-            raise UserError(
-                f"{folder} was made from other weights than model.name={config.model.name} holds, or with other model.lora"
-            )
-        described["model"] = model_of(config)  # how it is read may change
-    head = described["model"]["head"]
-    if "dropped_in_band" in head:
-        head["dropped_in_band"] = config.compatibility.dropped_in_band
-    remember(described["model"], config)
-    network = load_network(OmegaConf.create(described["model"]), described["vocabulary"], folder / "model.safetensors")
-    return network.eval(), described
-
-
-def remember(model: dict[str, Any], config: DictConfig) -> None:
-    """Gives a described model evaluation's memory, if it has one inside."""
-    if "memory" in model["backbone"]:
-        model["backbone"]["memory"] |= memory_of(config)
-
-
-def memory_of(config: DictConfig) -> dict[str, Any]:
-    """Size and policy of the memory inside a model at evaluation; in training they are train's."""
-    if "memory_size" not in config.model:
-        return {}
-    return {"size": plain(config.model.memory_size), "policy": plain(config.eviction)}
-
-
-def check_positions(positions: int | None, config: DictConfig, longest: int = 0) -> None:
-    """Raises UserError where a segment or a window is longer than the model's positions; ``longest`` is the longest window.
-
-    Those of a pretrained model are not known before it is loaded.
-    """
-    if positions is None:
-        return
-    window = config.evaluate.block + config.evaluate.context
-    for name, length in {"segments.length": config.segments.length, "evaluate.block + evaluate.context": window}.items():
-        if length > positions:
-            raise UserError(f"{name}={length} exceeds model.backbone.positions={positions}: lower it, or raise the positions")
-    if longest > positions:
-        raise UserError(
-            f"a line with its context has {longest} tokens, which exceeds model.backbone.positions={positions}: "
-            "set evaluate.lines=false, or raise the positions"
-        )
-
-
-def resolved_precision(config: DictConfig) -> str:
-    """Lightning's name of the precision; "auto" is bf16 where the device in use has it."""
-    if config.trainer.precision != "auto":
-        return str(config.trainer.precision)
-    on_cuda = torch.cuda.is_available() and config.trainer.accelerator != "cpu"
-    return "bf16-mixed" if on_cuda and torch.cuda.is_bf16_supported() else "32-true"
-
-
-def watched_training(folder: Path, config: DictConfig) -> list[pl.Callback]:
-    """A checkpoint every so often, the last one kept; a progress bar, if it is wanted."""
-    checkpoints = ModelCheckpoint(
-        folder / "checkpoints",
-        "update-{step:09d}",
-        every_n_train_steps=config.train.checkpoint_every,
-        save_top_k=1,
-        monitor="step",
-        mode="max",
-        auto_insert_metric_name=False,
-    )
-    return [checkpoints, *([TQDMProgressBar(refresh_rate=20)] if config.trainer.enable_progress_bar else [])]
-
-
-def run_training(trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
-    """Trains, going on from the last checkpoint of a killed run."""
-    try:
-        trainer.fit(task, data, ckpt_path=newest(folder / "checkpoints"), weights_only=True)
-    except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
-        raise KeyboardInterrupt from None
-
-
-def newest(folder: Path) -> str | None:
-    """The last checkpoint of a killed run."""
-    whole = [path for path in folder.glob("*.ckpt") if zipfile.is_zipfile(path)]  # a kill may leave a truncated one
-    found = sorted(whole, key=lambda path: path.stat().st_mtime)
-    if found:
-        print(f"fit goes on from {found[-1].name}")
-    return str(found[-1]) if found else None
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps Lightning's adverts and hints out of the log."""
-    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

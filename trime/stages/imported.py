@@ -12,7 +12,7 @@ from trime.data.vocabulary import Vocabulary
 from trime.models.network import save_network
 from trime.models.released import network_of, read_checkpoint
 from trime.stages.artefact import Artefact, write_aside
-from trime.stages.fit import describe
+from trime.stages.model_folder import describe
 from trime.types import UserError
 
 TOLD = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")  # of the checkpoint's arguments

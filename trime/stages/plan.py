@@ -16,8 +16,9 @@ from trime.stages.artefact import Artefact, plain
 from trime.stages.datastore import GivenStore, Index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
-from trime.stages.fit import Fit, Given, check_positions
+from trime.stages.fit import Fit, Given
 from trime.stages.imported import Import
+from trime.stages.model_folder import check_positions
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, Source
 from trime.stages.pretrained import is_pretrained, source_of

@@ -22,8 +22,9 @@ from trime.models.memorizing import Attention
 from trime.models.network import Reader
 from trime.stages.artefact import Artefact
 from trime.stages.encode import Encode
-from trime.stages.fit import open_network, resolved_precision
+from trime.stages.model_folder import open_network
 from trime.stages.processes import device_of
+from trime.stages.training import resolved_precision
 from trime.tasks.staleness import remembering
 from trime.types import Batch, Tensor, UserError
 

@@ -19,7 +19,7 @@ from trime.data.questions.base import Example, Questions, prompt
 from trime.metrics import Meter
 from trime.models.pretrained.tokenizer import encoded, word_level
 from trime.stages.artefact import Artefact, plain, write_aside
-from trime.stages.fit import quiet, resolved_precision, run_training, watched_training
+from trime.stages.training import quiet, resolved_precision, run_training, watched_training
 from trime.tasks.answering import Answering, Asked
 from trime.types import UserError
 

@@ -1,0 +1,219 @@
+"""What continues a prompt: an experiment's own row with its memories, or a pretrained model that has read it with memories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from trime.data.tokenizers import EOS, Tokenizer
+from trime.data.vocabulary import Vocabulary
+from trime.models.pretrained.loading import load_pretrained
+from trime.models.pretrained.tokenizer import encoded, load_tokenizer
+from trime.stages.artefact import plain
+from trime.stages.evaluate import named
+from trime.stages.model_folder import open_network
+from trime.stages.plan import Plan
+from trime.stages.pretrained import answerer_of, is_pretrained
+from trime.stages.processes import device_of
+from trime.stages.tune import long_memory
+from trime.tasks.generation import Choice, Continuation, Step, Windows, strongest
+from trime.tasks.rows import Row, rows_of
+from trime.types import UserError
+
+AROUND = 8  # tokens of an entry's context that are shown
+
+
+class Told(NamedTuple):
+    """A token, its probability, how that splits, and the entries that gave most."""
+
+    text: str
+    probability: float
+    parts: dict[str, float]
+    entries: list[dict[str, Any]]
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """Something that continues a prompt."""
+
+    label: str  # what it is
+    folder: Path  # where what it wrote is kept
+    written: list[int]
+
+    def read(self, prompt: str) -> list[int]:
+        """The prompt's tokens."""
+
+    def write(self) -> Iterator[Told]:
+        """Token after token."""
+
+    def text(self, tokens: list[int]) -> str:
+        """Tokens as text."""
+
+
+def writer_of(plan: Plan) -> Writes:
+    """The experiment's own row; or a pretrained model that reads the prompt with memories in its layers."""
+    if is_pretrained(plan.config) and not own_memories(plan):
+        place = str(plan.taught.path()) if plan.taught else plan.config.model.name
+        model = load_pretrained(place)
+        if model.config.is_encoder_decoder or plan.config.model.memory_size:
+            return LongWriter(plan, model, place)
+    return Writer(plan)
+
+
+def own_memories(plan: Plan) -> set[str]:
+    """The memories of the experiment's last row."""
+    return rows_of(plain(plan.config.evaluate.rows), plan.config.tune)[-1].memories
+
+
+class LongWriter:
+    """A pretrained model with memories in its layers (Attendre): probability is the vocabulary's, attention tells the rest."""
+
+    def __init__(self, plan: Plan, model: Any, place: str):
+        self.config, self.tokenizer = plan.config, load_tokenizer(place)
+        self.answerer = answerer_of(plan.config, model)
+        self.prompt: list[int] = []
+        self.written: list[int] = []
+        policy, size = named(plain(self.config.eviction)), self.config.model.memory_size
+        self.label = f"{type(model).__name__}, {policy}, {size} entries a layer"
+        self.folder = Path(self.config.paths.outputs) / "runs" / self.config.name / "generated"
+
+    def read(self, prompt: str) -> list[int]:
+        """Through the memories, to the end."""
+        self.prompt = encoded(self.tokenizer, prompt)
+        self.steps = self.answerer.read([self.prompt], self.config.explain)
+        return self.prompt
+
+    def write(self) -> Iterator[Told]:
+        """Until the model ends its text."""
+        given, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
+        choice = Choice(given.temperature, given.top_p)
+        while len(self.written) < given.tokens and self.tokenizer.eos_token_id not in self.written:
+            so_far = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
+            probability = self.steps.next(so_far)[0].double().softmax(0)
+            token = choice(probability, generator)
+            before, share = self.text([*self.prompt, *self.written]), float(probability[token])
+            entries = self.entries(given.entries) if self.config.explain else []
+            self.written.append(token)
+            text = self.text([*self.prompt, *self.written]).removeprefix(before)
+            yield Told(text, share, {"vocabulary": share}, entries)
+
+    def entries(self, count: int) -> list[dict[str, Any]]:
+        """The places that got most attention."""
+        looked, tokens = self.steps.looked(), [*self.prompt, *self.written]
+        places = looked.position[0].clamp(min=0)
+        by_place = torch.zeros(len(tokens) + 1, dtype=looked.share.dtype, device=places.device).scatter_add(
+            0, places, looked.share[0]
+        )
+        share, place = by_place.topk(min(count, len(by_place)))
+        return [
+            {
+                "memory": "attention",
+                "share": float(own),
+                "text": " ".join(self.text(tokens[max(0, at - AROUND) : at + 1]).split()),
+                "place": f"token {at:,} of this text",
+            }
+            for own, at in zip(share.tolist(), place.tolist(), strict=True)
+        ]
+
+    def text(self, tokens: list[int]) -> str:
+        """Tokens as text."""
+        return self.tokenizer.decode(tokens)
+
+
+class Writer:
+    """The own row of an experiment, with its model and memories, tuned."""
+
+    def __init__(self, plan: Plan):
+        self.plan, config = plan, plan.config
+        self.folder = plan.run_folder
+        self.vocabulary: Vocabulary = plan.corpus.corpus().vocabulary
+        self.tokenizer: Tokenizer = plan.corpus.dataset.tokenizer
+        self.row = own_row(plan)
+        self.label = self.row.label
+        network, described = open_network(plan.model.path(), config)
+        if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
+            raise UserError(
+                "the model was trained with another vocabulary than the dataset's: name the dataset it was trained on"
+            )
+        device = device_of(config)
+        recent = long_memory(config, list(self.row.sizes)) if "long" in self.row.memories else None
+        external = "external" in self.row.memories and plan.index
+        nearest = plan.index.nearest({"text": None, "bounded": True, "split": "prompt"}) if external and plan.index else None
+        evaluate = config.evaluate
+        windows = Windows(evaluate.block, 0 if network.carries else evaluate.context)
+        eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
+        self.source = Source(plan) if external else None
+        self.continuation = Continuation(network.to(device), self.row, recent, nearest, windows, eos, scaled)
+        self.written: list[int] = []
+
+    def read(self, prompt: str) -> list[int]:
+        """The prompt's tokens, of which an end that the tokenizer adds is none."""
+        lines = [line.encode() for line in prompt.splitlines(keepends=True)]
+        symbols = [symbol for part in self.tokenizer.tokens(lines) for symbol in part]
+        if symbols[-1:] == [EOS] and not prompt.endswith("\n"):
+            symbols.pop()
+        ids = [self.vocabulary.index[symbol] for symbol in symbols]
+        self.continuation.read(ids)
+        return ids
+
+    def write(self) -> Iterator[Told]:
+        """Token after token."""
+        given = self.plan.config.generate
+        for step in self.continuation.generate(given.tokens, Choice(given.temperature, given.top_p), self.plan.config.seed):
+            told = self.told(step, given.entries)
+            self.written.append(step.token)
+            yield told
+
+    def told(self, step: Step, count: int) -> Told:
+        """What is known of a step, for a reader."""
+        parts = {name: float(part[step.token]) for name, part in step.spread.parts.items()}
+        entries = [self.entry(*own) for own in strongest(step, count)] if self.plan.config.explain else []
+        symbols = self.text([*self.continuation.tokens[-1:], step.token]), self.text(self.continuation.tokens[-1:])
+        text = symbols[0].removeprefix(symbols[1])
+        return Told(text, float(step.spread.whole[step.token]), parts, entries)
+
+    def entry(self, memory: str, share: float, place: int) -> dict[str, Any]:
+        """An entry with its text and place."""
+        if memory == "external" and self.source:
+            text, where = self.source.of(place)
+        else:
+            tokens = self.continuation.tokens
+            text, where = self.text(tokens[max(0, place - AROUND) : place + 1]), f"token {place:,} of this text"
+        return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": where}
+
+    def text(self, tokens: list[int]) -> str:
+        """Tokens as text."""
+        return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
+
+
+class Source:
+    """The text that a datastore was made of."""
+
+    def __init__(self, plan: Plan):
+        assert plan.index is not None
+        self.store = plan.index.nearest({"text": None, "bounded": True, "split": "prompt"}).store
+        corpus, information = plan.stored.corpus(), plan.index.information()
+        self.split, self.known = information["split"], information["text"] == corpus.fingerprint(information["split"])
+        self.corpus, self.tokenizer = corpus, plan.stored.dataset.tokenizer
+        self.position = self.store.shards.column("position")
+
+    def of(self, number: int) -> tuple[str, str]:
+        """The text of an entry, up to the token that followed, and where it stands."""
+        document, position = int(self.store.document[number]), int(self.position[number])
+        if not self.known:  # a datastore of another run, whose text is not at hand
+            return "", f"entry {number:,}"
+        text = self.corpus.split(self.split)
+        begin = int(text.offsets[document])
+        ids = text.tokens[begin + max(0, position - AROUND) : begin + position + 1].tolist()
+        words = self.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in ids])
+        return words, f"{self.corpus.names(self.split)[document]}, token {position:,}"
+
+
+def own_row(plan: Plan) -> Row:
+    """The experiment's last row, at what was tuned on valid where there is something to tune."""
+    if own_memories(plan):
+        return plan.tune.rows()[-1]
+    return rows_of(plain(plan.config.evaluate.rows), plan.config.tune)[-1]
