@@ -1,7 +1,8 @@
 """Search in a large memory by FAISS: an inverted file for each row and head, which follows the stored keys in place.
 
 The files are no state: they are made from a table of keys, and mended where it has changed since. Cells are made anew
-when as many entries have come as the memory holds, for centroids of old keys serve new ones worse.
+when as many entries have come as the memory holds, for centroids of old keys serve new ones worse. Which cells there are
+thus depends on when reading began: a training that is killed and goes on finds other entries now and then.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class KeyValueMemory(nn.Module):
         self.heads, self.top_k, self.top, self.per_head = heads, top_k, SEARCHES[search], per_head
         self.memory, self.empty_take_mass = BoundedMemory(size, policy), empty_take_mass
         self.scouts, self.candidates = (scouts, candidates) if search == "approximate" else (0, size)
-        self.cells, self.partial = Cells(candidates) if search == "faiss" else None, search in PARTIAL
+        self.cells = [Cells(candidates), Cells(candidates)] if search == "faiss" else None  # of evaluation, of training
+        self.partial = search in PARTIAL
         self.told: Callable[[Tensor], None] | None = None  # hears of the slots that queries find
         self.bias = nn.Parameter(torch.zeros(heads))
         self.content = nn.Linear(width, heads, bias=False) if gate == "content" else None
@@ -152,7 +153,7 @@ class KeyValueMemory(nn.Module):
     def found(self, query: Float[Tensor, "r h l d"], table: Table, keys: Keys, watch: Watch | None = None) -> Found:
         """The best entries of each query."""
         if self.cells is not None:
-            return self.cells.search(query, table, self.top_k)
+            return self.cells[self.training].search(query, table, self.top_k)
         return search(query, keys, self.top_k, self.top, watch)
 
     def attended(self, query: Float[Tensor, "r h l d"], table: Table, found: Found) -> Float[Tensor, "r h l d"]:

@@ -40,7 +40,7 @@ class Network(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Trained numbers, shared ones once."""
+        """Numbers that it holds, shared ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> Mass:
@@ -76,19 +76,22 @@ def build_network(model: Any, vocabulary: int) -> Network:
         embedding, backbone, head = parts
         table = embedding(vocabulary=vocabulary)
         return Network(backbone(embedding=table), head(embedding=table))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # impossible values, or names that a part does not know
         raise UserError(str(error)) from error
     except InstantiationException as error:  # of a part inside a part
         raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
 
 
-def save_network(network: Network, path: Path) -> None:
-    """Writes the weights as safetensors, shared ones once; of a model that is frozen in part, those that were trained."""
+def save_network(network: Network, path: Path, base: str = "") -> None:
+    """Writes the weights as safetensors, shared ones once; of a model that is frozen in part, those that were trained.
+
+    ``base`` names the frozen ones, so that files of other models are other files.
+    """
     if all(parameter.requires_grad for parameter in network.parameters()):
         save_model(network, str(path))
         return
     trained = {name: own.detach().contiguous() for name, own in network.named_parameters() if own.requires_grad}
-    save_file(trained, str(path), {"weights": PART})
+    save_file(trained, str(path), {"weights": PART, "base": base})
 
 
 def load_network(model: Any, vocabulary: int, path: Path) -> Network:

@@ -5,7 +5,7 @@ found. A table of entries [b m h d] is read in place, so that no [b h q k d] ten
 
 A large memory can be searched approximately: queries of the segment before (an observation window, as in SnapKV,
 Li et al. 2024) choose each head's candidates, and all else is exact among those. What the queries of a head look
-for overlaps so much that this finds far more than cells around centroids do, which queries do not lie among.
+for overlaps, so that this finds much also where keys are not normalised, and queries do not lie among them.
 """
 
 from __future__ import annotations

@@ -78,10 +78,25 @@ def check_reading(config: DictConfig) -> None:
     for name, least, optional in (("memory_size", int(answers), False), ("query_size", 0, True), ("top_k", 1, True)):
         wanted = f"a whole number, at least {least}, or a list of them{', or null' * optional}"
         demand(config, (f"model.{name}",), partial(are_sizes, least=least, optional=optional), wanted)
+    sizes = plain(config.model.memory_size)
+    if any(0 < least < config.model.chunk for least in (sizes if isinstance(sizes, list) else [sizes])):
+        raise UserError(
+            f"model.memory_size={sizes} is less than model.chunk={config.model.chunk}, which it must hold: lower that"
+        )
+    if isinstance(sizes, list) and 0 in sizes:
+        raise UserError(f"model.memory_size={sizes}: every layer wants entries, or none does (model.memory_size=0)")
     if answers:
         instantiated(config.questions)
-    elif plain(config.model.memory_size) and config.evaluate.context:
+    elif sizes and config.evaluate.context and {"encode", "evaluate"} & set(config.stages):
         raise UserError("with model.memory_size the model reads on from window to window: set evaluate.context=0")
+    if not config.model.backbone._target_.startswith("trime.models.pretrained"):
+        raise UserError("model=pretrained has layers of its own: leave backbone= and head= out")
+    lora = plain(config.model.lora)
+    if lora is not None and not (isinstance(lora, dict) and {"rank", "alpha"} <= lora.keys() <= {"rank", "alpha", "dropout"}):
+        raise UserError(f"model.lora={lora}: it must be null, or as in 'model.lora={{rank: 8, alpha: 16, dropout: 0.0}}'")
+    for name, value in (lora or {}).items():
+        if not is_number(value) or value < 0 or (name != "dropout" and not (is_whole(value) and value > 0)):
+            raise UserError(f"model.lora.{name}={value}: rank and alpha are whole numbers above 0, dropout at least 0")
     demand(config, ("model.dtype",), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
     demand(config, ("model.position",), POSITIONS.__contains__, f"one of {', '.join(POSITIONS)}")
     demand(config, ("model.stored",), STORED.__contains__, f"one of {', '.join(STORED)}")

@@ -27,9 +27,8 @@ from trime.memory.datastore import Shards
 from trime.metrics import Meter
 from trime.models.network import Reader
 from trime.stages.artefact import Artefact
-from trime.stages.model_folder import check_positions, memory_of, model_of, open_network
+from trime.stages.model_folder import check_positions, open_network, reading_of
 from trime.stages.prepare import Prepare
-from trime.stages.pretrained import is_pretrained
 from trime.stages.processes import device_of
 from trime.stages.training import resolved_precision
 from trime.tasks.language_model import vocabulary_evidence
@@ -65,8 +64,7 @@ class Encode(Artefact):
             "dtype": self.config[self.section].dtype,
             "scored_only": self.section == "datastore",
             "precision": resolved_precision(self.config),
-            **({"memory": memory_of(self.config)} if memory_of(self.config) else {}),
-            **({"reading": model_of(self.config)} if is_pretrained(self.config) and self.config.model.memory_size else {}),
+            **reading_of(self.config),
         }
 
     def windows(self, corpus: Corpus) -> Segments:

@@ -52,8 +52,11 @@ class Fit(Artefact):
         return [self.corpus, *([self.pack] if self.pack else [])]
 
     def settings(self) -> Any:
+        if not self.config.train.updates:  # a pretrained model as it is
+            return trained_part(self.config)
         chosen = {name: plain(self.config[name]) for name in SETTINGS}
-        inside = () if "memory_size" in self.config.model else ("memory_size", "eviction")  # of a memory that is not there
+        remembers = "memory_size" in self.config.model and not is_pretrained(self.config)  # in training
+        inside = () if remembers else ("memory_size", "eviction")  # of a memory that is not there
         chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in (*HARMLESS, *inside)}
         chosen["model"] = trained_part(self.config)
         chosen["precision"] = resolved_precision(self.config)
@@ -82,7 +85,7 @@ class Fit(Artefact):
             network.requires_grad_(False)
         if follows():
             return
-        save_network(network, folder / "model.safetensors")
+        save_network(network, folder / "model.safetensors", json.dumps(trained_part(self.config)))
         describe(folder, model_of(self.config), corpus.vocabulary, trained_part(self.config))
         if is_pretrained(self.config):
             export(network, self.config, folder / "transformers")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from hashlib import sha256
 from pathlib import Path
 
-from trime.stages.artefact import write_aside
+from trime.stages.artefact import plain, write_aside
 from trime.stages.plan import Plan
 from trime.stages.writers import Told, writer_of
 from trime.types import UserError
@@ -18,14 +19,32 @@ def generate(plan: Plan) -> None:
     ids = writer.read(prompt)
     print(f"generate: {len(ids):,} tokens of prompt; {writer.label}", flush=True)
     told: list[Told] = []
+    shown = ""
     for one in writer.write():
         told.append(one)
-        print(line(one) if plan.config.explain else one.text, end="\n" if plan.config.explain else "", flush=True)
+        if plan.config.explain:
+            print(line(one), flush=True)
+            continue
+        fresh, shown = added(shown, writer.text(writer.written))
+        print(fresh, end="", flush=True)
     whole = writer.text([*ids, *writer.written])
     content = {"prompt": prompt, "text": whole, "model": writer.label, "tokens": [one._asdict() for one in told]}
-    writer.folder.mkdir(parents=True, exist_ok=True)
-    write_aside(writer.folder / "generated.json", json.dumps(content, indent=1, ensure_ascii=False))
-    print(f"\n\ngenerated: {writer.folder / 'generated.json'}")
+    asked = {name: plain(plan.config[name]) for name in ("generate", "seed", "model", "eviction", "explain")}
+    file = writer.folder / f"generated-{sha256(json.dumps([prompt, asked]).encode()).hexdigest()[:8]}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_aside(file, json.dumps(content, indent=1, ensure_ascii=False))
+    print(f"\n\ngenerated: {file}")
+
+
+def added(shown: str, text: str) -> tuple[str, str]:
+    """What is to be shown beyond what is shown, and all that is shown then.
+
+    White space at the end waits, for a mark may stand close to what comes before it; so does a character of which
+    only some bytes are there.
+    """
+    whole = text.rstrip().removesuffix("\N{REPLACEMENT CHARACTER}")
+    common = next((i for i, (a, b) in enumerate(zip(shown, whole, strict=False)) if a != b), min(len(shown), len(whole)))
+    return whole[common:], whole
 
 
 def prompt_of(file: str | None) -> str:

@@ -77,17 +77,30 @@ def memory_of(config: DictConfig) -> dict[str, Any]:
     return {"size": plain(config.model.memory_size), "policy": plain(config.eviction)}
 
 
+def reading_of(config: DictConfig) -> dict[str, Any]:
+    """What decides how a model with a memory inside reads text."""
+    if not is_pretrained(config):
+        return {"memory": memory_of(config)} if memory_of(config) else {}
+    if not plain(config.model.memory_size):
+        return {}
+    model = model_of(config)
+    return {"memory": memory_of(config), "reading": model["backbone"] | model["embedding"] | {"name": None}}
+
+
 def check_positions(positions: int | None, config: DictConfig, longest: int = 0) -> None:
     """Raises UserError where a segment or a window is longer than the model's positions; ``longest`` is the longest window.
 
-    Those of a pretrained model are not known before it is loaded.
+    Those of a pretrained model are not known before it is loaded; with memories it reads windows of any length.
     """
     if positions is None:
         return
-    window = config.evaluate.block + config.evaluate.context
-    for name, length in {"segments.length": config.segments.length, "evaluate.block + evaluate.context": window}.items():
+    lengths = {"segments.length": config.segments.length} if config.train.updates else {}
+    if not (is_pretrained(config) and plain(config.model.memory_size)):
+        lengths["evaluate.block + evaluate.context"] = config.evaluate.block + config.evaluate.context
+    for name, length in lengths.items():
         if length > positions:
-            raise UserError(f"{name}={length} exceeds model.backbone.positions={positions}: lower it, or raise the positions")
+            what = "the model's" if is_pretrained(config) else "model.backbone.positions="
+            raise UserError(f"{name}={length} exceeds {what} {positions} positions: lower it".replace("= ", "="))
     if longest > positions:
         raise UserError(
             f"a line with its context has {longest} tokens, which exceeds model.backbone.positions={positions}: "

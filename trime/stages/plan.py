@@ -67,7 +67,7 @@ class Plan:
     @cached_property
     def pack(self) -> Pack | None:
         wanted = instantiate(self.config.batching, _convert_="all").needs_neighbours
-        return Pack(self.config, self.corpus) if wanted else None
+        return Pack(self.config, self.corpus) if wanted and self.config.train.updates else None
 
     @cached_property
     def model(self) -> Artefact:

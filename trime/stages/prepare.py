@@ -32,7 +32,7 @@ class Source(NamedTuple):
 class Prepare(Artefact):
     """The corpus of a dataset's configuration, in a given vocabulary or its own."""
 
-    kind, stage, format = "prepare", "prepare", 2
+    kind, stage = "prepare", "prepare"
 
     def __init__(self, config: DictConfig, own: DictConfig, given: Source | None = None):
         super().__init__(config)

@@ -23,6 +23,8 @@ from trime.stages.prepare import Source
 from trime.stages.processes import device_of
 from trime.types import UserError
 
+CUTTING = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides a text's tokens
+
 
 def is_pretrained(config: DictConfig) -> bool:
     """Whether model=pretrained."""
@@ -31,8 +33,13 @@ def is_pretrained(config: DictConfig) -> bool:
 
 @cache
 def identity(name: str) -> str:
-    """What names a model: its weights, where it is a folder."""
-    files = sorted(Path(name).expanduser().glob("*.safetensors"))
+    """What names a model: its weights and what else its folder says of it, where it is one."""
+    return hashed(name, "*.safetensors", "config.json", *CUTTING)
+
+
+def hashed(name: str, *patterns: str) -> str:
+    """The content of a folder's files; of what is no folder, the name."""
+    files = [file for pattern in patterns for file in sorted(Path(name).expanduser().glob(pattern))]
     return " ".join(map(content_hash, files)) or name
 
 
@@ -74,4 +81,4 @@ def source_of(config: DictConfig) -> Source:
         raise UserError("model=pretrained is a language model where one is named: add model.name=DIR_OR_NAME")
     pieces = Pieces(config.model.name)
     vocabulary = Vocabulary(pieces.symbols, [0] * len(pieces.symbols), pieces.start, pieces.unknown)
-    return Source(f"{vocabulary.fingerprint} of a pretrained model", lambda: vocabulary, pieces)
+    return Source(f"{vocabulary.fingerprint} {hashed(config.model.name, *CUTTING)}", lambda: vocabulary, pieces)

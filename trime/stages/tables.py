@@ -165,7 +165,7 @@ def figure(loss: float | None, kind: str) -> str:
     return "" if loss is None else f"{MEASURES[kind](loss):.2f}"
 
 
-def evaluated(run: dict[str, Any]) -> tuple[str, str, int]:
-    """Name and fingerprint of the text the run was evaluated on, and how many tokens of it."""
+def evaluated(run: dict[str, Any]) -> tuple[str, str, int, int | None]:
+    """Name and fingerprint of the text the run was evaluated on, how many tokens of it, and of how many kinds."""
     dataset = run.get("evaluated", run["dataset"])
-    return dataset["name"], dataset["fingerprint"], run["metrics"]["test"][-1]["tokens"]
+    return dataset["name"], dataset["fingerprint"], run["metrics"]["test"][-1]["tokens"], dataset.get("vocabulary")

@@ -29,7 +29,7 @@ GATHERED = 16  # batches among which examples are sorted by length
 class Teach(Artefact):
     """A folder in the transformers format (model, tokenizer), and ``train.json``."""
 
-    kind, stage = "teach", "teach"
+    kind, stage, format = "teach", "teach", 2
 
     def settings(self) -> Any:
         names = ("taught", "optimizer", "schedule", "seed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -10,7 +11,8 @@ import torch
 
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
-from trime.models.pretrained.loading import load_pretrained
+from trime.memory.datastore import Datastore
+from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import encoded, load_tokenizer
 from trime.stages.artefact import plain
 from trime.stages.evaluate import named
@@ -55,11 +57,12 @@ class Writes(Protocol):
 
 def writer_of(plan: Plan) -> Writes:
     """The experiment's own row; or a pretrained model that reads the prompt with memories in its layers."""
-    if is_pretrained(plan.config) and not own_memories(plan):
-        place = str(plan.taught.path()) if plan.taught else plan.config.model.name
-        model = load_pretrained(place)
-        if model.config.is_encoder_decoder or plan.config.model.memory_size:
-            return LongWriter(plan, model, place)
+    if not is_pretrained(plan.config):
+        return Writer(plan)
+    place = str(plan.taught.path()) if plan.taught else plan.config.model.name
+    trained = plan.config.checkpoint or (not plan.taught and plan.fit.folder.is_dir())
+    if is_encoder_decoder(place) or not (trained or own_memories(plan)):
+        return LongWriter(plan, place)
     return Writer(plan)
 
 
@@ -71,14 +74,17 @@ def own_memories(plan: Plan) -> set[str]:
 class LongWriter:
     """A pretrained model with memories in its layers (Attendre): probability is the vocabulary's, attention tells the rest."""
 
-    def __init__(self, plan: Plan, model: Any, place: str):
+    def __init__(self, plan: Plan, place: str):
         self.config, self.tokenizer = plan.config, load_tokenizer(place)
+        if not plain(self.config.model.memory_size):
+            raise UserError("model.memory_size=0: a model that reads its prompt with memories wants room for entries")
+        model = load_pretrained(place, self.config.model.dtype)
         self.answerer = answerer_of(plan.config, model)
         self.prompt: list[int] = []
         self.written: list[int] = []
         policy, size = named(plain(self.config.eviction)), self.config.model.memory_size
         self.label = f"{type(model).__name__}, {policy}, {size} entries a layer"
-        self.folder = Path(self.config.paths.outputs) / "runs" / self.config.name / "generated"
+        self.folder = Path(self.config.paths.outputs) / "runs" / self.config.name
 
     def read(self, prompt: str) -> list[int]:
         """Through the memories, to the end."""
@@ -93,12 +99,11 @@ class LongWriter:
         while len(self.written) < given.tokens and self.tokenizer.eos_token_id not in self.written:
             so_far = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
             probability = self.steps.next(so_far)[0].double().softmax(0)
-            token = choice(probability, generator)
-            before, share = self.text([*self.prompt, *self.written]), float(probability[token])
+            token = choice(probability[: len(self.tokenizer)], generator)
+            share = float(probability[token])
             entries = self.entries(given.entries) if self.config.explain else []
             self.written.append(token)
-            text = self.text([*self.prompt, *self.written]).removeprefix(before)
-            yield Told(text, share, {"vocabulary": share}, entries)
+            yield Told(self.text([token]), share, {"vocabulary": share}, entries)
 
     def entries(self, count: int) -> list[dict[str, Any]]:
         """The places that got most attention."""
@@ -145,14 +150,14 @@ class Writer:
         evaluate = config.evaluate
         windows = Windows(evaluate.block, 0 if network.carries else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
-        self.source = Source(plan) if external else None
-        self.continuation = Continuation(network.to(device), self.row, recent, nearest, windows, eos, scaled)
+        self.source = Source(plan, nearest.store) if nearest else None
+        size = len(self.vocabulary)
+        self.continuation = Continuation(network.to(device), self.row, recent, nearest, windows, eos, size, scaled)
         self.written: list[int] = []
 
     def read(self, prompt: str) -> list[int]:
         """The prompt's tokens, of which an end that the tokenizer adds is none."""
-        lines = [line.encode() for line in prompt.splitlines(keepends=True)]
-        symbols = [symbol for part in self.tokenizer.tokens(lines) for symbol in part]
+        symbols = [symbol for part in self.tokenizer.tokens(io.BytesIO(prompt.encode())) for symbol in part]
         if symbols[-1:] == [EOS] and not prompt.endswith("\n"):
             symbols.pop()
         ids = [self.vocabulary.index[symbol] for symbol in symbols]
@@ -171,9 +176,7 @@ class Writer:
         """What is known of a step, for a reader."""
         parts = {name: float(part[step.token]) for name, part in step.spread.parts.items()}
         entries = [self.entry(*own) for own in strongest(step, count)] if self.plan.config.explain else []
-        symbols = self.text([*self.continuation.tokens[-1:], step.token]), self.text(self.continuation.tokens[-1:])
-        text = symbols[0].removeprefix(symbols[1])
-        return Told(text, float(step.spread.whole[step.token]), parts, entries)
+        return Told(self.text([step.token]), float(step.spread.whole[step.token]), parts, entries)
 
     def entry(self, memory: str, share: float, place: int) -> dict[str, Any]:
         """An entry with its text and place."""
@@ -192,9 +195,9 @@ class Writer:
 class Source:
     """The text that a datastore was made of."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, store: Datastore):
         assert plan.index is not None
-        self.store = plan.index.nearest({"text": None, "bounded": True, "split": "prompt"}).store
+        self.store = store
         corpus, information = plan.stored.corpus(), plan.index.information()
         self.split, self.known = information["split"], information["text"] == corpus.fingerprint(information["split"])
         self.corpus, self.tokenizer = corpus, plan.stored.dataset.tokenizer

@@ -76,7 +76,9 @@ class Answering(pl.LightningModule):
         told = output(hidden.gather(1, (places - 1)[..., None].expand(-1, -1, hidden.shape[-1])))
         prompts = joined[:, 1:].scatter(1, places - 1, -1)
         drawn = (prompts >= 0) & (torch.rand(prompts.shape, device=prompts.device) < SAMPLED)
-        loss = crossed(told, batch.answer) + self.prompt_share * crossed(output(hidden[drawn])[None], prompts[drawn][None])
+        loss = crossed(told, batch.answer)
+        if self.prompt_share:
+            loss = loss + self.prompt_share * crossed(output(hidden[drawn])[None], prompts[drawn][None])
         return loss / (1 + self.prompt_share), right(told, batch.answer)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -65,10 +65,12 @@ class Continuation:
         nearest: Nearest | None,
         windows: Windows,
         start: int,
+        vocabulary: int,
         scaled_interpolation: bool = True,
     ):
         self.network, self.row, self.recent, self.nearest = network, row, recent, nearest
         self.windows, self.start, self.scaled = windows, start, scaled_interpolation
+        self.vocabulary = vocabulary  # an output layer may have more rows
         self.device = next(network.parameters()).device
         self.tokens: list[int] = []
         self.state = None  # what the backbone carries from the windows before
@@ -102,6 +104,8 @@ class Continuation:
 
     def close(self) -> None:
         """Ends a full window: its new contexts go into the long memory."""
+        if self.recent is None and not self.network.carries:
+            return
         first = len(self.tokens) - self.windows.block
         contexts = self.encoded(first)
         if self.network.carries:
@@ -140,7 +144,7 @@ class Continuation:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(count):
             found, entries = self.next()
-            token = choice(found.whole, generator)
+            token = choice(found.whole[: self.vocabulary], generator)
             yield Step(token, found, entries)
             if token == stop:
                 return

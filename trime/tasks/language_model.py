@@ -62,6 +62,10 @@ class LanguageModel(pl.LightningModule):
         self.reader = Reader(network)
         self.paused: Reader | None = None
         self.carried: list[Tensor] = []
+        self.frozen = {
+            f"network.{name}" for name, own in network.named_parameters(remove_duplicate=False) if not own.requires_grad
+        }
+        self.strict_loading = not self.frozen
 
     def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
         """Loss of each scored token in nats, and the memory's share of the mass."""
@@ -135,7 +139,9 @@ class LanguageModel(pl.LightningModule):
         self.log_dict({"valid/objective": loss, "valid/objective_perplexity": math.exp(min(loss, 700.0))})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What the rows of every process carry."""
+        """What the rows of every process carry; weights that are frozen are known."""
+        for name in self.frozen:
+            checkpoint["state_dict"].pop(name, None)
         saved = (self.paused or self.reader).saved()
         checkpoint["carried"] = [of_every_process(part) for part in saved]
 

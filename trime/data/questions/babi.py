@@ -38,16 +38,18 @@ def stories(path: Path) -> Iterator[Story]:
 
 
 class Cast(NamedTuple):
-    """Who and what stories tell of: the capitalised words of questions but for the first one, and the answers."""
+    """Who and what stories tell of, that may trade names without making them false."""
 
-    people: list[str]
-    answers: list[str]
+    people: list[str]  # the words that facts begin with
+    answers: list[str]  # none, where some answer is not told by a fact: yes and no, numbers, lists
 
 
 def cast_of(told: list[Story]) -> Cast:
     """Of a task."""
-    people = {word for story in told for word in re.findall(r"[A-Z]\w+", story.question.partition(" ")[2])}
-    return Cast(sorted(people), sorted({story.answer for story in told}))
+    people = {fact.split()[0] for story in told for fact in story.facts} - {"The"}
+    words = {word for story in told for fact in story.facts for word in re.findall(r"\w+", fact)}
+    answers = {story.answer for story in told}
+    return Cast(sorted(people), sorted(answers - people) if answers <= words else [])
 
 
 def swapped(cast: Cast, story: Story, draw: random.Random) -> Story:

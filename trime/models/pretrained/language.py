@@ -154,7 +154,7 @@ class PretrainedHead(nn.Module):
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Log-probabilities of every token, for generation."""
-        return F.linear(f, self.output.weight).log_softmax(1)
+        return F.linear(f, self.output.weight).float().log_softmax(1)
 
 
 def each(value: Any, count: int, name: str) -> list[Any]:

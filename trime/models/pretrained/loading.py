@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from trime.types import Tensor, UserError
@@ -30,11 +30,22 @@ def load_pretrained(name: str, dtype: str = "float32") -> Any:
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         named = (config.architectures or [""])[0]
         model = kinds.get(named, kind).from_pretrained(name, use_safetensors=True, dtype=dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"model.name={name} is no model in the transformers format with safetensors: {reason}") from None
     untie(model, name)
     return model.eval()
+
+
+def is_encoder_decoder(name: str) -> bool:
+    """Whether a model reads with an encoder and writes with a decoder."""
+    check_version()
+    from transformers import AutoConfig
+
+    try:
+        return bool(AutoConfig.from_pretrained(name).is_encoder_decoder)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.name={name} is no model in the transformers format: {str(error).splitlines()[0]}") from None
 
 
 def check_version() -> None:

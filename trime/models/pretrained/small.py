@@ -40,6 +40,7 @@ class Small:
             num_attention_heads=self.heads,
             max_position_embeddings=self.longest,
             tie_word_embeddings=True,
+            initializer_range=self.width**-0.5,  # 0.02 is for wide models: narrow ones would hardly attend at first
             bos_token_id=None,
             **special,
         )
