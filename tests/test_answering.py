@@ -79,7 +79,7 @@ def test_a_papers_table_is_a_sweep(name: str, tiny: Tiny, tmp_path: Path) -> Non
 def test_policies_are_compared_over_sizes(tiny: Tiny, asked: list[str], tmp_path: Path) -> None:
     for sizes in ("8", "16"):
         for policy in ("fifo", "lra_sum"):
-            run(tiny("experiment=attendre_encdec", *asked, f"model.memory_size={sizes}", f"eviction={policy}"))
+            run(tiny("experiment=attendre_encdec", *asked, f"model.memory_size={sizes}", "model.chunk=8", f"eviction={policy}"))
     outputs = f"{tmp_path}/outputs"
     run(tiny("stages=[report]", f"report.runs={outputs}/runs/**", f"paths.outputs={outputs}"))
     folder = Path(outputs) / "reports" / "comparison"

@@ -66,7 +66,7 @@ def test_readme_command_runs(
         words = [word.replace("model.name=DIR", f"model.name={saved('Llama', tmp_path / 'model')}") for word in words]
     words = ["questions=rooms" if word.startswith("questions.path=") else word for word in words]
     if any(word.startswith("experiment=attendre/") for word in words):
-        words += ["model.memory_size=8,16", "eviction=fifo"]
+        words += ["model.memory_size=8,16", "model.chunk=8", "eviction=fifo"]
     words = [re.sub(r"(path=)(DIR|\.\./shared/data/[\w-]+|\S*TEXT)$", rf"\1{text_folder}", word) for word in words]
     words = [re.sub(r"^((?:dataset|dataset@\w+\.dataset)=)wikitext\d+$", r"\1folder", word) for word in words]
     large = ("size=", "train.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")

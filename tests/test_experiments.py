@@ -158,3 +158,12 @@ def test_neighbours_and_index_backends(tiny: Callable[..., DictConfig], tmp_path
     assert losses["factory=Flat"] == pytest.approx(exact, abs=1e-4), "FAISS flat = exact"
     assert losses["rescore=true"] == pytest.approx(exact, abs=1e-4)
     assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
+
+
+def test_a_head_is_chosen_by_itself() -> None:
+    """A model chooses no head but for a pretrained one, which has its own."""
+    for size in ("tiny", "small"):
+        assert composed(f"size={size}", "head=softmax").model.head._target_ == "trime.models.heads.Softmax"
+        assert composed(f"size={size}").model.head._target_ == "trime.models.heads.AdaptiveSoftmax"
+    own = composed("model=pretrained", "size=tiny").model
+    assert own.head._target_.endswith("PretrainedHead") and "cutoffs" not in own.embedding

@@ -15,9 +15,10 @@ from omegaconf import DictConfig
 
 from trime.models.pretrained.answering import greedy
 from trime.run import run
+from trime.stages.generate import added
 from trime.stages.plan import Plan
 from trime.stages.writers import LongWriter, Writer, own_row, writer_of
-from trime.tasks.generation import Choice, strongest
+from trime.tasks.generation import Choice
 from trime.tasks.rows import Row
 from trime.tasks.spread import Entries, spread
 from trime.types import UserError
@@ -111,7 +112,8 @@ def test_a_prompt_is_continued_and_explained(
     run(config)
     told = capsys.readouterr().out
     folder = Plan(config).run_folder
-    found = json.loads((folder / "generated.json").read_text())
+    (first,) = folder.glob("generated-*.json")
+    found = json.loads(first.read_text())
     assert len(found["tokens"]) == 8 and found["prompt"] == prompt.read_text() and "17 tokens of prompt" in told
     for token in found["tokens"]:
         assert sum(token["parts"].values()) == pytest.approx(token["probability"], abs=1e-6)
@@ -123,9 +125,25 @@ def test_a_prompt_is_continued_and_explained(
     assert any(".py, token" in entry["place"] for token in found["tokens"] for entry in token["entries"])
     monkeypatch.setattr(sys, "stdin", io.StringIO(prompt.read_text()))
     run(tiny(*options, "stages=[generate]", "generate.tokens=8"))
-    again = json.loads((folder / "generated.json").read_text())
+    (second,) = set(folder.glob("generated-*.json")) - {first}
+    again = json.loads(second.read_text())
     assert again["text"] == found["text"], "the same seed draws the same"
-    assert strongest is not None and own_row(Plan(config)).memories == {"local", "long", "external"}
+    assert own_row(Plan(config)).memories == {"local", "long", "external"}
+
+
+def test_what_is_shown_grows_into_the_text() -> None:
+    """White space and half a character wait; where a mark moves close to its word, nothing is shown twice."""
+    shown, printed = "", ""
+    for text in (
+        "the ",
+        "the dog ",
+        "the dog. ",
+        "the dog. caf\N{REPLACEMENT CHARACTER}",
+        "the dog. caf\N{LATIN SMALL LETTER E WITH ACUTE}",
+    ):
+        fresh, shown = added(shown, text)
+        printed += fresh
+    assert printed == "the dog. caf\N{LATIN SMALL LETTER E WITH ACUTE}"
 
 
 @pytest.mark.parametrize("experiment, more", [("attendre_decoder", ["model.query_size=4"]), ("attendre_encdec", [])])
@@ -153,7 +171,8 @@ def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], 
         looked = writer.steps.looked()
         assert looked.share.sum() == pytest.approx(1, abs=1e-5)
         assert bool((looked.share[looked.position < 0] == 0).all()) and int(looked.position.max()) <= len(prompt) + count - 1
-    found = json.loads((tmp_path / "runs" / experiment / "generated" / "generated.json").read_text())
+    (file,) = (tmp_path / "runs" / experiment).glob("generated-*.json")
+    found = json.loads(file.read_text())
     assert all(len(token["entries"]) == 2 and token["entries"][0]["text"] for token in found["tokens"])
 
 

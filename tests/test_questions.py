@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from trime.data.questions.babi import stories
+from trime.data.questions.babi import Cast, Story, cast_of, stories, swapped
 from trime.data.questions.babilong import Babilong
 from trime.data.questions.base import Example, exact_match, normalized, prompt
 from trime.data.questions.rooms import Rooms
@@ -75,6 +76,19 @@ def test_people_and_answers_trade_names_in_training_alone(folders: dict[str, str
     again = list(made[True].examples("train", draw=1))
     assert [one.question for one in again] != [one.question for one in swapped]
     assert list(made[True].examples("test")) == list(made[False].examples("test"))
+
+
+def test_only_what_facts_tell_trades_names() -> None:
+    """Yes and no stay what they are, and so do answers that no fact holds; people come from facts."""
+    facts = ("Mary moved to the kitchen.", "Fred took the milk.")
+    yes = [Story(facts, "Is Mary in the kitchen?", "yes", (0,)), Story(facts, "Is Fred in the hall?", "no", (1,))]
+    assert cast_of(yes) == Cast(["Fred", "Mary"], [])
+    gave = [Story(facts, "What did Fred take?", "milk", (1,)), Story(facts, "Who took the milk?", "Fred", (1,))]
+    assert cast_of(gave) == Cast(["Fred", "Mary"], ["milk"])
+    north = [Story(("The office is north of the hall.",), "What is north of the hall?", "office", (0,))]
+    assert cast_of(north).people == []
+    told = swapped(cast_of(yes), yes[0], random.Random(1))
+    assert told.answer == "yes" and (told.facts[0].split()[0] in told.question)
 
 
 def test_examples_are_the_same_each_time_and_splits_share_no_story(folders: dict[str, str]) -> None:
