@@ -17,7 +17,7 @@ from trime.eviction.fifo import FIFO
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.tokenizer import Pieces, encoded, word_level
+from trime.models.pretrained.tokenizer import Pieces, encoded, prompted, word_level
 from trime.run import run
 from trime.stages.plan import Plan
 from trime.stages.pretrained import identity
@@ -272,3 +272,13 @@ def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, 
 def test_mistakes(options: list[str], said: str, llama: Path, tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         run(tiny("experiment=vanilla", "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}", *options))
+
+
+def test_prompts_begin_and_end_as_a_tokenizer_says(tmp_path: Path) -> None:
+    tokenizer = word_level(TEXT, 40, tmp_path)
+    assert prompted(tokenizer, TEXT[1]) == encoded(tokenizer, TEXT[1])
+    from tokenizers.processors import TemplateProcessing
+
+    ends = [("</s>", tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="</s> $A", special_tokens=ends)
+    assert prompted(tokenizer, TEXT[1]) == [tokenizer.eos_token_id, *encoded(tokenizer, TEXT[1])]

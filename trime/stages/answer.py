@@ -14,7 +14,7 @@ from trime.data.questions.base import Example, exact_match, prompt
 from trime.metrics import Meter
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.tokenizer import encoded, load_tokenizer
+from trime.models.pretrained.tokenizer import load_tokenizer, prompted
 from trime.stages.artefact import Artefact, plain
 from trime.stages.pretrained import answerer_of, identity
 from trime.types import UserError
@@ -31,6 +31,7 @@ READING = (
     "position",
     "factor",
     "causal",
+    "dtype",
 )
 
 
@@ -53,7 +54,7 @@ class Answer(Artefact):
 
     def build(self, folder: Path) -> None:
         place = str(self.taught.path()) if self.taught else self.config.model.name
-        tokenizer, answerer = load_tokenizer(place), answerer_of(self.config, load_pretrained(place))
+        tokenizer, answerer = load_tokenizer(place), answerer_of(self.config, load_pretrained(place, self.config.model.dtype))
         examples = list(instantiate(self.config.questions, _convert_="all").examples(self.config.answering.split))
         if not examples:
             raise UserError(f"questions: there is none in split {self.config.answering.split}")
@@ -80,7 +81,7 @@ class Answer(Artefact):
     def of(self, rows: list[Example], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Answers to some examples, side by side."""
         asked = self.config.answering
-        prompts = [encoded(tokenizer, prompt(row, asked.question_first)) for row in rows]
+        prompts = [prompted(tokenizer, prompt(row, asked.question_first)) for row in rows]
         prompts = [own[-asked.last :] if asked.last else own for own in prompts]
         found = greedy(answerer.read(prompts), tokenizer.eos_token_id, asked.longest)
         texts = [tokenizer.decode(own, skip_special_tokens=True).strip() for own in found]

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.questions.base import Example, Questions, prompt
 from trime.metrics import Meter
-from trime.models.pretrained.tokenizer import encoded, word_level
+from trime.models.pretrained.tokenizer import encoded, prompted, word_level
 from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.training import quiet, resolved_precision, run_training, watched_training
 from trime.tasks.answering import Answering, Asked
@@ -132,7 +132,7 @@ def chunked(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
 
 def collated(rows: list[Any], tokenizer: Any, taught: DictConfig) -> Asked:
     """Tokens of prompts, and of answers with their end."""
-    prompts = [encoded(tokenizer, prompt(row, taught.question_first)) for row in rows]
+    prompts = [prompted(tokenizer, prompt(row, taught.question_first)) for row in rows]
     answers = [[*encoded(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
     longest = max(map(len, prompts))
     limit = taught.model.longest

@@ -13,7 +13,7 @@ from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.memory.datastore import Datastore
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
-from trime.models.pretrained.tokenizer import encoded, load_tokenizer
+from trime.models.pretrained.tokenizer import load_tokenizer, prompted
 from trime.stages.artefact import plain
 from trime.stages.evaluate import named
 from trime.stages.model_folder import open_network
@@ -88,7 +88,7 @@ class LongWriter:
 
     def read(self, prompt: str) -> list[int]:
         """Through the memories, to the end."""
-        self.prompt = encoded(self.tokenizer, prompt)
+        self.prompt = prompted(self.tokenizer, prompt)
         self.steps = self.answerer.read([self.prompt], self.config.explain)
         return self.prompt
 

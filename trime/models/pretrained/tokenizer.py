@@ -46,6 +46,11 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
+def prompted(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a prompt, with those that a model's tokenizer adds: a start before it (Llama), an end behind it (T5)."""
+    return tokenizer(text).input_ids
+
+
 class Pieces:
     """A model's tokenizer for running text, without special tokens; ``start`` stands before a document's first piece.
 
