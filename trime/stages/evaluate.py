@@ -57,8 +57,10 @@ class Evaluate(Artefact):
 
     def kept(self, long: int | None) -> dict[str, Any]:
         """Size and policy of the memory that fills while text is read: the long one, or that inside the model."""
-        size = long or plain(self.config.model.get("memory_size"))
-        return {"memory_size": size, "eviction": named(plain(self.config.eviction)) if size else None}
+        inside = plain(self.config.model.get("memory_size"))
+        both = {"memory_size_inside": inside} if long and inside else {}
+        size = long or inside
+        return {"memory_size": size, "eviction": named(plain(self.config.eviction)) if size else None} | both
 
     def rows(self) -> list[dict[str, Any]]:
         return json.loads((self.path() / "rows.json").read_text())
