@@ -51,9 +51,11 @@ enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=data
 
 bench: install ## what memory costs, side by side, into benchmarks/results
 	$(VENV)/bin/python -m benchmarks.memorizing
+	$(VENV)/bin/python -m benchmarks.attendre
 
 bench-gpu: install ## the same on the CUDA device
 	$(VENV)/bin/python -m benchmarks.memorizing --device cuda --results benchmarks/results/gpu
+	$(VENV)/bin/python -m benchmarks.attendre --device cuda --results benchmarks/results/gpu
 
 ledger: install ## every published figure beside what was measured here: outputs/ledger.md
 	$(RUN) 'stages=[ledger]'
