@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,10 @@ class Teach(Artefact):
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         schedule = instantiate(self.config.schedule, _convert_="all")
         task = Answering(model, optimizer, schedule, taught.prompt_share, self.config.seed)
-        loader, meter = Examples(questions, tokenizer, taught, self.config.train.updates), Meter()
+        alone = instantiate(OmegaConf.merge(self.questions, {"words": 0, "least": None}), _convert_="all")
+        updates = self.config.train.updates
+        first = round(taught.alone_share * updates)
+        loader, meter = Examples([(alone, first), (questions, updates - first)], tokenizer, taught), Meter()
         with quiet():
             trainer = self.trainer(folder)
             run_training(trainer, task, loader, folder)
@@ -89,28 +92,30 @@ def texts(questions: Questions, least: int) -> Iterator[str]:
 
 
 class Examples:
-    """Batches of all updates in order; each epoch draws anew. Goes on at the update that it is told."""
+    """Batches of all updates in order, so many of each kind of questions; each epoch draws anew.
 
-    def __init__(self, questions: Questions, tokenizer: Any, taught: DictConfig, updates: int):
-        self.questions, self.tokenizer, self.taught, self.updates, self.step = questions, tokenizer, taught, updates, 0
+    Goes on at the update that it is told.
+    """
+
+    def __init__(self, phases: list[tuple[Questions, int]], tokenizer: Any, taught: DictConfig):
+        self.phases, self.tokenizer, self.taught, self.step = phases, tokenizer, taught, 0
 
     def __len__(self) -> int:
-        return self.updates
+        return sum(updates for _, updates in self.phases)
 
     def __iter__(self) -> Iterator[Asked]:
         first, self.step = self.step, 0
-        for number, rows in enumerate(self.batches()):
-            if number == self.updates:
-                return
+        every = chain.from_iterable(islice(self.batches(questions), updates) for questions, updates in self.phases)
+        for number, rows in enumerate(every):
             self.step = number + 1
             if number >= first:
                 yield collated(rows, self.tokenizer, self.taught)
 
-    def batches(self) -> Iterator[list[Example]]:
+    def batches(self, questions: Questions) -> Iterator[list[Example]]:
         """Examples of about one length, a batch at a time; a rest that fills none is left out."""
-        for epoch in range(self.updates):
-            order = random.Random(f"{self.questions.seed} {epoch}")
-            for held in chunked(self.questions.examples("train", draw=epoch), GATHERED * self.taught.batch):
+        for epoch in count():
+            order = random.Random(f"{questions.seed} {epoch}")
+            for held in chunked(questions.examples("train", draw=epoch), GATHERED * self.taught.batch):
                 held.sort(key=lambda example: len(example.context))
                 batches = list(chunked(held, self.taught.batch))
                 order.shuffle(batches)
