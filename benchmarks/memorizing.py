@@ -84,15 +84,20 @@ class Step:
         self.optimizer.step()
 
 
-def recall(kind: Kind, text: torch.Tensor) -> float:
+def taught(text: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The weights of a model that has read the beginning of a text."""
+    step = Step(network(Kind(EXACT, "exact")).to(text.device), text, True, 0)
+    for _ in range(TRAINED):
+        step.train()
+    return step.network.state_dict()
+
+
+def recall(kind: Kind, weights: dict[str, torch.Tensor], text: torch.Tensor) -> float:
     """Of the exact top-k, the share that the search of a trained model finds, its memory full of text it has not seen."""
     if kind.search == "exact":
         return 1.0
-    taught = Step(network(Kind(EXACT, "exact")).to(text.device), text, True, 0)
-    for _ in range(TRAINED):
-        taught.train()
     asked = network(kind).to(text.device)
-    asked.load_state_dict(taught.network.state_dict())
+    asked.load_state_dict(weights)
     step, shares = Step(asked, text[:, TRAINED * SEGMENT :], False, kind.size), []
 
     def hear(find: Callable[..., Found], query: torch.Tensor, table: Table, *rest: Any) -> Found:
@@ -129,7 +134,8 @@ def main() -> None:
     options = parser.parse_args()
     text, rows = rows_of_text(torch.device(options.device)), []
     plain, asked = Kind(0, "exact"), kinds(options.sizes)
-    recalls = {kind: recall(kind, text) for kind in asked}
+    weights = taught(text)
+    recalls = {kind: recall(kind, weights, text) for kind in asked}
     for trains in (True, False):
         steps = {kind: Step(network(kind).to(text.device), text, trains, kind.size) for kind in (plain, *asked)}
         found = alternately({str(kind): step.take for kind, step in steps.items()}, options.rounds)

@@ -50,9 +50,9 @@ class Cells:
         if self.tag is None or self.tag.shape != tag.shape:
             self.tag, self.files, self.written = torch.full_like(tag, torch.nan), {}, {}
         changed, self.tag = (tag != self.tag) & table.filled[..., None], tag
-        for row in range(tag.shape[0]):
+        for row, count in enumerate(table.filled.sum(1).tolist()):
             for head in range(tag.shape[2]):
-                self.bring(row, head, table.key[row, : int(table.filled[row].sum()), head], changed[row, :, head])
+                self.bring(row, head, table.key[row, :count, head], changed[row, :, head])
 
     def bring(self, row: int, head: int, key: Float[Tensor, "n d"], changed: Tensor) -> None:
         """A file up to its keys; slots are filled from the first one on."""

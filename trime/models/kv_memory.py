@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trime.eviction.base import ByScore, EvictionPolicy, Summary
+from trime.memory.blockwise import slices
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.cells import Cells
 from trime.models.retrieval import (
@@ -145,7 +146,7 @@ class KeyValueMemory(nn.Module):
 
         found = self.found(asked, table, keys, None if self.partial else watch)
         if self.partial:
-            told(found, self.memory.size, watch)
+            tell(found, self.memory.size, watch)
         result = self.attended(asked, table, found)
         summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
         return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
@@ -169,13 +170,11 @@ class KeyValueMemory(nn.Module):
         return Remembered(held, (key, value), position, scout)
 
 
-def told(found: Found, size: int, watch: Watch) -> None:
+def tell(found: Found, size: int, watch: Watch) -> None:
     """Tells of what was found alone, block by block: of other entries nothing is known."""
     b, h, length, _ = found.slot.shape
-    step = max(1, CELLS // (h * size))
     for row in range(b):
-        for start in range(0, length, step):
-            block = slice(start, min(start + step, length))
+        for block in slices(length, max(1, CELLS // (h * size))):
             slot, product = found.slot[row, :, block], found.product[row, :, block]
             score = product.new_full((*slot.shape[:2], size), -torch.inf)
             watch(row, block, score.scatter(-1, slot, product), slot)

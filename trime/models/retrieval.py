@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
+from trime.memory.blockwise import slices
 from trime.types import Bool, Float, Int, Tensor
 
 Top = Callable[[Tensor, int], Tensor]  # scores [h q m] to the slots of the k best
@@ -133,9 +134,8 @@ def search(query: Float[Tensor, "b h q d"], keys: Keys, k: int, top: Top, watch:
     full = bool(keys.filled.all())
     buffer = asked.new_empty(h * size * m)
     for row in range(b):
-        for start in range(0, length, size):
-            block = slice(start, min(start + size, length))
-            score = buffer[: h * (block.stop - start) * m].view(h, -1, m)
+        for block in slices(length, size):
+            score = buffer[: h * (block.stop - block.start) * m].view(h, -1, m)
             torch.bmm(asked[row, :, block], keys.key[row].transpose(1, 2), out=score)
             if not full:
                 score.masked_fill_(~keys.filled[row][:, None], -torch.inf)

@@ -47,10 +47,13 @@ class Answer(Artefact):
     def needs(self) -> list[Artefact]:
         return [self.taught] if self.taught else []
 
+    def reading(self) -> dict[str, Any]:
+        """How the model reads."""
+        return {name: plain(self.config.model[name]) for name in READING}
+
     def settings(self) -> Any:
-        reading = {name: plain(self.config.model[name]) for name in READING}
         chosen = {name: plain(self.config[name]) for name in ("questions", "eviction", "answering")}
-        return chosen | {"reading": reading, "model": None if self.taught else identity(self.config.model.name)}
+        return chosen | {"reading": self.reading(), "model": None if self.taught else identity(self.config.model.name)}
 
     def build(self, folder: Path) -> None:
         place = str(self.taught.path()) if self.taught else self.config.model.name

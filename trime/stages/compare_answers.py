@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trime.stages.picture import GREY, canvas, saved
+from trime.stages.picture import GREY, over_sizes, saved, small_panels
 from trime.stages.tables import Lines
 
 Rows = list[dict[str, Any]]
@@ -63,10 +63,7 @@ def answers_picture(runs: Rows, path: Path) -> Path:
     """Exact match over M, a panel for each way of reading, a line for each policy."""
     found = kinds(runs)
     panels = list(dict.fromkeys((name, words, queries) for name, words, _, queries in found))
-    columns = min(len(panels), 3)
-    figure, axes = canvas(1 + 5.2 * columns, 4.4 * -(-len(panels) // columns), columns, -(-len(panels) // columns))
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
+    figure, axes = small_panels(len(panels), 3)
     for axis, panel in zip(axes, panels, strict=False):
         cells = {size: own for (name, words, size, queries), own in found.items() if (name, words, queries) == panel}
         for policy in dict.fromkeys(policy for own in cells.values() for policy in own):
@@ -74,9 +71,7 @@ def answers_picture(runs: Rows, path: Path) -> Path:
             style = {"color": GREY} if policy == "fifo" else {}
             axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=policy, **style)
         name, words, queries = panel
-        axis.set(xscale="log", xlabel="entries M of each layer", ylabel="exact match, %", ylim=(0, 105))
+        axis.set(xlabel="entries M of each layer", ylabel="exact match, %", ylim=(0, 105))
         axis.set_title(f"{name}, {words or 'all'} words, N {queries}", fontsize=10)
-        axis.set_xticks(sorted(cells), [f"{size:,}" for size in sorted(cells)])
-        axis.minorticks_off()
-        axis.legend(frameon=False, fontsize=8)
+        over_sizes(axis, sorted(cells))
     return saved(figure, path)

@@ -85,9 +85,10 @@ class Fit(Artefact):
             network.requires_grad_(False)
         if follows():
             return
-        save_network(network, folder / "model.safetensors", json.dumps(trained_part(self.config)))
-        describe(folder, model_of(self.config), corpus.vocabulary, trained_part(self.config))
-        if is_pretrained(self.config):
+        trained = trained_part(self.config)
+        save_network(network, folder / "model.safetensors", json.dumps(trained))
+        describe(folder, model_of(self.config), corpus.vocabulary, trained)
+        if is_pretrained(self.config) and self.config.train.updates:
             export(network, self.config, folder / "transformers")
         history.tick()
         report = {

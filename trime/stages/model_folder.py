@@ -30,9 +30,8 @@ def trained_part(config: DictConfig) -> dict[str, Any]:
 
 def export(network: Network, config: DictConfig, folder: Path) -> None:
     """A continued model in the transformers format, with its tokenizer."""
-    if config.train.updates:
-        network.backbone.decoder.save(folder)  # type: ignore[operator,union-attr]
-        load_tokenizer(config.model.name).save_pretrained(folder)
+    network.backbone.decoder.save(folder)  # type: ignore[operator,union-attr]
+    load_tokenizer(config.model.name).save_pretrained(folder)
 
 
 def describe(folder: Path, model: dict[str, Any], vocabulary: Vocabulary, trained: dict[str, Any] | None = None) -> None:
@@ -99,8 +98,9 @@ def check_positions(positions: int | None, config: DictConfig, longest: int = 0)
         lengths["evaluate.block + evaluate.context"] = config.evaluate.block + config.evaluate.context
     for name, length in lengths.items():
         if length > positions:
-            what = "the model's" if is_pretrained(config) else "model.backbone.positions="
-            raise UserError(f"{name}={length} exceeds {what} {positions} positions: lower it".replace("= ", "="))
+            if is_pretrained(config):
+                raise UserError(f"{name}={length} exceeds the model's {positions} positions: lower it")
+            raise UserError(f"{name}={length} exceeds model.backbone.positions={positions}: lower it, or raise the positions")
     if longest > positions:
         raise UserError(
             f"a line with its context has {longest} tokens, which exceeds model.backbone.positions={positions}: "

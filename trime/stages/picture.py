@@ -167,10 +167,8 @@ def policies_picture(groups: list[Group], path: Path) -> Path:
     for label, points in sorted(lines.items()):
         axis.plot(*zip(*sorted(points.items()), strict=True), marker="o", ms=4, label=label)
     every, kind = sorted({size for points in lines.values() for size in points}), units([group.first for group in groups])
-    axis.set(xscale="log", xlabel="entries of the memory", ylabel=f"test {kind}", title="eviction policies")
-    axis.set_xticks(every, list(map(str, every)))
-    axis.minorticks_off()
-    axis.legend(frameon=False, fontsize=8)
+    axis.set(xlabel="entries of the memory", ylabel=f"test {kind}", title="eviction policies")
+    over_sizes(axis, every)
     return saved(figure, path)
 
 
@@ -230,6 +228,24 @@ def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
     return saved(figure, path)
 
 
+def small_panels(count: int, most: int) -> tuple[Any, Any]:
+    """A figure of so many panels, at most so many in a row."""
+    columns = min(count, most)
+    rows = -(-count // columns)
+    figure, axes = canvas(1 + 5.2 * columns, 4.4 * rows, columns, rows)
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    return figure, axes
+
+
+def over_sizes(axis: Any, sizes: list[int]) -> None:
+    """Ticks at sizes of a memory, and the lines' names."""
+    axis.set_xscale("log")
+    axis.set_xticks(sizes, list(map(str, sizes)))
+    axis.minorticks_off()
+    axis.legend(frameon=False, fontsize=8)
+
+
 def replay_picture(found: dict[str, Any], path: Path) -> Path:
     """What each policy retains, and its perplexity, over the size of the memory; the oracle is black.
 
@@ -241,10 +257,7 @@ def replay_picture(found: dict[str, Any], path: Path) -> Path:
         for rows in by_policy(memory["rows"])
         for title, value in replayed(found["unit"]).items()
     ]
-    columns = min(len(panels), 4)
-    figure, axes = canvas(1 + 5.2 * columns, 4.4 * -(-len(panels) // columns), columns, -(-len(panels) // columns))
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
+    figure, axes = small_panels(len(panels), 4)
     kind = "exact" if found["exact"] else "approximate"
     for axis, (memory, title, value, rows) in zip(axes, panels, strict=False):
         for name in dict.fromkeys(row["policy"] for row in rows):
@@ -252,10 +265,8 @@ def replay_picture(found: dict[str, Any], path: Path) -> Path:
             style = {"oracle": {"color": "black", "ls": "--"}, "fifo": {"color": GREY}}.get(name, {})
             axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=name, **style)
         sizes = sorted({row["size"] for row in rows})
-        axis.set(xscale="log", xlabel="entries", ylabel=title, title=f"{memory}, {kind}")
-        axis.set_xticks(sizes, list(map(str, sizes)))
-        axis.minorticks_off()
-        axis.legend(frameon=False, fontsize=8)
+        axis.set(xlabel="entries", ylabel=title, title=f"{memory}, {kind}")
+        over_sizes(axis, sizes)
     return saved(figure, path)
 
 

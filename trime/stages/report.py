@@ -15,7 +15,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from trime.metrics import bits, perplexity
-from trime.stages.answer import READING
 from trime.stages.artefact import copied, plain, write_aside
 from trime.stages.compare import compare_table, grouped
 from trime.stages.compare_answers import answers_picture, answers_table, policies_grid
@@ -73,8 +72,7 @@ def report_answers(plan: Plan) -> None:
     config, found = plan.config, plan.answer.found()
     folder = Path(config.paths.outputs) / "runs" / config.name / f"seed{config.seed}-{plan.answer.fingerprint[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
-    reading = {name: plain(config.model[name]) for name in READING}
-    row = found | reading | {"eviction": named(plain(config.eviction)), "last": config.answering.last}
+    row = found | plan.answer.reading() | {"eviction": named(plain(config.eviction)), "last": config.answering.last}
     results = provenance(config) | {
         "questions": plain(config.questions),
         "model": config.model.name or str(plan.answer.needs()[0].path()),

@@ -66,6 +66,16 @@ def writer_of(plan: Plan) -> Writes:
     return Writer(plan)
 
 
+def here(writer: Writes, tokens: list[int], place: int) -> tuple[str, str]:
+    """The text of an entry of this very text, and where it stands."""
+    return writer.text(tokens[max(0, place - AROUND) : place + 1]), f"token {place:,} of this text"
+
+
+def entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
+    """An entry, for a reader."""
+    return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": place}
+
+
 def own_memories(plan: Plan) -> set[str]:
     """The memories of the experiment's last row."""
     return rows_of(plain(plan.config.evaluate.rows), plan.config.tune)[-1].memories
@@ -114,13 +124,7 @@ class LongWriter:
         )
         share, place = by_place.topk(min(count, len(by_place)))
         return [
-            {
-                "memory": "attention",
-                "share": float(own),
-                "text": " ".join(self.text(tokens[max(0, at - AROUND) : at + 1]).split()),
-                "place": f"token {at:,} of this text",
-            }
-            for own, at in zip(share.tolist(), place.tolist(), strict=True)
+            entry("attention", own, *here(self, tokens, at)) for own, at in zip(share.tolist(), place.tolist(), strict=True)
         ]
 
     def text(self, tokens: list[int]) -> str:
@@ -145,8 +149,8 @@ class Writer:
             )
         device = device_of(config)
         recent = long_memory(config, list(self.row.sizes)) if "long" in self.row.memories else None
-        external = "external" in self.row.memories and plan.index
-        nearest = plan.index.nearest({"text": None, "bounded": True, "split": "prompt"}) if external and plan.index else None
+        external = plan.index if "external" in self.row.memories else None
+        nearest = external.nearest({"text": None, "bounded": True, "split": "prompt"}) if external else None
         evaluate = config.evaluate
         windows = Windows(evaluate.block, 0 if network.carries else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
@@ -180,12 +184,8 @@ class Writer:
 
     def entry(self, memory: str, share: float, place: int) -> dict[str, Any]:
         """An entry with its text and place."""
-        if memory == "external" and self.source:
-            text, where = self.source.of(place)
-        else:
-            tokens = self.continuation.tokens
-            text, where = self.text(tokens[max(0, place - AROUND) : place + 1]), f"token {place:,} of this text"
-        return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": where}
+        external = memory == "external" and self.source
+        return entry(memory, share, *(external.of(place) if external else here(self, self.continuation.tokens, place)))
 
     def text(self, tokens: list[int]) -> str:
         """Tokens as text."""

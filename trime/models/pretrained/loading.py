@@ -31,8 +31,7 @@ def load_pretrained(name: str, dtype: str = "float32") -> Any:
         named = (config.architectures or [""])[0]
         model = kinds.get(named, kind).from_pretrained(name, use_safetensors=True, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"model.name={name} is no model in the transformers format with safetensors: {reason}") from None
+        raise refusal(name, "is no model in the transformers format with safetensors", error) from None
     untie(model, name)
     return model.eval()
 
@@ -45,7 +44,12 @@ def is_encoder_decoder(name: str) -> bool:
     try:
         return bool(AutoConfig.from_pretrained(name).is_encoder_decoder)
     except (OSError, ValueError) as error:
-        raise UserError(f"model.name={name} is no model in the transformers format: {str(error).splitlines()[0]}") from None
+        raise refusal(name, "is no model in the transformers format", error) from None
+
+
+def refusal(name: str, what: str, error: Exception) -> UserError:
+    """What a library says in many lines, in one."""
+    return UserError(f"model.name={name} {what}: {str(error).strip().splitlines()[0]}")
 
 
 def check_version() -> None:

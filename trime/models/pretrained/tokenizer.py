@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trime.models.pretrained.loading import check_version
+from trime.models.pretrained.loading import check_version, refusal
 from trime.types import UserError
 
 UNKNOWN, PADDING, END = "<unk>", "<pad>", "</s>"
@@ -20,8 +20,7 @@ def load_tokenizer(name: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"model.name={name} has no tokenizer in the transformers format: {reason}") from None
+        raise refusal(name, "has no tokenizer in the transformers format", error) from None
     if tokenizer.eos_token_id is None:
         raise UserError(f"model.name={name}: its tokenizer has no end-of-text token, at which an answer would stop")
     return tokenizer
