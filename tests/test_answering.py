@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 from tests.test_experiments import EVERY
 from tests.test_questions import BABI
 from trime.run import run
+from trime.stages.compare_answers import kinds
 from trime.stages.plan import Plan
 from trime.types import UserError
 
@@ -86,6 +87,14 @@ def test_policies_are_compared_over_sizes(tiny: Tiny, asked: list[str], tmp_path
     header, _, *lines = (folder / "policies.md").read_text().splitlines()
     assert "fifo" in header and "lra_sum c=2" in header and len(lines) == 2 and (folder / "policies.png").is_file()
     assert [line.split("|")[3].strip() for line in lines] == ["8", "16"]
+
+
+def test_seeds_are_averaged_and_nothing_else(tiny: Tiny, asked: list[str], tmp_path: Path) -> None:
+    for own in (["seed=1"], ["seed=2"], ["model.top_k=4"]):
+        run(tiny("experiment=attendre_decoder", *asked, "eviction=fifo", *own))
+    folders = Path(tmp_path, "outputs", "runs", "attendre_decoder").iterdir()
+    found = kinds([json.loads((folder / "results.json").read_text()) for folder in folders])
+    assert [kind[0] for kind in found] == ["attendre_decoder, top_k 4", "attendre_decoder, top_k 8"]
 
 
 @pytest.mark.parametrize("experiment", [name for name in EVERY if name.startswith("attendre")])

@@ -36,13 +36,32 @@ def waiting(row: dict[str, Any]) -> str:
     return "default" if row["query_size"] is None else str(row["query_size"])
 
 
-def kinds(runs: Rows) -> dict[tuple[Any, ...], dict[str, float]]:
-    """Exact match by what was read how (name, words of context, M, N), and by policy: the mean over seeds."""
-    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+MEASURED = {"exact_match", "questions", "tokens", "tokens_per_second", "peak_memory_mb"}
+SHOWN = {"memory_size", "query_size", "eviction", "last"}  # in columns of their own
+
+
+def labelled(runs: Rows) -> list[tuple[str, dict[str, Any]]]:
+    """Runs with their name, and what else runs of that name differ in but the seed: only equals are averaged."""
+    rest = []
     for run in runs:
+        asked = {name: value for name, value in run["questions"].items() if name not in ("seed", "words")}
+        read = {name: value for name, value in own(run).items() if name not in MEASURED | SHOWN}
+        rest.append((run.get("taught") or {"model": run["model"]}) | asked | read)
+    found = []
+    for run, settings in zip(runs, rest, strict=True):
+        others = [other for namesake, other in zip(runs, rest, strict=True) if namesake["name"] == run["name"]]
+        differs = [name for name, value in settings.items() if any(other.get(name) != value for other in others)]
+        found.append((", ".join([run["name"], *(f"{name} {settings[name]}" for name in differs)]), run))
+    return found
+
+
+def kinds(runs: Rows) -> dict[tuple[Any, ...], dict[str, float]]:
+    """Exact match by what was read how (label, words of context, M, N), and by policy: the mean over seeds."""
+    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    for label, run in labelled(runs):
         row = own(run)
         if isinstance(row["memory_size"], int) and not row["last"]:
-            kind = (run["name"], run["questions"].get("words"), row["memory_size"], waiting(row))
+            kind = (label, run["questions"].get("words"), row["memory_size"], waiting(row))
             found.setdefault(kind, {}).setdefault(row["eviction"], []).append(row["exact_match"])
     order = sorted(found, key=lambda kind: (kind[0], kind[1] or 0, kind[3], kind[2]))
     return {kind: {policy: mean(values) for policy, values in found[kind].items()} for kind in order}

@@ -75,7 +75,8 @@ def report_answers(plan: Plan) -> None:
     row = found | plan.answer.reading() | {"eviction": named(plain(config.eviction)), "last": config.answering.last}
     results = provenance(config) | {
         "questions": plain(config.questions),
-        "model": config.model.name or str(plan.answer.needs()[0].path()),
+        "model": config.model.name or str(plan.taught.path()),  # type: ignore[union-attr]
+        "taught": plan.taught.recipe() if plan.taught else None,
         "metrics": {config.answering.split: [row]},
     }
     write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
