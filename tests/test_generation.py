@@ -59,6 +59,35 @@ def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -
         assert found == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.parametrize("experiment", ["memorizing", "trime_xl"])
+def test_attention_of_layers_is_explained(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Memorizing: the shares of all entries sum to the gate's mean. Transformer-XL without a query: every place the same."""
+    config = tiny(f"experiment={experiment}", *SHORT, "explain=true")
+    run(config)
+    writer = Writer(Plan(config))
+    attentions, words = writer.continuation.network.backbone.attentions, "import os\nos.path.join(name)\n" * 40
+    if experiment == "trime_xl":
+        for attention in attentions:
+            for part in (*attention.query.parameters(), attention.content, attention.place):
+                torch.nn.init.zeros_(part)
+    read = len(writer.read(words))
+    writer.continuation.next()
+    looked = writer.continuation.network.looked()
+    assert looked is not None
+    if experiment == "memorizing":
+        gates = [attention.memory.bias.sigmoid().mean() for attention in attentions if attention.memory]
+        torch.testing.assert_close(looked.share.sum(), torch.stack(gates).mean(), rtol=1e-5, atol=0)
+    else:
+        own, cached = 1 + read - writer.continuation.first, int((looked.position[0] >= 0).sum()) // len(attentions)
+        each = looked.share[looked.position >= 0]
+        torch.testing.assert_close(each, torch.full_like(each, 1 / (own + cached) / len(attentions)), rtol=1e-5, atol=0)
+    told = next(writer.write())
+    shown = [own for own in told.entries if own["memory"] == "attention"]
+    assert len(shown) == config.generate.entries and all(0 < own["share"] <= 1 and own["text"] for own in shown)
+    places = [int(own["place"].split()[1].replace(",", "")) for own in shown]
+    assert all(place < writer.continuation.first for place in places) and len(set(places)) == len(places)
+
+
 def test_parts_follow_the_equations() -> None:
     """Eq. 6 with τ, then Eq. 9 with τ' and λ, from the text; an empty memory changes nothing."""
     torch.manual_seed(0)

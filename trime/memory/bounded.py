@@ -90,11 +90,14 @@ class BoundedMemory:
 
     def kept(self, position: Int[Tensor, "b c"], score: Tensor) -> Bool[Tensor, "b c"]:
         """The candidates that stay: best score first, among equals the newer or the older, no empty ones."""
+        there = position >= 0
+        if int(there.sum(1).max()) <= self.size:  # nothing has to go: nothing is sorted
+            return there
         age = position if self.policy.newest_first else -position
         by_age = age.argsort(1, descending=True)
         order = by_age.gather(1, score.gather(1, by_age).argsort(dim=1, descending=True, stable=True))
         best = torch.zeros_like(position, dtype=torch.bool).scatter(1, order[:, : self.size], True)
-        return best & (position >= 0)
+        return best & there
 
     def gone(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b c"], kept: Bool[Tensor, "b c"]) -> Evicted:
         """What leaves: never more than came."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from trime.models.attention import feed_forward
 from trime.models.embeddings import AdaptiveInput, PlainInput
+from trime.models.looked import Looked
 from trime.types import Bool, Encoding, Float, Int, Tensor
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -18,6 +19,8 @@ NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 @runtime_checkable
 class CarryingAttention(Protocol):
     """Attention within a segment and to what was carried on: tuples of tensors, rows first."""
+
+    looked: list[Looked] | None  # where the last query looked among what was carried on; None: that is not kept
 
     def start(self, rows: int) -> Any:
         """What rows carry that have read nothing."""
@@ -115,6 +118,15 @@ class CarryingBackbone(nn.Module):
             x, g, after = layer(x, own, position)
             carried.append(after)
         return Encoding(self.final_norm(x), g), State(tuple(carried), state.position + length)
+
+    def tell(self) -> None:
+        """From now on ``looked`` is known."""
+        for attention in self.attentions:
+            attention.looked = []
+
+    def looked(self) -> list[Looked]:
+        """Where the last query looked, layer by layer."""
+        return [own for attention in self.attentions for own in attention.looked or []]
 
     def figures(self) -> dict[str, Tensor]:
         """What the layers tell of themselves."""

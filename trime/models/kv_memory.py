@@ -12,6 +12,7 @@ from trime.eviction.base import ByScore, EvictionPolicy, Summary
 from trime.memory.blockwise import slices
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.cells import Cells
+from trime.models.looked import Looked
 from trime.models.retrieval import (
     CELLS,
     Found,
@@ -24,6 +25,7 @@ from trime.models.retrieval import (
     every,
     exact_top,
     search,
+    shares,
 )
 from trime.types import Attended, Bool, Float, Int, Tensor
 
@@ -129,11 +131,8 @@ class KeyValueMemory(nn.Module):
         if not self.memory.size:
             return torch.zeros_like(query), state.held
         held = self.memory.overwrite(state.held, *self.entering(state))
-        (key, value), policy = held.columns, self.memory.policy
-        table = Table(key, value, held.ranking.position >= 0)
-        asked, scout = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, state.scout))
-        few = scout.shape[2] and self.memory.size > self.candidates
-        keys = candidates(table, scout, self.top_k, self.candidates) if few else every(table)
+        policy = self.memory.policy
+        asked, table, keys = self.searched(query, held, state.scout)
         if not policy.by_attention:
             return self.attended(asked, table, self.found(asked, table, keys)).view_as(query), held
         whole, place = policy.begin(held.ranking), self.rows(position)
@@ -150,6 +149,29 @@ class KeyValueMemory(nn.Module):
         result = self.attended(asked, table, found)
         summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
         return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
+
+    def searched(
+        self, query: Float[Tensor, "b h l d"], held: Held, scout: Float[Tensor, "b h s d"]
+    ) -> tuple[Float[Tensor, "r h l d"], Table, Keys]:
+        """Queries of the memory's rows, its entries, and the keys to search."""
+        key, value = held.columns
+        table = Table(key, value, held.ranking.position >= 0)
+        asked, scout = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, scout))
+        few = scout.shape[2] and self.memory.size > self.candidates
+        return asked, table, candidates(table, scout, self.top_k, self.candidates) if few else every(table)
+
+    @torch.no_grad()
+    def looked(
+        self, query: Float[Tensor, "b h 1 d"], state: Remembered, held: Held, gate: Float[Tensor, "_ h 1 1"]
+    ) -> list[Looked]:
+        """What the gate lets through of a query's attention to ``held``, the entries that it has read."""
+        if not self.memory.size:
+            return []
+        asked, table, keys = self.searched(query, held, state.scout)
+        found, places = self.found(asked, table, keys), held.ranking.position
+        position = places[torch.arange(len(places), device=places.device)[:, None, None, None], found.slot]
+        share = shares(asked, table, found, self.empty_take_mass).view(*query.shape[:3], -1) * gate / self.heads
+        return [Looked(share.flatten(1), position.view_as(share).flatten(1))]
 
     def found(self, query: Float[Tensor, "r h l d"], table: Table, keys: Keys, watch: Watch | None = None) -> Found:
         """The best entries of each query."""

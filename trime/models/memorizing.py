@@ -19,6 +19,7 @@ from trime.models.attention import head_width
 from trime.models.carrying import NORMS, CarryingBackbone, Layer, Sizes, without_padding
 from trime.models.embeddings import AdaptiveInput, PlainInput
 from trime.models.kv_memory import KeyValueMemory, Remembered
+from trime.models.looked import Looked
 from trime.models.relative import RelativeBias
 from trime.models.sliding import Cache, Window, sliding_attention
 from trime.types import Bool, Float, Int, Tensor
@@ -57,6 +58,7 @@ class Attention(nn.Module):
         d = form.of_head(width, heads)
         self.heads, self.dropout, self.window = heads, dropout, window
         self.memory = memory
+        self.looked: list[Looked] | None = None
         self.inward = nn.Linear(width, 3 * heads * d, bias=form.biases)  # query, key, value
         self.outward = nn.Linear(heads * d, width, bias=form.biases)
         self.bias = RelativeBias(heads)
@@ -108,6 +110,8 @@ class Attention(nn.Module):
                 remembered, after = self.memory.read(asked, held[0], position)
             held = (self.memory.write(after, (asked, key, own[2]), position),)
             gate = self.memory.gate(x).to(mixed.dtype)
+            if self.looked is not None:
+                self.looked[:] = self.memory.looked(asked[:, :, -1:], carried.memory[0], after, gate[:, :, -1:])
             mixed = torch.lerp(mixed, remembered.to(mixed.dtype), gate.expand_as(mixed))
         return mixed, Carried(carried.cache.pushed(key, own[2]), held)
 

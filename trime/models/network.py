@@ -12,6 +12,7 @@ from safetensors.torch import load_model, save_file, save_model
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from trime.models.looked import Looked, mean_of
 from trime.types import Batch, Encoding, Int, Mass, Tensor, UserError
 
 PART = "part"  # a file that does not hold the weights that were frozen
@@ -32,6 +33,15 @@ class Network(nn.Module):
     def figures(self) -> dict[str, Tensor]:
         """What the backbone tells of itself in training, such as gates."""
         return self.backbone.figures()  # type: ignore[operator]
+
+    def tell(self) -> None:
+        """From now on ``looked`` is known, where layers carry something on."""
+        if self.carries:
+            self.backbone.tell()  # type: ignore[operator]
+
+    def looked(self) -> Looked | None:
+        """Where the last query looked among what layers carry on; None where there is nothing to look at."""
+        return mean_of(self.backbone.looked()) if self.carries else None  # type: ignore[operator]
 
     @property
     def width(self) -> int:

@@ -148,13 +148,17 @@ def search(query: Float[Tensor, "b h q d"], keys: Keys, k: int, top: Top, watch:
 
 
 def attend(query: Float[Tensor, "b h q d"], table: Table, found: Found, empty_take_mass: bool) -> Float[Tensor, "b h q d"]:
-    """The softmax over what was found, times the values; nothing found gives zeros.
+    """The softmax over what was found, times the values; nothing found gives zeros."""
+    return weighted(table.value, cells(found.slot, table), shares(query, table, found, empty_take_mass))
+
+
+def shares(query: Float[Tensor, "b h q d"], table: Table, found: Found, empty_take_mass: bool) -> Float[Tensor, "b h q k"]:
+    """The softmax over what was found.
 
     ``empty_take_mass`` is the official code's quirk: empty slots are zero keys, whose logit is 0, not masked ones.
     """
-    index = cells(found.slot, table)
-    logits = Products.apply(query, found.product, table.key, index)
+    logits = Products.apply(query, found.product, table.key, cells(found.slot, table))
     if not empty_take_mass:
         filled = table.filled[torch.arange(len(query), device=query.device)[:, None, None, None], found.slot]
         logits = logits.masked_fill(~filled, -torch.inf)
-    return weighted(table.value, index, attention(logits))
+    return attention(logits)

@@ -16,6 +16,7 @@ from trime.memory.bounded import BoundedMemory, Held, taken
 from trime.models.attention import head_width
 from trime.models.carrying import CarryingBackbone, Layer, Sizes, without_padding
 from trime.models.embeddings import AdaptiveInput, PlainInput, sinusoids
+from trime.models.looked import Looked
 from trime.types import Attended, Bool, Float, Int, Ranking, Tensor
 
 
@@ -29,6 +30,7 @@ class RelativeAttention(nn.Module):
         super().__init__()
         d = head_width(width, heads)
         self.heads, self.dropout, self.cache = heads, nn.Dropout(dropout), cache
+        self.looked: list[Looked] | None = None
         self.query, self.outward = nn.Linear(width, width), nn.Linear(width, width)
         self.remembered = nn.Linear(width, 2 * width)  # key, value
         self.distant = nn.Linear(width, width, bias=False)
@@ -63,7 +65,11 @@ class RelativeAttention(nn.Module):
         logits = (query + self.content) @ key.transpose(-1, -2) + self.by_distance(query + self.place, distance)
         seen = (distance >= 0) & (places >= 0)[:, None]
         logits = (logits / query.shape[-1] ** 0.5).masked_fill(~seen[:, None], -torch.inf)
-        mixed = self.dropout(logits.softmax(-1)) @ value
+        weight = logits.softmax(-1)
+        if self.looked is not None:
+            old = slots.shape[1]
+            self.looked[:] = [Looked(weight[:, :, -1, :old].mean(1), places[:, :old])]
+        mixed = self.dropout(weight) @ value
         ranking = self.attended(carried.ranking, logits.detach(), slots, position)
         held, _ = self.cache.insert(carried._replace(ranking=ranking), (x.detach(),), position)
         return self.outward(mixed.transpose(1, 2).flatten(2)), held

@@ -21,7 +21,7 @@ from trime.stages.plan import Plan
 from trime.stages.pretrained import answerer_of, is_pretrained
 from trime.stages.processes import device_of
 from trime.stages.tune import long_memory
-from trime.tasks.generation import Choice, Continuation, Step, Windows, strongest
+from trime.tasks.generation import Choice, Continuation, Step, Windows, attended, strongest
 from trime.tasks.rows import Row, rows_of
 from trime.types import UserError
 
@@ -117,15 +117,8 @@ class LongWriter:
 
     def entries(self, count: int) -> list[dict[str, Any]]:
         """The places that got most attention."""
-        looked, tokens = self.steps.looked(), [*self.prompt, *self.written]
-        places = looked.position[0].clamp(min=0)
-        by_place = torch.zeros(len(tokens) + 1, dtype=looked.share.dtype, device=places.device).scatter_add(
-            0, places, looked.share[0]
-        )
-        share, place = by_place.topk(min(count, len(by_place)))
-        return [
-            entry("attention", own, *here(self, tokens, at)) for own, at in zip(share.tolist(), place.tolist(), strict=True)
-        ]
+        tokens = [*self.prompt, *self.written]
+        return [entry("attention", share, *here(self, tokens, place)) for share, place in self.steps.looked().best(count)]
 
     def text(self, tokens: list[int]) -> str:
         """Tokens as text."""
@@ -179,7 +172,8 @@ class Writer:
     def told(self, step: Step, count: int) -> Told:
         """What is known of a step, for a reader."""
         parts = {name: float(part[step.token]) for name, part in step.spread.parts.items()}
-        entries = [self.entry(*own) for own in strongest(step, count)] if self.plan.config.explain else []
+        told = [*strongest(step, count), *attended(step, count)] if self.plan.config.explain else []
+        entries = [self.entry(*own) for own in told]
         return Told(self.text([step.token]), float(step.spread.whole[step.token]), parts, entries)
 
     def entry(self, memory: str, share: float, place: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from trime.memory.datastore import Nearest
 from trime.memory.recent import Recent
 from trime.memory.selective import Selective
+from trime.models.looked import Looked
 from trime.models.network import Network
 from trime.tasks.rows import Row, scales
 from trime.tasks.spread import Entries, Spread, spread
@@ -52,6 +53,7 @@ class Step(NamedTuple):
     token: int
     spread: Spread
     found: dict[str, Entries]
+    looked: Looked | None = None  # where attention went in layers that carry something on
 
 
 class Continuation:
@@ -73,6 +75,7 @@ class Continuation:
         self.vocabulary = vocabulary  # an output layer may have more rows
         self.device = next(network.parameters()).device
         self.tokens: list[int] = []
+        network.tell()
         self.state = None  # what the backbone carries from the windows before
 
     @torch.no_grad()
@@ -145,10 +148,16 @@ class Continuation:
         for _ in range(count):
             found, entries = self.next()
             token = choice(found.whole[: self.vocabulary], generator)
-            yield Step(token, found, entries)
+            yield Step(token, found, entries, self.network.looked())
             if token == stop:
                 return
             self.read([token])
+
+
+def attended(step: Step, count: int) -> list[tuple[str, float, int]]:
+    """The tokens to which attention gave most, as ``strongest`` has entries; position 0 is the start before them all."""
+    best = step.looked.best(count + 1) if step.looked else []
+    return [("attention", share, position - 1) for share, position in best if position][:count]
 
 
 def strongest(step: Step, count: int) -> list[tuple[str, float, int]]:

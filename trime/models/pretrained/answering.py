@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.attendre import Attendre
+from trime.models.looked import Looked, mean_of
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
-from trime.models.retrieval import attention
 from trime.types import Float, Int, Tensor
-
-
-class Looked(NamedTuple):
-    """Where the last query of each row looked: its attention, the mean over heads and layers, and the entries' positions."""
-
-    share: Float[Tensor, "b m"]
-    position: Int[Tensor, "b m"]
 
 
 @runtime_checkable
@@ -89,10 +82,10 @@ class DecoderSteps:
 
     @torch.no_grad()
     def looked(self) -> Looked:
-        """Where each row's last query looked; layers keep entries of their own, so that these come one after another."""
-        parts, rows = self.reader.stack.last or [], torch.arange(self.rows, device=self.device)
-        shares = [attention(part.retrieved.similarity)[rows, :, part.position.argmax(1)].mean(1) / len(parts) for part in parts]
-        return Looked(torch.cat(shares, 1), torch.cat([part.retrieved.position for part in parts], 1))
+        """Where each row's last query looked."""
+        found = mean_of(self.reader.stack.looked())
+        assert found is not None
+        return found
 
 
 class EncoderDecoderAnswers:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, Waiting
 from trime.models.heads import by_blocks, linear_picked
+from trime.models.looked import Looked
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.lora import adapted
 from trime.models.pretrained.reader import Hidden, Stack
@@ -139,6 +140,14 @@ class PretrainedBackbone(nn.Module):
     def figures(self) -> dict[str, Tensor]:
         """Nothing to tell in training."""
         return {}
+
+    def tell(self) -> None:
+        """From now on ``looked`` is known."""
+        self.stack.last = []
+
+    def looked(self) -> list[Looked]:
+        """Where the last query looked, layer by layer."""
+        return self.stack.looked()
 
 
 class PretrainedHead(nn.Module):

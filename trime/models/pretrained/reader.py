@@ -13,7 +13,9 @@ from typing import NamedTuple
 import torch
 
 from trime.models.attendre import Attendre, Left, Queries, Waiting
+from trime.models.looked import Looked
 from trime.models.pretrained.family import Family
+from trime.models.retrieval import attention
 from trime.types import Float, Int, Tensor
 
 
@@ -59,6 +61,14 @@ class Stack:
             state[number], left = self.memories[number].step(state[number], own, queries, self.family.score)
             hidden = self.finished(number, left)
         return state, hidden._replace(x=self.family.last(hidden.x))
+
+    def looked(self) -> list[Looked]:
+        """Where the last query of each layer looked, if layers were to tell."""
+        return [
+            Looked(attention(left.retrieved.similarity)[rows, :, left.position.argmax(1)].mean(1), left.retrieved.position)
+            for left in self.last or []
+            for rows in (torch.arange(len(left.position), device=left.position.device),)
+        ]
 
     def finished(self, number: int, left: Left) -> Hidden:
         """A layer's output, where its queries have attended."""
