@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
 from tests.conftest import ROOT
@@ -15,6 +17,8 @@ from tests.test_questions import BABI
 from trime.run import run
 from trime.stages.compare_answers import kinds
 from trime.stages.plan import Plan
+from trime.stages.teach import spread
+from trime.tasks.answering import Answering, Asked, placed
 from trime.types import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -97,6 +101,33 @@ def test_seeds_are_averaged_and_nothing_else(tiny: Tiny, asked: list[str], tmp_p
     assert [kind[0] for kind in found] == ["attendre_decoder, top_k 4", "attendre_decoder, top_k 8"]
 
 
+def test_positions_of_short_texts_are_spread() -> None:
+    """Gaps stand behind sentences alone, and reach from none to all the room; answers follow their prompts."""
+    draw, tokens = random.Random(0), [5, 5, 9, 5, 5, 5, 9, 5, 9]
+    found = [spread(tokens, {9}, 1000, draw) for _ in range(400)]
+    steps = torch.tensor(found).diff(dim=1)
+    assert bool((steps >= 1).all()) and bool((steps[:, [0, 1, 3, 4, 5, 7]] == 1).all())
+    last = torch.tensor(found)[:, -1]
+    assert 8 <= int(last.min()) < 10 and 900 < int(last.max()) < 1000 and 20 < int(last.median()) < 60
+    assert spread([5, 5], {9}, 1000, draw) == [0, 1]
+    positions = placed(torch.tensor([[0, 1, 9, 10], [0, 5, 0, 0]]), torch.tensor([4, 2]), 6)
+    assert positions.tolist() == [[0, 1, 9, 10, 11, 12], [0, 5, 6, 7, 8, 9]]
+
+
+def test_spread_prompts_are_learned_at_their_positions(tiny: Tiny, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    of_decoder = Answering.of_decoder
+
+    def heard(task: Answering, batch: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+        assert batch.position is not None
+        seen.append(batch.position)
+        return of_decoder(task, batch)
+
+    monkeypatch.setattr(Answering, "of_decoder", heard)
+    run(tiny("experiment=attendre_decoder", *asked, "taught.spread=true", "taught.model.longest=5000"))
+    assert len(seen) == 4 and 500 < max(int(part.max()) for part in seen) < 5000
+
+
 @pytest.mark.parametrize("experiment", [name for name in EVERY if name.startswith("attendre")])
 def test_experiments_run_on_the_embedded_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(f"experiment={experiment}", "train.updates=2", f"paths.outputs={tmp_path}")
@@ -131,6 +162,7 @@ def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, asked: list[str
         (["model.name=/nowhere"], "model.name=/nowhere"),
         (["taught.model.kind=both"], "kind=both"),
         (["taught.questions.words=900"], "taught.model.longest"),
+        (["taught.spread=true", "taught.model.kind=encdec"], "taught.spread"),
         (["answering.split=dev"], "answering.split=dev"),
     ],
 )

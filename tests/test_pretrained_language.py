@@ -192,6 +192,20 @@ def test_experiments_continue_a_pretrained_model(
         run(tiny(*own, f"checkpoint={plan.fit.path()}", "evaluate.block=16"))
 
 
+def test_a_small_model_is_made_here(tiny: Tiny, tmp_path: Path) -> None:
+    """Its tokenizer keeps every byte, and it is trained like any other."""
+    own = [f"paths.outputs={tmp_path}", "taught.model.width=16", "taught.model.longest=128", "taught.vocabulary=400"]
+    config = tiny("stages=[initialize]", *own)
+    run(config)
+    (made,) = Plan(config).made_by("initialize")
+    pieces = Pieces(str(made.path()))
+    text = "def f(x):\n\treturn x  # naïve — ☃\n"
+    assert pieces.text(next(pieces.tokens([text.encode()]))) == text and len(pieces.symbols) == 400
+    run(tiny("experiment=trime", "model=pretrained", f"model.name={made.path()}", f"paths.outputs={tmp_path}"))
+    (results,) = tmp_path.glob("runs/trime/*/results.json")
+    assert json.loads(results.read_text())["metrics"]["test"][0]["perplexity"] < 1000
+
+
 def test_models_without_updates_are_told_apart(llama: Path, tiny: Tiny, tmp_path: Path) -> None:
     """By what is encoded, whoever names them; settings that cannot matter make no other model."""
     torch.manual_seed(1)

@@ -16,7 +16,7 @@ from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
 STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
-BY_NAME = ("teach", "answer", "generate", "record", "replay", "audit", "ledger")  # these run when they are named
+BY_NAME = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # these run when they are named
 
 
 def run(config: DictConfig) -> float | None:

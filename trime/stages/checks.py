@@ -104,6 +104,8 @@ def check_reading(config: DictConfig) -> None:
     demand(config, ("model.factor",), lambda value: is_number(value) and value >= 1, "a number, at least 1")
     demand(config, ("model.end",), ("flush", "drain").__contains__, "flush or drain")
     demand(config, ("taught.alone_share",), lambda value: is_number(value) and 0 <= value <= 1, "a number in 0..1")
+    if config.taught.spread and config.taught.model.kind != "decoder":
+        raise UserError("taught.spread=true is for taught.model.kind=decoder: a T5 tells no distances beyond 128 apart")
     demand(config, ("answering.split",), ("train", "valid", "test").__contains__, "train, valid or test")
     wanted = "null or a whole number above 0"
     demand(config, ("answering.last",), lambda value: value is None or (is_whole(value) and value > 0), wanted)

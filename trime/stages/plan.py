@@ -18,6 +18,7 @@ from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit, Given
 from trime.stages.imported import Import
+from trime.stages.initialize import Initialize
 from trime.stages.model_folder import check_positions
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, Source
@@ -164,6 +165,7 @@ class Plan:
             "datastore": lambda: [self.index],
             "tune": lambda: [self.tune],
             "evaluate": lambda: [self.test, self.evaluate, self.analysis],
+            "initialize": lambda: [Initialize(self.config)],
             "teach": lambda: [self.taught if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
             "record": lambda: [self.test, self.tune] if self.remembers_contexts else [self.record],

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterable, Iterator
-from itertools import chain, count, islice
+from itertools import accumulate, chain, count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from trime.models.pretrained.tokenizer import encoded, prompted, word_level
 from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.training import quiet, resolved_precision, run_training, watched_training
 from trime.tasks.answering import Answering, Asked
-from trime.types import UserError
+from trime.types import Tensor, UserError
 
 GATHERED = 16  # batches among which examples are sorted by length
 
@@ -32,10 +32,13 @@ class Teach(Artefact):
     kind, stage, format = "teach", "teach", 2
 
     def settings(self) -> Any:
-        names = ("taught", "optimizer", "schedule", "seed")
-        own = {name: plain(self.config[name]) for name in names}
+        return self.recipe() | {"seed": self.config.seed}
+
+    def recipe(self) -> dict[str, Any]:
+        """What was taught, and how."""
+        own = {name: plain(self.config[name]) for name in ("taught", "optimizer", "schedule")}
         return own | {
-            "questions": plain(self.questions),
+            "taught_questions": plain(self.questions),
             "updates": self.config.train.updates,
             "clip": self.config.train.clip_norm,
         }
@@ -58,7 +61,7 @@ class Teach(Artefact):
         alone = instantiate(OmegaConf.merge(self.questions, {"words": 0, "least": None}), _convert_="all")
         updates = self.config.train.updates
         first = round(taught.alone_share * updates)
-        loader, meter = Examples([(alone, first), (questions, updates - first)], tokenizer, taught), Meter()
+        loader, meter = Examples([(alone, first), (questions, updates - first)], tokenizer, taught, self.config.seed), Meter()
         with quiet():
             trainer = self.trainer(folder)
             run_training(trainer, task, loader, folder)
@@ -97,8 +100,9 @@ class Examples:
     Goes on at the update that it is told.
     """
 
-    def __init__(self, phases: list[tuple[Questions, int]], tokenizer: Any, taught: DictConfig):
-        self.phases, self.tokenizer, self.taught, self.step = phases, tokenizer, taught, 0
+    def __init__(self, phases: list[tuple[Questions, int]], tokenizer: Any, taught: DictConfig, seed: int):
+        self.phases, self.tokenizer, self.taught, self.seed, self.step = phases, tokenizer, taught, seed, 0
+        self.ends = set(tokenizer.convert_tokens_to_ids([".", "!", "?"]))
 
     def __len__(self) -> int:
         return sum(updates for _, updates in self.phases)
@@ -109,7 +113,7 @@ class Examples:
         for number, rows in enumerate(every):
             self.step = number + 1
             if number >= first:
-                yield collated(rows, self.tokenizer, self.taught)
+                yield self.collated(rows, random.Random(f"{self.seed} {number}"))
 
     def batches(self, questions: Questions) -> Iterator[list[Example]]:
         """Examples of about one length, a batch at a time; a rest that fills none is left out."""
@@ -120,6 +124,23 @@ class Examples:
                 batches = list(chunked(held, self.taught.batch))
                 order.shuffle(batches)
                 yield from (rows for rows in batches if len(rows) == self.taught.batch)
+
+    def collated(self, rows: list[Example], draw: random.Random) -> Asked:
+        """Tokens of prompts, and of answers with their end."""
+        tokenizer, taught = self.tokenizer, self.taught
+        prompts = [prompted(tokenizer, prompt(row, taught.question_first)) for row in rows]
+        answers = [[*encoded(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
+        longest = max(map(len, prompts))
+        limit = taught.model.longest
+        if longest > limit:
+            raise UserError(
+                f"a prompt has {longest} tokens: raise taught.model.longest={limit} or lower taught.questions.words"
+            )
+        asked = Asked(padded(prompts, -1), padded(answers, -1))
+        if not taught.spread:
+            return asked
+        room = limit - asked.answer.shape[1]
+        return asked._replace(position=padded([spread(own, self.ends, room, draw) for own in prompts], 0))
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -135,14 +156,18 @@ def chunked(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
         yield held
 
 
-def collated(rows: list[Any], tokenizer: Any, taught: DictConfig) -> Asked:
-    """Tokens of prompts, and of answers with their end."""
-    prompts = [prompted(tokenizer, prompt(row, taught.question_first)) for row in rows]
-    answers = [[*encoded(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
-    longest = max(map(len, prompts))
-    limit = taught.model.longest
-    if longest > limit:
-        raise UserError(f"a prompt has {longest} tokens: raise taught.model.longest={limit} or lower taught.questions.words")
-    return Asked(
-        *(torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in part], True, -1) for part in (prompts, answers))
-    )
+def padded(rows: list[list[int]], value: int) -> Tensor:
+    """Rows of a batch, filled up on the right."""
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in rows], True, value)
+
+
+def spread(tokens: list[int], ends: set[int], room: int, draw: random.Random) -> list[int]:
+    """Positions below ``room`` with gaps behind sentences, as if texts were missing there (after Zhu et al. 2024, PoSE).
+
+    How long all gaps are together is drawn evenly over its logarithm, and parted at random.
+    """
+    places = [place for place, token in enumerate(tokens[:-1], 1) if token in ends]
+    missing = int((room - len(tokens) + 1) ** draw.random()) - 1
+    cuts = sorted(draw.randint(0, missing) for _ in places[1:])
+    gaps = dict(zip(places, (end - start for start, end in pairwise([0, *cuts, missing])), strict=False))
+    return list(accumulate((1 + gaps.get(place, 0) for place in range(1, len(tokens))), initial=0))

@@ -22,6 +22,7 @@ class Asked(NamedTuple):
 
     prompt: Int[Tensor, "b l"]
     answer: Int[Tensor, "b t"]
+    position: Int[Tensor, "b l"] | None = None  # of prompts' tokens; None: 0, 1, ...
 
 
 class Answering(pl.LightningModule):
@@ -72,17 +73,26 @@ class Answering(pl.LightningModule):
         places = lengths[:, None] + torch.arange(batch.answer.shape[1], device=lengths.device)
         joined = joined.scatter(1, places, batch.answer)
         given = {"input_ids": joined.clamp(min=0), "attention_mask": (joined >= 0).long()}
+        if batch.position is not None:
+            given["position_ids"] = placed(batch.position, lengths, width)
         hidden, output = self.model.base_model(**given).last_hidden_state[:, :-1], self.model.get_output_embeddings()
         told = output(hidden.gather(1, (places - 1)[..., None].expand(-1, -1, hidden.shape[-1])))
-        prompts = joined[:, 1:].scatter(1, places - 1, -1)
-        drawn = (prompts >= 0) & (torch.rand(prompts.shape, device=prompts.device) < SAMPLED)
         loss = crossed(told, batch.answer)
         if self.prompt_share:
+            prompts = joined[:, 1:].scatter(1, places - 1, -1)
+            drawn = (prompts >= 0) & (torch.rand(prompts.shape, device=prompts.device) < SAMPLED)
             loss = loss + self.prompt_share * crossed(output(hidden[drawn])[None], prompts[drawn][None])
         return loss / (1 + self.prompt_share), right(told, batch.answer)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer_factory(self.parameters(), lr=self.schedule(0))
+
+
+def placed(position: Int[Tensor, "b l"], lengths: Int[Tensor, " b"], width: int) -> Int[Tensor, "b w"]:
+    """Positions of prompts and of the answers that follow them, one after the other."""
+    last = position.gather(1, lengths[:, None] - 1)
+    behind = last + torch.arange(width, device=position.device) - (lengths[:, None] - 1)
+    return torch.where(behind > last, behind, F.pad(position, (0, width - position.shape[1])))
 
 
 def crossed(logits: Tensor, target: Tensor) -> Tensor:

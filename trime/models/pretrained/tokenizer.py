@@ -40,6 +40,25 @@ def word_level(texts: Iterable[str], limit: int, folder: Path) -> Any:
     return tokenizer
 
 
+def byte_pairs(texts: Iterable[str], limit: int, folder: Path) -> Any:
+    """The ``limit`` most frequent byte pairs of the texts, all bytes among them; saved in ``folder``."""
+    check_version()
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    pairs = Tokenizer(models.BPE())
+    pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pairs.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=limit, special_tokens=[PADDING, END], initial_alphabet=alphabet, show_progress=False
+    )
+    pairs.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pairs, pad_token=PADDING, eos_token=END)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
 def encoded(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text alone, without those that a model's tokenizer adds."""
     return tokenizer(text, add_special_tokens=False).input_ids
