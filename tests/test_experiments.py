@@ -18,7 +18,8 @@ from trime.stages.plan import Plan
 from trime.tasks.rows import rows_of
 
 EVERY = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
-EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre")]  # those of language models
+TRANSLATE = ("mt_vanilla", "knn_mt", "trime_mt")
+EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
 GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir())
 
 

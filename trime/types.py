@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,6 +34,12 @@ class Batch(NamedTuple):
     segment: Int[Tensor, " b"]
     start: Int[Tensor, " b"]  # position of the first token in its document
     fresh: Bool[Tensor, " b"]  # this row starts a document: forget everything
+    source: Int[Tensor, "b s"] | None = None  # the sentences that are translated
+
+    def to(self, device: Any) -> Batch:
+        """The same on a device."""
+        moved = (part if part is None else part.to(device) for part in self)
+        return Batch(*moved)  # type: ignore[arg-type]
 
 
 class Place(NamedTuple):

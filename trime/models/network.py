@@ -66,6 +66,8 @@ class Reader:
 
     def encode(self, batch: Batch) -> Encoding:
         """Both representations of every cell; rows that are fresh start a document."""
+        if batch.source is not None:
+            return self.network.backbone(batch.source, batch.tokens)
         encoding, self.state = self.network.backbone(batch.tokens, self.state, batch.fresh)
         return encoding
 

@@ -32,7 +32,7 @@ from trime.stages.plan import Plan
 from trime.stages.processes import device_of
 from trime.stages.tune import scorer_of
 from trime.tasks.scoring import Window
-from trime.types import Batch, Mass, Tensor, UserError, contexts_of, is_token
+from trime.types import Mass, Tensor, UserError, contexts_of, is_token
 
 PLACES = 6  # windows of the test text that are altered
 TOLERANCE = 1e-4  # nats: what rounding may move
@@ -80,7 +80,7 @@ class Audit:
     def encoded(self, text: Split, numbers: list[int]) -> Iterator[Window]:
         ends, reader = self.corpus.vocabulary.ends, Reader(self.network)
         for number in numbers:
-            batch = Batch(*(part.to(self.device) for part in collate(text, self.windows, [number], ends)))
+            batch = collate(text, self.windows, [number], ends).to(self.device)
             asked = collate(self.text, self.windows, [number], ends).targets.to(self.device).flatten()
             encoding = reader.encode(batch)
             contexts = contexts_of(batch, encoding.g.float()).take(is_token(batch).flatten())

@@ -22,7 +22,6 @@ from trime.types import UserError
 
 POSITIVE = (
     "segments.length",
-    "batching.size",
     "train.accumulate",
     "train.checkpoint_every",
     "train.validate_every",
@@ -39,7 +38,13 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 def check(config: DictConfig) -> None:
     """Raises UserError at the first setting that cannot work."""
-    demand(config, POSITIVE, lambda value: is_whole(value) and value > 0, "a whole number above 0")
+    demand(config, ("task",), ("language_model", "translation").__contains__, "language_model or translation")
+    demand(
+        config,
+        ("batching.tokens" if "tokens" in config.batching else "batching.size", *POSITIVE),
+        lambda value: is_whole(value) and value > 0,
+        "a whole number above 0",
+    )
     demand(config, NATURAL, lambda value: is_number(value) and value >= 0, "a number, at least 0")
     demand(config, ("evaluate.dtype", "datastore.dtype"), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
     demand(config, ("index.metric",), ("ip", "l2").__contains__, "ip (inner product) or l2 (squared distance)")
@@ -55,6 +60,8 @@ def check(config: DictConfig) -> None:
     demand(config, ("generate.entries",), lambda value: is_whole(value) and value >= 0, "a whole number, at least 0")
     demand(config, ("generate.temperature",), lambda value: is_number(value) and value >= 0, "a number, at least 0")
     demand(config, ("generate.top_p",), lambda value: is_number(value) and 0 < value <= 1, "a number above 0, at most 1")
+    if config.task == "translation":
+        check_translation(config)
     for policy in (config.eviction, config.train.eviction):
         instantiated(policy)
     least = 0 if is_pretrained(config) else 1  # a pretrained model may be taken as it is
@@ -68,6 +75,25 @@ def check(config: DictConfig) -> None:
         count_of(OmegaConf.select(config, key))
     demand(config, tuple(f"tune.{name}" for name in config.tune), is_grid, "a list of numbers, as in [0.5,1.0]")
     rows_of(plain(config.evaluate.rows), config.tune)
+
+
+def check_translation(config: DictConfig) -> None:
+    """UserError where sentences could not be translated as asked."""
+    keys = [f"translation.{name}" for name in ("beam", "sentences_at_once", "batch_tokens")]
+    demand(config, (*keys,), lambda value: is_whole(value) and value > 0, "a whole number above 0")
+    demand(
+        config,
+        ("translation.k",),
+        lambda value: is_grid(value) and all(is_whole(v) and v > 0 for v in value),
+        "a list as [2,4]",
+    )
+    demand(config, ("translation.penalty",), is_number, "a number")
+    demand(config, ("translation.smoothing",), lambda value: is_number(value) and 0 <= value < 1, "a number in 0..1, below 1")
+    pair = "two numbers a and b: a translation of n pieces has at most a n + b"
+    demand(config, ("translation.longest",), lambda value: is_grid(value) and len(value) == 2 and min(value) >= 0, pair)
+    demand(
+        config, ("translation.sentences",), lambda value: value is None or (is_whole(value) and value > 0), "null or a number"
+    )
 
 
 def check_reading(config: DictConfig) -> None:

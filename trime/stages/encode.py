@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Encode(Artefact):
         evaluate = self.config.evaluate
         return {
             "split": self.split,
-            "tokens": count_of(self.config[self.section].tokens),
+            "tokens": self.budget(),
             "block": evaluate.block,
             "context": evaluate.context,
             "bounded": evaluate.bounded,
@@ -69,10 +69,14 @@ class Encode(Artefact):
 
     def windows(self, corpus: Corpus) -> Segments:
         text, evaluate = corpus.split(self.split), self.config.evaluate
-        offsets, budget = document_edges(text, evaluate.bounded), count_of(self.config[self.section].tokens)
+        offsets, budget = document_edges(text, evaluate.bounded), self.budget()
         if not evaluate.lines or self.section == "datastore":
             return self.sorted(cut(offsets, evaluate.block, evaluate.context, budget))
         return self.sorted(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, budget))
+
+    def budget(self) -> int | None:
+        """How many tokens are scored or stored."""
+        return count_of(self.config[self.section].tokens)
 
     def sorted(self, windows: Segments) -> Segments:
         """In the order of the text; the published code reads windows without context from the shortest to the longest."""
@@ -127,15 +131,18 @@ class Encode(Artefact):
         rows = 1 if reader.network.carries else max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
         parts = []
         mixed = device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
-        for batch in WindowLoader(corpus.split(self.split), windows, in_order(windows, rows), corpus.vocabulary.ends):
-            moved = Batch(*(part.to(device) for part in batch))
+        for batch in self.loader(corpus, windows, in_order(windows, rows)):
             with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-                parts.append(self.columns(reader, moved, first))
+                parts.append(self.columns(reader, batch.to(device), first))
         joined = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
         aside = file.with_suffix(".partial")
         save_file(joined, aside, {"seconds": f"{time.perf_counter() - begun:.3f}"})
         carry_on(reader, file)
         aside.replace(file)
+
+    def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
+        """The batches of a plan."""
+        return WindowLoader(corpus.split(self.split), windows, plan, corpus.vocabulary.ends)
 
     def columns(self, reader: Reader, batch: Batch, first: int) -> dict[str, Tensor]:
         """The columns of a batch: every token of its windows, or the scored ones alone for a datastore."""

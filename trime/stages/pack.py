@@ -48,10 +48,14 @@ class Pack(Artefact):
             "backend": plain(self.config.neighbours),
         }
 
+    def segments(self, text: Split) -> Segments:
+        """What is compared."""
+        return training_segments(self.config, text)
+
     def build(self, folder: Path) -> None:
         corpus = self.corpus.corpus()
         text = corpus.split("train")
-        segments = training_segments(self.config, text)
+        segments = self.segments(text)
         special = [corpus.vocabulary.eos, corpus.vocabulary.unknown]
         parts = [folder / f"part-{start:09d}.npy" for start in range(0, len(segments), QUERIES)]
         if not all(part.exists() for part in parts):

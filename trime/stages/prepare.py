@@ -57,6 +57,10 @@ class Prepare(Artefact):
         build_corpus(self.dataset, folder, self.given.vocabulary() if self.given else self.own_vocabulary())
         if self.given and self.given.tokenizer:
             count_symbols(folder)
+        self.tell(folder)
+
+    def tell(self, folder: Path) -> None:
+        """Names the text's content in its statistics, and prints them."""
         statistics = json.loads((folder / "statistics.json").read_text())
         statistics["fingerprint"] = self.dataset.fingerprint()
         (folder / "statistics.json").write_text(json.dumps(statistics, indent=1))

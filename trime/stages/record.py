@@ -26,7 +26,7 @@ from trime.stages.model_folder import open_network
 from trime.stages.processes import device_of
 from trime.stages.training import resolved_precision
 from trime.tasks.staleness import remembering
-from trime.types import Batch, Tensor, UserError
+from trime.types import Tensor, UserError
 
 WANTED = "stages=[record] wants a model with a memory inside: experiment=memorizing"
 
@@ -65,7 +65,7 @@ class Record(Artefact):
                 rows = np.flatnonzero(windows.document == document).tolist()
                 if not file.exists():
                     for row in rows:
-                        batch = Batch(*(part.to(device) for part in collate(text, windows, [row], corpus.vocabulary.ends)))
+                        batch = collate(text, windows, [row], corpus.vocabulary.ends).to(device)
                         with torch.no_grad():
                             reader.encode(batch)
                     aside = file.with_suffix(".partial")

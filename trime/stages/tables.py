@@ -85,6 +85,7 @@ def tuned_text(row: dict[str, Any]) -> str:
         "cache_temperature": "τ' cache",
         "cache_lambda": "λ cache",
         "memory_size": "M",
+        "k": "K",
     }
     return ", ".join(f"{letters[name]} {value:g}" for name, value in row["tuned"].items())
 
@@ -92,8 +93,10 @@ def tuned_text(row: dict[str, Any]) -> str:
 def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
     """Every row of one run, dev and test."""
     pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
+    translated = "bleu" in pairs[0][1]
     header = [
         "memories",
+        *(["dev BLEU", "test BLEU"] if translated else []),
         f"dev {unit(pairs[0][0])}",
         f"test {unit(pairs[0][1])}",
         "tokens",
@@ -104,6 +107,7 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
     return header, [
         [
             test["memories"],
+            *([f"{valid['bleu']:.2f}", f"{test['bleu']:.2f}"] if translated else []),
             f"{measure(valid):.2f}",
             f"{measure(test):.2f}",
             f"{test['tokens']:,}",

@@ -12,6 +12,7 @@ import torch
 
 from trime.memory.across import of_every_process, processes, summed
 from trime.memory.in_batch import InBatch, local_draw
+from trime.memory.in_batch_nearest import NearestInBatch
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network, Reader
 from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, is_token
@@ -49,7 +50,7 @@ class LanguageModel(pl.LightningModule):
     def __init__(
         self,
         network: Network,
-        memory: InBatch | None,
+        memory: InBatch | NearestInBatch | None,
         training: Training,
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Callable[[int], float],

@@ -1,6 +1,6 @@
 """How the probability of every next token splits between the vocabulary and each memory, and between a memory's entries.
 
-The same mixtures as tasks/rows.py (TRIME Eq. 6, 8, 9), spread out over all tokens for one context: for generation.
+The same mixtures as tasks/rows.py (TRIME Eq. 6, 8, 9), spread out over all tokens: for generation.
 """
 
 from __future__ import annotations
@@ -14,49 +14,47 @@ from trime.types import Float, Int, Tensor
 
 
 class Entries(NamedTuple):
-    """What a memory shows to a context: raw similarities, the tokens that followed, and where the entries stand."""
+    """What a memory shows to contexts: raw similarities, the tokens that followed, and where the entries stand."""
 
-    similarity: Float[Tensor, " k"]
-    token: Int[Tensor, " k"]
-    place: Int[Tensor, " k"]  # in this text, or the number in a datastore
+    similarity: Float[Tensor, "*n k"]
+    token: Int[Tensor, "*n k"]
+    place: Int[Tensor, "*n k"]  # in this text, or the number in a datastore
 
 
 class Spread(NamedTuple):
     """Probability of each token, part by part (they sum to the whole), and each entry's share of its own token's."""
 
-    parts: dict[str, Float[Tensor, " v"]]
-    weights: dict[str, Float[Tensor, " k"]]
+    parts: dict[str, Float[Tensor, "*n v"]]
+    weights: dict[str, Float[Tensor, "*n k"]]
 
     @property
-    def whole(self) -> Float[Tensor, " v"]:
+    def whole(self) -> Float[Tensor, "*n v"]:
         """The probability of each token."""
         return torch.stack(list(self.parts.values())).sum(0)
 
 
 def spread(
-    row: Row, vocabulary: Float[Tensor, " v"], found: dict[str, Entries], width: int, scaled_interpolation: bool
+    row: Row, vocabulary: Float[Tensor, "*n v"], found: dict[str, Entries], width: int, scaled_interpolation: bool
 ) -> Spread:
     """For a row with one choice of everything; ``vocabulary`` is each token's log-mass, in float64."""
     divisors = iter(row.divisors(*scales(width, scaled_interpolation)))
     scores = scored(found, row.joint, next(divisors) if row.joint else 1.0)
-    total = torch.cat([vocabulary, *scores.values()]).logsumexp(0)
+    total = torch.cat([vocabulary, *scores.values()], -1).logsumexp(-1, keepdim=True)
     base = (vocabulary - total).exp()
     weights = {name: torch.zeros_like(entries.similarity, dtype=base.dtype) for name, entries in found.items()}
     weights |= {name: (score - total).exp() for name, score in scores.items()}
     for layer in row.layers:
         scores = scored(found, layer.memories, next(divisors))
-        total = torch.cat(list(scores.values())).logsumexp(0)
-        if total.isinf():  # the memory is empty: the base remains
-            continue
-        (share,) = layer.share
+        total = torch.cat(list(scores.values()), -1).logsumexp(-1, keepdim=True)
+        share = torch.full_like(total, layer.share[0]).masked_fill(total.isinf(), 0)  # the memory is empty: the base remains
         base, weights = (1 - share) * base, {name: (1 - share) * weight for name, weight in weights.items()}
         for name, score in scores.items():
-            weights[name] = weights[name] + share * (score - total).exp()
+            weights[name] = weights[name] + share * (score - total.nan_to_num(neginf=0)).exp()
     none = torch.zeros_like(base)
-    parts = {name: none.scatter_add(0, found[name].token, weight) for name, weight in weights.items()}
+    parts = {name: none.scatter_add(-1, found[name].token, weight) for name, weight in weights.items()}
     return Spread({"vocabulary": base} | parts, weights)
 
 
-def scored(found: dict[str, Entries], names: tuple[str, ...], divisor: float) -> dict[str, Float[Tensor, " k"]]:
+def scored(found: dict[str, Entries], names: tuple[str, ...], divisor: float) -> dict[str, Float[Tensor, "*n k"]]:
     """Scores of the entries of some memories."""
     return {name: found[name].similarity.double() / divisor for name in names}

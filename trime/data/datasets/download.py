@@ -16,10 +16,11 @@ from trime.types import UserError
 CHUNK = 2**20
 
 
-def fetch(urls: list[str], digest: str, target: Path) -> Path:
+def fetch(urls: list[str], digest: str | None, target: Path) -> Path:
     """The file at ``target``, downloaded from the first source that answers; a broken download goes on.
 
-    ``digest`` is "algorithm:hex". Raises UserError where no source gives the file of this digest.
+    ``digest`` is "algorithm:hex", or None where the caller knows that of the content. Raises UserError where no source
+    gives the file.
     """
     if target.exists():
         return target
@@ -29,14 +30,14 @@ def fetch(urls: list[str], digest: str, target: Path) -> Path:
     for url in urls:
         try:
             download(url, partial)
-            if checksum(partial, digest.split(":")[0]) == digest:
+            if digest is None or checksum(partial, digest.split(":")[0]) == digest:
                 partial.replace(target)
                 return target
             partial.unlink()
             reasons.append(f"{url}: another checksum")
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reasons.append(f"{url}: {getattr(error, 'reason', error)}")
-    raise UserError(f"no source gave {target.name} ({'; '.join(reasons)}): put that file ({digest}) at {target}")
+    raise UserError(f"no source gave {target.name} ({'; '.join(reasons)}): put that file ({digest or target.stem}) at {target}")
 
 
 def download(url: str, partial: Path) -> None:

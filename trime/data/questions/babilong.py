@@ -21,7 +21,8 @@ class Babilong:
     ``babi`` holds qa1_…_train.txt and so on, ``background`` novels as a folder dataset does. bAbI has no valid
     split: it takes the first half of test's stories, test the other half. ``words=0``: the facts alone. ``least``:
     contexts have between so many and ``words`` words. ``swap``: in training, people and answers of a story trade names
-    anew each time, for a thousand stories are soon known by heart.
+    anew each time, for a thousand stories are soon known by heart. ``once``: only questions whose people one fact each
+    tells of, so that none asks which of two facts is the later one.
     """
 
     name = "babilong"
@@ -36,12 +37,14 @@ class Babilong:
         count: int | None = None,
         seed: int = 0,
         swap: bool = False,
+        once: bool = False,
     ):
         for name, place in {"babi": babi, "background": background}.items():
             if place is None or not Path(place).expanduser().is_dir():
                 raise UserError(f"questions.{name}={place}: name a folder, of bAbI's files and of novels")
         self.babi, self.tasks, self.words, self.least = Path(str(babi)).expanduser(), tasks, words, least
         self.count, self.seed, self.swap = count, seed, swap
+        self.once = once
         if not tasks or words < 0:
             raise UserError(f"questions.tasks={tasks}, questions.words={words}: name tasks of bAbI, and 0 words or more")
         self.background = Folder(background, Whitespace(), "questions.background")
@@ -58,7 +61,8 @@ class Babilong:
 
     def stories(self, task: int, split: str) -> list[tuple[int, Story]]:
         """The stories of a split, numbered."""
-        found = list(enumerate(stories(task_file(self.babi, task, "train" if split == "train" else "test"))))
+        told = enumerate(stories(task_file(self.babi, task, "train" if split == "train" else "test")))
+        found = [(number, story) for number, story in told if not self.once or told_once(story)]
         half = len(found) // 2
         return {"train": found, "valid": found[:half], "test": found[half:]}[split]
 
@@ -69,6 +73,12 @@ class Babilong:
             raise UserError(f"questions.background={self.background.place} holds no text for {split}")
         words = self.words if self.least is None else draw.randint(self.least, self.words)
         return scattered(list(story.facts), sentences_of(draw.choice(files)), words, draw)
+
+
+def told_once(story: Story) -> bool:
+    """Whether whoever the supporting facts begin with begins no other fact."""
+    first = [fact.split()[0] for fact in story.facts]
+    return all(first.count(first[number]) == 1 for number in story.supporting)
 
 
 @cache

@@ -1,0 +1,285 @@
+"""Translation: what is read, how it is searched, and that memory at every step is the memory of evaluation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from tests.conftest import SHARED
+from tests.test_experiments import TRANSLATE
+from trime.data.batching.budget import Budget
+from trime.data.datasets.download import checksum
+from trime.data.parallel.base import Lines, Pair
+from trime.data.parallel.multi30k import DIGESTS, Multi30k
+from trime.data.parallel.phrases import Phrases
+from trime.data.parallel.side import Cut, Joint, sentences
+from trime.data.segments import cut
+from trime.models.embeddings import PlainInput
+from trime.models.translation import EncoderDecoder
+from trime.run import PLANS, run
+from trime.stages.model_folder import open_network
+from trime.stages.translation import TranslationPlan, Translator
+from trime.tasks.beam import Beam
+from trime.types import UserError
+
+pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
+Tiny = Callable[..., DictConfig]
+
+
+@pytest.mark.parametrize("name", TRANSLATE)
+def test_experiments_translate(name: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """BLEU of every row, with its signature; K is among those that were tried on valid."""
+    config = tiny(f"experiment={name}")
+    loss = run(config)
+    plan = PLANS[config.task](config)
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    (*_, valid), (*_, own) = results["metrics"]["valid"], results["metrics"]["test"]
+    assert loss == own["loss"] and 0 <= own["bleu"] <= 100 and own["signature"].startswith("nrefs:1|case:mixed")
+    assert own["sentences"] == config.translation.sentences and "test BLEU" in capsys.readouterr().out
+    if "external" in own["memories"]:
+        assert {int(k) for k in valid["bleu_by_k"]} == {*config.translation.k}
+        assert own["k"] == own["tuned"]["k"] and valid["bleu"] == max(valid["bleu_by_k"].values())
+        assert results["datastore"]["entries"] == results["dataset"]["tokens"]["train"]
+    assert "perplexity" in own and len(own["documents"]) == 400
+
+
+@pytest.mark.parametrize("name", ["mt_vanilla", "knn_mt", "trime_mt"])
+def test_probabilities_of_the_search_are_those_of_evaluation(name: str, tiny: Tiny) -> None:
+    config = tiny(f"experiment={name}")
+    run(config)
+    plan = TranslationPlan(config)
+    corpus, row, tune = plan.corpus.corpus(), plan.tune.rows()[-1], plan.tune.chosen()
+    network, _ = open_network(plan.model.path(), config)
+    nearest = tune.index.nearest(plan.test.information()) if tune.index else None
+    translator = Translator(network, row, nearest, corpus, config)
+    text, source, ends = corpus.split("test"), corpus.sources.split("test"), corpus.vocabulary.ends
+    scored = plan.evaluate.rows()[-1]["documents"]
+    for number in range(4):
+        target = text.tokens[text.offsets[number] : text.offsets[number + 1]].astype(np.int64)
+        read = source.tokens[source.offsets[number] : source.offsets[number + 1]].astype(np.int64)
+        with torch.no_grad():
+            encoding = network.backbone(torch.tensor(read)[None], torch.tensor([ends.eos, *target[:-1]])[None])
+            found = translator.probability(encoding.f[0], encoding.g[0])
+        assert torch.allclose(found.sum(1), torch.ones(len(target), dtype=torch.float64), atol=1e-6)
+        loss = -found[torch.arange(len(target)), torch.tensor(target)].log().sum()
+        assert float(loss) == pytest.approx(scored[number][0], rel=1e-4) and scored[number][1] == len(target)
+
+
+@pytest.fixture
+def model() -> EncoderDecoder:
+    torch.manual_seed(0)
+    return EncoderDecoder(PlainInput(12, 16), layers=2, heads=2, inner=32, positions=20, pad=1).eval()
+
+
+@torch.no_grad()
+def test_step_by_step_is_at_once_and_padding_changes_nothing(model: EncoderDecoder) -> None:
+    source, target = torch.randint(4, 12, (3, 7)), torch.randint(4, 12, (3, 6))
+    source[1, 4:] = source[2, 2:] = 1
+    whole, read, before = model(source, target), model.read(source), None
+    for place in range(6):
+        encoding, before = model.step(read, target[:, place : place + 1], before)
+        assert torch.allclose(encoding.f[:, 0], whole.f[:, place], atol=1e-6)
+        assert torch.allclose(encoding.g[:, 0], whole.g[:, place], atol=1e-6)
+    alone = model(source[1:2, :4], target[1:2])
+    assert torch.allclose(alone.f[0], whole.f[1], atol=1e-6)
+    changed = target.clone()
+    changed[:, 4:] = 5
+    assert torch.allclose(model(source, changed).f[:, :4], whole.f[:, :4], atol=1e-6), "nothing later moves an earlier one"
+    with pytest.raises(UserError, match="positions=20"):
+        model(torch.randint(4, 12, (1, 21)), target[:1])
+
+
+def markov(seed: int, words: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Log-probabilities of the next word that the last two words decide; each sentence of its own."""
+    table = torch.randn(2, words, words, words, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+    held: dict[str, torch.Tensor] = {}
+
+    def step(rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        sentence = held["sentence"][rows] if held else rows // (len(rows) // 2)
+        last = held["token"][rows] if held else torch.zeros_like(tokens)
+        held.update(sentence=sentence, token=tokens)
+        return table[sentence, last, tokens]
+
+    step.table = table  # type: ignore[attr-defined]
+    return step
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wide_beam_finds_the_best_of_all(penalty: float, seed: int) -> None:
+    """Against every sentence of up to 3 words that ends with word 0."""
+    words, longest = 4, 3
+    step = markov(seed, words)
+    table = step.table  # type: ignore[attr-defined]
+    found = Beam(64, penalty).search(step, 0, 0, [longest, longest], torch.device("cpu"))
+    for sentence in range(2):
+        scores = {}
+        for length in range(longest + 1):
+            for tokens in itertools.product(range(1, words), repeat=length):
+                told = [0, 0, *tokens, 0]
+                total = sum(float(table[sentence, a, b, c]) for a, b, c in zip(told, told[1:], told[2:], strict=False))
+                scores[tokens] = total / (length + 1) ** penalty
+        best = max(scores, key=scores.__getitem__)
+        assert tuple(found[sentence].tokens) == best and found[sentence].score == pytest.approx(scores[best], abs=1e-5)
+
+
+def test_a_beam_of_one_is_greedy_and_ends_in_time() -> None:
+    step = markov(9, 6)
+    table = step.table  # type: ignore[attr-defined]
+    table[:, :, :, 0] -= 50  # it would never end
+    found = Beam(1, 1.0).search(step, 0, 0, [5, 2], torch.device("cpu"))
+    for sentence, longest in ((0, 5), (1, 2)):
+        told = [0, 0]
+        for _ in range(longest):
+            told.append(int(table[sentence, told[-2], told[-1]].argmax()))
+        assert found[sentence].tokens == told[2:]
+
+
+def test_a_killed_translation_goes_on(tiny: Tiny) -> None:
+    config = tiny("experiment=trime_mt")
+    run(config)
+    translate = TranslationPlan(config).evaluate.translate
+    whole = [(translate.path() / f"row-{n}.jsonl").read_text() for n in range(2)]
+    partial = translate.folder.with_name(translate.folder.name + ".partial")
+    translate.folder.rename(partial)
+    (partial / "bleu.json").unlink()
+    lines = whole[1].splitlines(keepends=True)
+    (partial / "row-1.jsonl").write_text('"kept"\n' + "".join(lines[1:4]) + lines[4][:1])
+    run(config)
+    again = (translate.path() / "row-1.jsonl").read_text().splitlines(keepends=True)
+    assert again == ['"kept"\n', *lines[1:]] and (translate.path() / "row-0.jsonl").read_text() == whole[0]
+
+
+def test_batches_hold_their_budget() -> None:
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(1, 30, 200)
+    segments = cut(np.concatenate([[0], lengths.cumsum()]), 40)
+    near = draw.integers(0, 200, (200, 5)).astype(np.int32)
+    for batching in (Budget(100, None, 0), Budget(100, 5, 0), Budget(100, None, 0, size=3)):
+        plans = [batching.plan(segments, epoch, near) for epoch in (0, 0, 1)]
+        assert plans[0] == plans[1] != plans[2]
+        for plan in plans:
+            assert sorted(itertools.chain(*plan)) == list(range(200))
+            assert all(len(rows) * max(lengths[rows]) <= 100 and len(rows) <= batching.size for rows in plan)
+    spread = [np.ptp(lengths[rows]) for rows in Budget(100, None, 0).plan(segments, 0, None)]
+    assert np.mean(spread) < 2, "of like length"
+    chained = sum(b in near[a] for rows in Budget(100, 5, 0).plan(segments, 0, near) for a, b in itertools.pairwise(rows))
+    assert chained > 60, "neighbours side by side"
+    assert [len(rows) for rows in Budget(5, None, 0).plan(segments.take([0, 1]), 0, None)] == [1, 1]
+
+
+def test_pieces_are_shared_and_give_the_sentence_back(tmp_path: Path) -> None:
+    text = Phrases(300)
+    joint = Joint.learned(sentences(text, "train"), 200)
+    joint.save(tmp_path / "pieces.json")
+    again = Joint.load(tmp_path / "pieces.json")
+    for pair in text.pairs("test"):
+        for side in pair:
+            (symbols,) = again.tokens([side.encode()])
+            assert again.text(symbols) == side and symbols[-1] == "<eos>"
+    (pieces,) = Cut().tokens([b"ein klei@@ ner hu@@ nd ."])
+    assert Cut().text(pieces) == "ein kleiner hund ."
+
+
+def test_phrases_are_translations() -> None:
+    """The same sentence never means two things, and splits are drawn apart."""
+    pairs = [*Phrases(2000).pairs("train")]
+    meaning: dict[str, str] = {}
+    assert all(meaning.setdefault(pair.source, pair.target) == pair.target for pair in pairs)
+    assert [*Phrases(2000).pairs("train")] == pairs and len([*Phrases(2000).pairs("valid")]) == 200
+
+
+@pytest.fixture
+def parallel(tmp_path: Path) -> Path:
+    """Files of the form of multi30k and of IWSLT's prepared ones."""
+    folder, draw = tmp_path / "parallel", random.Random(0)
+    folder.mkdir()
+    for split, count in (("train", 40), ("val", 8), ("test", 8)):
+        pairs = [*Phrases(40, seed=draw.randrange(9)).pairs("train")][:count]
+        (folder / f"{split}.de").write_text("\n".join(pair.source for pair in pairs) + "\n")
+        (folder / f"{split}.en").write_text("\n".join(pair.target for pair in pairs) + "\n")
+    return folder
+
+
+def test_own_text_is_translated(parallel: Path, tiny: Tiny, tmp_path: Path) -> None:
+    own = ["dataset=parallel", f"dataset.path={parallel}", f"paths.outputs={tmp_path}", "dataset.cut=true"]
+    run(tiny("experiment=trime_mt", *own))
+    (results,) = tmp_path.glob("runs/trime_mt/*/results.json")
+    assert json.loads(results.read_text())["metrics"]["test"][-1]["sentences"] == 6
+
+
+@pytest.mark.parametrize(
+    "spoil, said",
+    [
+        (lambda folder: (folder / "train.en").unlink(), "train.de and train.en"),
+        (lambda folder: (folder / "val.de").unlink(), "valid.de and valid.en"),
+        (lambda folder: (folder / "train.en").write_text("one line\n"), "line 2"),
+    ],
+)
+def test_spoilt_files(spoil: Callable[[Path], None], said: str, parallel: Path, tiny: Tiny) -> None:
+    spoil(parallel)
+    with pytest.raises(UserError, match=said):
+        run(tiny("experiment=mt_vanilla", "dataset=parallel", f"dataset.path={parallel}"))
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["dataset=stdlib_tiny"], "dataset=phrases"),
+        (["task=translate"], "task=translate"),
+        (["translation.key=h"], "key=h"),
+        (["dataset=parallel"], "dataset.path"),
+        (["batching.tokens=0"], "batching.tokens=0"),
+        (["stages=[replay]"], "replay"),
+        (["translation.beam=0"], "translation.beam=0"),
+        (["translation.k=[0]"], "translation.k"),
+        (["translation.longest=3"], "translation.longest"),
+    ],
+)
+def test_mistakes(options: list[str], said: str, tiny: Tiny) -> None:
+    with pytest.raises(UserError, match=said):
+        run(tiny("experiment=knn_mt", *options))
+
+
+def test_long_and_lopsided_pairs_are_left_out() -> None:
+    text = Lines(None, "de", "en", longest=4, ratio=1.5)
+    assert (
+        text.fits(Pair("a b c d", "a b c"))
+        and not text.fits(Pair("a b c d e", "a b c d"))
+        and not text.fits(Pair("a b", "a b c d"))
+    )
+
+
+def test_multi30k_is_the_published_one(tmp_path: Path) -> None:
+    folder = SHARED / "data" / "multi30k"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent")
+    text = Multi30k(str(tmp_path), str(folder))
+    assert [sum(1 for _ in text.pairs(split)) for split in ("train", "valid", "test")] == [29000, 1014, 1000]
+    assert all(checksum(folder / name, "sha256") == f"sha256:{digest}" for name, digest in DIGESTS.items())
+
+
+def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
+    """(1 - s) times the plain loss, and s times the mean of -log P over all pieces."""
+    config = tiny("experiment=mt_vanilla")
+    run(config)
+    plan = TranslationPlan(config)
+    network, _ = open_network(plan.model.path(), config)
+    batch = next(iter(plan.fit.data(plan.corpus.corpus(), False).train_dataloader()))  # type: ignore[attr-defined]
+    task = plan.fit.task(network)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        task.train().network.eval()
+        smoothed, _ = task.losses(batch, 1.0, True)
+        plain, _ = task.eval().losses(batch, 1.0, True)
+        f = network.backbone(batch.source, batch.tokens).f[batch.scored]
+        every = -(f @ network.head.weight.T).log_softmax(1).mean(1)
+    assert math.isclose(config.translation.smoothing, 0.1) and torch.allclose(smoothed, 0.9 * plain + 0.1 * every, atol=1e-5)

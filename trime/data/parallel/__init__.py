@@ -1,0 +1,1 @@
+"""Parallel text: sentences and their translations."""

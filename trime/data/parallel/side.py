@@ -1,0 +1,88 @@
+"""A language of parallel text as a dataset, whose documents are sentences; and the pieces that both languages share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trime.data.datasets.base import SPLITS, Dataset, Document
+from trime.data.parallel.base import Parallel
+from trime.data.tokenizers import EOS, Tokenizer
+
+
+class Side(Dataset):
+    """The sentences of one language (0: source, 1: target), each a document of a line."""
+
+    def __init__(self, text: Parallel, side: int, tokenizer: Tokenizer):
+        self.text, self.side, self.tokenizer = text, side, tokenizer
+        self.name, self.place = text.name, text.place
+
+    def files(self, split: str) -> list[Path]:
+        return self.text.files(split)
+
+    def size(self, split: str) -> int:
+        return sum(path.stat().st_size for path in self.files(split)[self.side :][:1])
+
+    def documents(self, split: str) -> Iterator[Document]:
+        for number, pair in enumerate(self.text.pairs(split), 1):
+            yield Document(f"sentence {number}", [pair[self.side].encode()])
+
+
+def sentences(text: Parallel, split: str) -> Iterator[str]:
+    """Both languages, pair by pair."""
+    for pair in text.pairs(split):
+        yield from pair
+
+
+def splits_of(text: Parallel) -> list[str]:
+    """Those that there are."""
+    return [split for split in SPLITS if text.files(split)]
+
+
+class Cut:
+    """Sentences that are pieces already, as subword-nmt cuts them: @@ where a word goes on."""
+
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        for line in lines:
+            yield [*line.decode("utf-8", "replace").split(), EOS]
+
+    def text(self, symbols: list[str]) -> str:
+        return re.sub(r"@@( |$)", "", " ".join(symbol for symbol in symbols if symbol != EOS))
+
+
+class Joint:
+    """Byte-pair pieces that both languages share; a word's first piece begins with the mark of a space."""
+
+    def __init__(self, pieces: Any):
+        self.pieces = pieces  # a tokenizers.Tokenizer
+
+    @classmethod
+    def learned(cls, texts: Iterable[str], limit: int) -> Joint:
+        """At most ``limit`` pieces; marks stand alone."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        pieces = Tokenizer(models.BPE())
+        pieces.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])  # type: ignore[assignment]
+        pieces.decoder = decoders.Metaspace()  # type: ignore[assignment]
+        pieces.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=limit, show_progress=False))
+        return cls(pieces)
+
+    @classmethod
+    def load(cls, file: Path) -> Joint:
+        """Those of a prepared text."""
+        from tokenizers import Tokenizer
+
+        return cls(Tokenizer.from_file(str(file)))
+
+    def save(self, file: Path) -> None:
+        """A JSON file."""
+        self.pieces.save(str(file))
+
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        for line in lines:
+            yield [*self.pieces.encode(line.decode("utf-8", "replace")).tokens, EOS]
+
+    def text(self, symbols: list[str]) -> str:
+        return self.pieces.decoder.decode([symbol for symbol in symbols if symbol != EOS])

@@ -1,0 +1,142 @@
+"""prepare for parallel text: both languages in the pieces that they share, sentence by sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+
+from trime.data.corpus import Corpus, Split, build_corpus, counted
+from trime.data.datasets import Dataset
+from trime.data.module import ALONE, PlannedLoader, Share, WindowLoader
+from trime.data.parallel.base import Parallel
+from trime.data.parallel.side import Cut, Joint, Side, sentences, splits_of
+from trime.data.segments import Segments, cut
+from trime.data.tokenizers import Tokenizer
+from trime.data.vocabulary import Vocabulary
+from trime.stages.encode import Encode
+from trime.stages.pack import Pack
+from trime.stages.prepare import Prepare
+from trime.types import Batch, UserError
+
+PIECES = "pieces.json"
+
+
+class ParallelCorpus(Corpus):
+    """Targets as a corpus whose documents are sentences, and beside it the sources and the references."""
+
+    @cached_property
+    def sources(self) -> Corpus:
+        return Corpus(self.folder / "source")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What cuts sentences into pieces."""
+        return Joint.load(self.folder / PIECES) if (self.folder / PIECES).exists() else Cut()
+
+    def references(self, split: str) -> list[str]:
+        """The translations as they were written."""
+        return json.loads((self.folder / f"{split}.references.json").read_text())
+
+    def with_source(self, batch: Batch, source: Split) -> Batch:
+        """A batch of targets with the sentences that they translate."""
+        offsets = source.offsets
+        found = batch.document.tolist()
+        rows: list[Any] = [source.tokens[offsets[d] : offsets[d + 1]] if d >= 0 else [] for d in found]
+        width = max(1, max(map(len, rows)))
+        filled = np.full((len(rows), width), self.vocabulary.ends.pad, np.int64)
+        for place, row in enumerate(rows):
+            filled[place, : len(row)] = row
+        return batch._replace(source=torch.from_numpy(filled))
+
+
+class PreparePairs(Prepare):
+    """A parallel corpus in a vocabulary of its own."""
+
+    @cached_property
+    def text(self) -> Parallel:
+        found = instantiate(self.own, _convert_="all")
+        if not isinstance(found, Parallel):
+            raise UserError("this experiment translates: choose dataset=phrases, multi30k, iwslt14 or parallel")
+        return found
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return Side(self.text, 1, Cut())
+
+    def settings(self) -> Any:
+        return super().settings() | {"languages": self.text.languages}
+
+    def build(self, folder: Path) -> None:
+        text, limit = self.text, self.config.vocabulary.limit
+        tokenizer: Tokenizer = Cut()
+        if not text.cut:
+            tokenizer = Joint.learned(sentences(text, "train"), limit or 32000)
+            tokenizer.save(folder / PIECES)
+        source, target = (Side(text, side, tokenizer) for side in (0, 1))
+        vocabulary = Vocabulary.as_published(counted(source) + counted(target), None, 1)
+        (folder / "source").mkdir(exist_ok=True)
+        build_corpus(source, folder / "source", vocabulary)
+        build_corpus(target, folder, vocabulary)
+        for split in splits_of(text):
+            references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
+            (folder / f"{split}.references.json").write_text(json.dumps(references, ensure_ascii=False))
+        self.tell(folder)
+
+    def corpus(self) -> ParallelCorpus:
+        return ParallelCorpus(self.path())
+
+
+def sentence_segments(text: Split) -> Segments:
+    """Each sentence whole."""
+    return cut(text.offsets, int(text.lengths.max()))
+
+
+class PackSentences(Pack):
+    """The BM25 neighbours of every training target (TRIME Appendix C)."""
+
+    def segments(self, text: Split) -> Segments:
+        return sentence_segments(text)
+
+
+class PairLoader(PlannedLoader):
+    """Planned batches of targets, with their sources."""
+
+    def __init__(self, corpus: ParallelCorpus, *given: Any):
+        super().__init__(*given)
+        self.corpus, self.source = corpus, corpus.sources.split("train")
+
+    def batch(self, plan: list[list[int]], number: int) -> Batch:
+        return self.corpus.with_source(super().batch(plan, number), self.source)
+
+
+class PairWindows(WindowLoader):
+    """The batches of a plan over the targets of a split, with their sources."""
+
+    def __init__(self, corpus: ParallelCorpus, split: str, windows: Segments, plan: list[list[int]], share: Share = ALONE):
+        super().__init__(corpus.split(split), windows, plan, corpus.vocabulary.ends, share)
+        self.corpus, self.source = corpus, corpus.sources.split(split)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in super().__iter__():
+            yield self.corpus.with_source(batch, self.source)
+
+
+class EncodePairs(Encode):
+    """The targets of a split as the model sees them, each piece given the source and the pieces before it."""
+
+    def windows(self, corpus: Corpus) -> Segments:
+        """As many whole sentences as the budget holds."""
+        every = sentence_segments(corpus.split(self.split))
+        budget = self.budget()
+        return every if budget is None else every.take(slice(0, max(1, int((every.length.cumsum() <= budget).sum()))))
+
+    def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
+        assert isinstance(corpus, ParallelCorpus)
+        return PairWindows(corpus, self.split, windows, plan)

@@ -1,0 +1,69 @@
+"""Beam search over sentences side by side: scores are log-probabilities over length to the power of a penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from trime.types import Float, Int, Tensor
+
+Step = Callable[[Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n v"]]
+
+
+class Hypothesis(NamedTuple):
+    """A translation without its end, and its score."""
+
+    tokens: list[int]
+    score: float
+
+
+class Beam(NamedTuple):
+    """``size`` hypotheses of a sentence go on; ``penalty``: of length (1: the mean log-probability; 0: the sum)."""
+
+    size: int
+    penalty: float
+
+    def search(self, step: Step, start: int, end: int, longest: list[int], device: torch.device) -> list[Hypothesis]:
+        """The best finished hypothesis of each sentence, which has at most ``longest`` tokens.
+
+        ``step`` gives the log-probabilities of the next tokens of rows: which rows of the last call they go on
+        from, and the tokens that were chosen for them. At first all rows are 0 to n - 1, ``size`` for each sentence.
+        """
+        k, sentences = self.size, list(range(len(longest)))
+        rows = torch.arange(len(sentences) * k, device=device)
+        tokens = torch.full((len(rows), 1), start, dtype=torch.long, device=device)
+        score = torch.full((len(sentences), k), -torch.inf, dtype=torch.float64, device=device)
+        score[:, 0] = 0  # at first all are the same one
+        finished: list[list[Hypothesis]] = [[] for _ in longest]
+        for length in range(1, max(longest) + 2):
+            found = step(rows, tokens[:, -1]).double()
+            ending = torch.tensor([length > longest[sentence] for sentence in sentences], device=device)
+            if ending.any():  # nothing but the end may follow
+                only = torch.full_like(found, -torch.inf)
+                only[:, end] = found[:, end]
+                found = torch.where(ending.repeat_interleave(k)[:, None], only, found)
+            total = (score[..., None] + found.view(len(sentences), k, -1)).flatten(1)
+            best, cell = total.topk(2 * k, dim=1)
+            parent, token = cell // found.shape[1], cell % found.shape[1]
+            going: list[int] = []
+            kept: list[list[int]] = []
+            for place, sentence in enumerate(sentences):
+                ends = (token[place] == end).tolist()
+                for candidate in range(k):
+                    if ends[candidate] and best[place, candidate] > -torch.inf:
+                        row = place * k + int(parent[place, candidate])
+                        mean = float(best[place, candidate]) / length**self.penalty
+                        finished[sentence].append(Hypothesis(tokens[row, 1:].tolist(), mean))
+                if len(finished[sentence]) < k and length <= longest[sentence]:
+                    going.append(place)
+                    kept.append([candidate for candidate in range(2 * k) if not ends[candidate]][:k])
+            if not going:
+                break
+            chosen = torch.tensor(kept, device=device)
+            which = torch.tensor(going, device=device)[:, None]
+            rows = (which * k + parent[which, chosen]).flatten()
+            tokens = torch.cat([tokens[rows], token[which, chosen].flatten()[:, None]], 1)
+            score, sentences = best[which, chosen], [sentences[one] for one in going]
+        return [max(own, key=lambda hypothesis: hypothesis.score) for own in finished]
