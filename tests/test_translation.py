@@ -19,6 +19,7 @@ from tests.test_experiments import TRANSLATE
 from trime.data.batching.budget import Budget
 from trime.data.datasets.download import checksum
 from trime.data.parallel.base import Lines, Pair
+from trime.data.parallel.iwslt14 import IWSLT14, TESTS
 from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases
 from trime.data.parallel.side import Cut, Joint, sentences
@@ -257,6 +258,35 @@ def test_long_and_lopsided_pairs_are_left_out() -> None:
         and not text.fits(Pair("a b c d e", "a b c d"))
         and not text.fits(Pair("a b", "a b c d"))
     )
+
+
+@pytest.fixture
+def talks(tmp_path: Path) -> Path:
+    """Files of the form of the IWSLT'14 archive."""
+    folder, pairs = tmp_path / "de-en", [*Phrases(100).pairs("train")]
+    folder.mkdir()
+    for side, language in enumerate(("de", "en")):
+        about = f"<url>http://x</url>\n<talkid>1</talkid>\n<keywords>a b</keywords>\n<title>The {language} title</title>\n"
+        told = "<description>TED Talk Subtitles</description>\n" + "".join(f" {pair[side]}\n" for pair in pairs)
+        (folder / f"train.tags.de-en.{language}").write_text(about + told + "\n")
+        for number, name in enumerate(TESTS):
+            inside = "".join(f'<seg id="{n}"> {pair[side]} </seg>\n' for n, pair in enumerate(pairs[: number + 1], 1))
+            (folder / f"IWSLT14.{name}.de-en.{language}.xml").write_text(f'<mteval>\n<doc docid="1">\n{inside}</doc>\n')
+    return folder
+
+
+def test_iwslt14_is_read_as_published(talks: Path, tiny: Tiny, tmp_path: Path) -> None:
+    """Titles and descriptions count, every 23rd pair validates, the five test sets are one; text is lower-cased."""
+    text = IWSLT14("nowhere", str(talks))
+    found = {split: [*text.pairs(split)] for split in ("train", "valid", "test")}
+    assert {split: len(pairs) for split, pairs in found.items()} == {"train": 98, "valid": 4, "test": 15}
+    assert found["train"][0] == Pair("the de title", "the en title") and found["train"][1].source == "ted talk subtitles"
+    assert found["valid"][0] == Pair(*(side.lower() for side in [*Phrases(100).pairs("train")][20]))
+    assert next(IWSLT14("nowhere", str(talks), lower=False).pairs("test")) == next(Phrases(100).pairs("train"))
+    run(tiny("experiment=mt_vanilla", "dataset=iwslt14", f"dataset.path={talks}", f"paths.outputs={tmp_path}"))
+    (talks / "IWSLT14.TED.tst2011.de-en.en.xml").unlink()
+    with pytest.raises(UserError, match="tst2011"):
+        [*text.pairs("test")]
 
 
 def test_multi30k_is_the_published_one(tmp_path: Path) -> None:

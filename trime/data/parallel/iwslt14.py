@@ -1,0 +1,105 @@
+"""IWSLT'14 German to English (Cettolo et al. 2014): talks, split as the literature's preparation script splits them."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from trime.data.datasets.base import existing_folder
+from trime.data.datasets.download import fetch
+from trime.data.parallel.base import Lines, Pair
+from trime.types import UserError
+
+SOURCES = (
+    "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
+    "https://wit3.fbk.eu/archive/2014-01/texts/de/en/de-en.tgz",
+)
+TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+TAGGED = re.compile(r"<(title|description)>(.*)</\1>")
+SEGMENT = re.compile(r"<seg[^>]*>(.*)</seg>")
+EVERY = 23  # of so many training pairs the last one is for validation
+
+
+class IWSLT14(Lines):
+    """The raw archive's folder (train.tags.de-en.de, IWSLT14.TED.dev2010.de-en.de.xml and so on), or files train.de, valid.de …
+
+    Read from ``path`` or downloaded to ``cache``. Raw text is lower-cased if ``lower``, as published.
+    """
+
+    def __init__(
+        self,
+        cache: str,
+        path: str | None = None,
+        source: str = "de",
+        target: str = "en",
+        longest: int = 175,
+        ratio: float | None = 1.5,
+        lower: bool = True,
+        cut: bool = False,
+    ):
+        super().__init__(path, source, target, "iwslt14", longest, ratio, cut)
+        self.cache, self.lower = Path(cache) / "iwslt14", lower
+
+    @cached_property
+    def place(self) -> Path:  # type: ignore[override]
+        """The folder that is named, or the one that is downloaded to."""
+        if self.path is not None:
+            return existing_folder(self.path, "dataset iwslt14")
+        folder = self.cache / "de-en"
+        if not folder.is_dir():
+            archive, partial = fetch([*SOURCES], None, self.cache / "de-en.tgz"), self.cache / "de-en.partial"
+            try:
+                with tarfile.open(archive) as file:
+                    file.extractall(partial, filter="data")
+            except (tarfile.TarError, EOFError, OSError) as error:
+                raise UserError(f"{archive} is no whole archive ({error}): delete it, or put the right one there") from None
+            (partial / "de-en").replace(folder)
+        return folder
+
+    @property
+    def raw(self) -> bool:
+        """Whether the archive's own files are there."""
+        return (self.place / f"train.tags.de-en.{self.languages[0]}").is_file()
+
+    def files(self, split: str) -> list[Path]:
+        """The files of a split, source before target."""
+        if not self.raw:
+            return super().files(split)
+        names = [f"IWSLT14.{name}.de-en.{{}}.xml" for name in TESTS] if split == "test" else ["train.tags.de-en.{}"]
+        found = [self.place / name.format(language) for language in self.languages for name in names]
+        if missing := [path.name for path in found if not path.is_file()]:
+            raise UserError(f"{self.place} lacks {missing[0]}: unpack the whole archive there")
+        return found
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        """Of raw text, tags and lines about the talks are left out; every 23rd training pair is a validation pair."""
+        if not self.raw:
+            yield from super().pairs(split)
+            return
+        files = self.files(split)
+        source, target = files[: len(files) // 2], files[len(files) // 2 :]
+        sides = [[sentence for path in part for sentence in sentences_of(path)] for part in (source, target)]
+        if len(sides[0]) != len(sides[1]):
+            raise UserError(f"{source[0]} and {target[0]} have not the same number of sentences: unpack the archive again")
+        every = (Pair(*(side.lower() if self.lower else side for side in pair)) for pair in zip(*sides, strict=True))
+        if split == "test":
+            yield from every
+            return
+        kept = (pair for pair in every if all(pair) and self.fits(pair))
+        for number, pair in enumerate(kept, 1):
+            if (number % EVERY == 0) == (split == "valid"):
+                yield pair
+
+
+def sentences_of(path: Path) -> Iterator[str]:
+    """The sentences of a file of the archive, without tags."""
+    pattern = SEGMENT if path.suffix == ".xml" else TAGGED
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        found = pattern.search(line)
+        if found:
+            yield found[found.lastindex or 0].strip()
+        elif path.suffix != ".xml" and not line.lstrip().startswith("<"):
+            yield line.strip()
