@@ -64,6 +64,11 @@ def test_readme_command_runs(
     if "model.name=DIR" in words:
         pytest.importorskip("peft", reason="peft is not installed")
         words = [word.replace("model.name=DIR", f"model.name={saved('Llama', tmp_path / 'model')}") for word in words]
+    if "dataset=multi30k" in words:
+        pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
+        words = [
+            "dataset=phrases" if word == "dataset=multi30k" else word for word in words if not word.startswith("dataset.path")
+        ]
     words = ["questions=rooms" if word.startswith("questions.path=") else word for word in words]
     if any(word.startswith("experiment=attendre/") for word in words):
         words += ["model.memory_size=8,16", "model.chunk=8", "eviction=fifo"]

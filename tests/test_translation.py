@@ -298,6 +298,24 @@ def test_multi30k_is_the_published_one(tmp_path: Path) -> None:
     assert all(checksum(folder / name, "sha256") == f"sha256:{digest}" for name, digest in DIGESTS.items())
 
 
+@pytest.mark.slow
+def test_phrases_are_learned(tiny: Tiny, tmp_path: Path) -> None:
+    """A grammar is translated all but perfectly after two minutes, with the datastore and without."""
+    sizes = [
+        "translation.width=64",
+        "translation.layers=2",
+        "translation.inner=128",
+        "translation.dropout=0.0",
+        "batching.size=null",
+    ]
+    text = ["batching.tokens=1024", "translation.sentences=100", "translation.sentences_at_once=50", "translation.k=[1,4]"]
+    learning = ["train.updates=250", "schedule.warmup=50", "schedule.peak=0.003", f"paths.outputs={tmp_path}"]
+    run(tiny("experiment=knn_mt", *sizes, *text, *learning))
+    (results,) = tmp_path.glob("runs/knn_mt/*/results.json")
+    plain, mixed = json.loads(results.read_text())["metrics"]["test"]
+    assert plain["bleu"] > 95 and mixed["bleu"] > 95 and mixed["loss"] < plain["loss"]
+
+
 def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
     """(1 - s) times the plain loss, and s times the mean of -log P over all pieces."""
     config = tiny("experiment=mt_vanilla")
