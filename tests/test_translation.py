@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,13 +25,14 @@ from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases
 from trime.data.parallel.side import Cut, Joint, sentences
 from trime.data.segments import cut
+from trime.memory.datastore import Nearest
 from trime.models.embeddings import PlainInput
 from trime.models.translation import EncoderDecoder
-from trime.run import PLANS, run
+from trime.run import run
 from trime.stages.model_folder import open_network
 from trime.stages.translation import TranslationPlan, Translator
 from trime.tasks.beam import Beam
-from trime.types import UserError
+from trime.types import Contexts, UserError
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
 Tiny = Callable[..., DictConfig]
@@ -41,14 +43,14 @@ def test_experiments_translate(name: str, tiny: Tiny, capsys: pytest.CaptureFixt
     """BLEU of every row, with its signature; K is among those that were tried on valid."""
     config = tiny(f"experiment={name}")
     loss = run(config)
-    plan = PLANS[config.task](config)
+    plan = TranslationPlan(config)
     results = json.loads((plan.run_folder / "results.json").read_text())
     (*_, valid), (*_, own) = results["metrics"]["valid"], results["metrics"]["test"]
     assert loss == own["loss"] and 0 <= own["bleu"] <= 100 and own["signature"].startswith("nrefs:1|case:mixed")
     assert own["sentences"] == config.translation.sentences and "test BLEU" in capsys.readouterr().out
     if "external" in own["memories"]:
         assert {int(k) for k in valid["bleu_by_k"]} == {*config.translation.k}
-        assert own["k"] == own["tuned"]["k"] and valid["bleu"] == max(valid["bleu_by_k"].values())
+        assert own["k"] == valid["tuned"]["k"] and valid["bleu"] == max(valid["bleu_by_k"].values())
         assert results["datastore"]["entries"] == results["dataset"]["tokens"]["train"]
     assert "perplexity" in own and len(own["documents"]) == 400
 
@@ -69,7 +71,7 @@ def test_probabilities_of_the_search_are_those_of_evaluation(name: str, tiny: Ti
         read = source.tokens[source.offsets[number] : source.offsets[number + 1]].astype(np.int64)
         with torch.no_grad():
             encoding = network.backbone(torch.tensor(read)[None], torch.tensor([ends.eos, *target[:-1]])[None])
-            found = translator.probability(encoding.f[0], encoding.g[0])
+            found = translator.probability(encoding.f[0], encoding.g[0], torch.full((len(target),), number))
         assert torch.allclose(found.sum(1), torch.ones(len(target), dtype=torch.float64), atol=1e-6)
         loss = -found[torch.arange(len(target)), torch.tensor(target)].log().sum()
         assert float(loss) == pytest.approx(scored[number][0], rel=1e-4) and scored[number][1] == len(target)
@@ -145,6 +147,40 @@ def test_a_beam_of_one_is_greedy_and_ends_in_time() -> None:
         assert found[sentence].tokens == told[2:]
 
 
+def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And a datastore of the very split shows a sentence none of its own entries."""
+    config = tiny("experiment=knn_mt", "datastore.split=test", "translation.k=[2,9]", f"paths.outputs={tmp_path}")
+    asked: list[tuple[int, bool]] = []
+    entries = Nearest.entries
+
+    def heard(nearest: Nearest, query: Contexts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        similarity, token, index = entries(nearest, query)
+        own = nearest.store.document[index] == query.place.document[:, None]
+        asked.append((nearest.k, bool((own & ~similarity.isinf()).any())))
+        return similarity, token, index
+
+    run(config)
+    plan = TranslationPlan(config)
+    best = plan.tune.tuned()["rows"][-1]["tuned"]["k"]
+    shutil.rmtree(plan.evaluate.translate.path())
+    monkeypatch.setattr(Nearest, "entries", heard)
+    plan.evaluate.translate.make()
+    assert {k for k, _ in asked} == {best} and not any(own for _, own in asked)
+
+
+def test_several_devices_follow_translations(tiny: Tiny, tmp_path: Path) -> None:
+    own = ["trainer.devices=2", "trainer.accelerator=cpu", f"paths.outputs={tmp_path}", "stages=[prepare,pack,fit]"]
+    config = tiny("experiment=trime_mt", *own)
+    run(config)
+    assert json.loads((TranslationPlan(config).fit.path() / "train.json").read_text())["devices"] == 2
+
+
+def test_language_models_read_no_pairs(tiny: Tiny) -> None:
+    for options in (["experiment=trime"], ["stages=[initialize]"]):
+        with pytest.raises(UserError, match="parallel text"):
+            run(tiny(*options, "dataset=phrases"))
+
+
 def test_a_killed_translation_goes_on(tiny: Tiny) -> None:
     config = tiny("experiment=trime_mt")
     run(config)
@@ -187,16 +223,19 @@ def test_pieces_are_shared_and_give_the_sentence_back(tmp_path: Path) -> None:
         for side in pair:
             (symbols,) = again.tokens([side.encode()])
             assert again.text(symbols) == side and symbols[-1] == "<eos>"
+    (symbols,) = again.tokens(["Der Zug fährt 北京".encode()])
+    assert symbols.count("<unk>") >= 2, "what was never seen is not lost"
     (pieces,) = Cut().tokens([b"ein klei@@ ner hu@@ nd ."])
     assert Cut().text(pieces) == "ein kleiner hund ."
 
 
 def test_phrases_are_translations() -> None:
-    """The same sentence never means two things, and splits are drawn apart."""
+    """The same sentence never means two things; what is tested was hardly ever learned."""
     pairs = [*Phrases(2000).pairs("train")]
     meaning: dict[str, str] = {}
     assert all(meaning.setdefault(pair.source, pair.target) == pair.target for pair in pairs)
     assert [*Phrases(2000).pairs("train")] == pairs and len([*Phrases(2000).pairs("valid")]) == 200
+    assert len({*Phrases(2000).pairs("test")} & {*pairs}) < 5
 
 
 @pytest.fixture
@@ -241,6 +280,15 @@ def test_spoilt_files(spoil: Callable[[Path], None], said: str, parallel: Path, 
         (["dataset=parallel"], "dataset.path"),
         (["batching.tokens=0"], "batching.tokens=0"),
         (["stages=[replay]"], "replay"),
+        (["stages=[audit]"], "audit"),
+        (["model=tiny"], "model=translation"),
+        (["batching=shuffled"], "batching=budget"),
+        (["evaluate.analysis=true"], "evaluate.analysis"),
+        (["dataset@evaluate.dataset=stdlib_tiny"], "evaluate.dataset"),
+        (["evaluate.rows=[{joint: [local, external]}]"], "evaluate.rows"),
+        (["evaluate.rows=[{joint: [external]}, {joint: []}]"], "evaluate.rows"),
+        (["model.backbone.positions=8"], "positions=8"),
+        (["translation.k=[99999999]"], "translation.k"),
         (["translation.beam=0"], "translation.beam=0"),
         (["translation.k=[0]"], "translation.k"),
         (["translation.longest=3"], "translation.longest"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from trime.stages.plan import Plan
+from trime.stages.plans import plan_of
 from trime.types import UserError
 
 
@@ -19,7 +19,7 @@ def main() -> int:
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     folder = Path(sys.argv[1])
     try:
-        Plan(OmegaConf.load(folder / "config.yaml")).fit.train(folder)  # type: ignore[arg-type]
+        plan_of(OmegaConf.load(folder / "config.yaml")).fit.train(folder)  # type: ignore[arg-type]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -10,13 +10,11 @@ from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.generate import generate
 from trime.stages.ledger import write_ledger
-from trime.stages.plan import Plan
+from trime.stages.plans import plan_of
 from trime.stages.report import report_answers, report_replay, report_run, report_several
 from trime.stages.tracking import closing, log_results
-from trime.stages.translation import TranslationPlan
 from trime.types import UserError
 
-PLANS: dict[str, type[Plan]] = {"language_model": Plan, "translation": TranslationPlan}
 STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
 BY_NAME = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # these run when they are named
 
@@ -33,7 +31,7 @@ def run(config: DictConfig) -> float | None:
         write_ledger(config)
         return None
     check(config)
-    plan, loss = PLANS[config.task](config), None
+    plan, loss = plan_of(config), None
     with closing(plan):
         for stage in (stage for stage in (*STAGES, *BY_NAME) if stage in config.stages):
             if stage == "audit":

@@ -58,13 +58,17 @@ class PlannedLoader:
         first, self.step = self.step, 0
         passed = 0
         for epoch in range(self.steps):
-            plan = self.batching.plan(self.segments, epoch, self.neighbours)
+            plan = self.plan(epoch)
             for number in range(max(first - passed, 0), len(plan)):
                 if passed + number >= self.steps:
                     return
                 self.step = passed + number + 1
                 yield self.batch(plan, number)
             passed += len(plan)
+
+    def plan(self, epoch: int) -> list[list[int]]:
+        """The batches of an epoch."""
+        return self.batching.plan(self.segments, epoch, self.neighbours)
 
     def batch(self, plan: list[list[int]], number: int) -> Batch:
         """One batch of a plan; rows that read on do so within an epoch."""

@@ -84,7 +84,7 @@ class Nearest:
 
     def __init__(self, store: Datastore, search: Search, k: int, metric: str, rescore: bool, hide_own: bool = False):
         if not 1 <= k <= len(store):
-            raise UserError(f"index.k={k} neighbours of {len(store)} entries: lower index.k or raise datastore.tokens")
+            raise UserError(f"index.k={k} of {len(store)} entries: lower index.k (translation.k) or raise datastore.tokens")
         self.store, self.search, self.k, self.metric = store, search, k, metric
         self.rescore, self.hide_own = rescore, hide_own
 

@@ -32,7 +32,8 @@ class NearestInBatch:
     def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0) -> Mass:
         """Mass [t n] of the nearest contexts, of which ``seen`` are this process's; there is nothing to draw."""
         memory = gathered(seen)
-        parts = [self.block(query.take(rows), memory, divisor) for rows in slices(len(query.token), ROWS)]
+        blocks = [*slices(len(query.token), ROWS)] or [slice(0, 0)]  # a process may have no rows
+        parts = [self.block(query.take(rows), memory, divisor) for rows in blocks]
         return Mass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))
 
     def block(self, query: Contexts, memory: Contexts, divisor: Tensor) -> Mass:

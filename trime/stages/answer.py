@@ -15,7 +15,7 @@ from trime.metrics import Meter
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer, prompted
-from trime.stages.artefact import Artefact, plain
+from trime.stages.artefact import Artefact, plain, whole_lines
 from trime.stages.pretrained import answerer_of, identity
 from trime.types import UserError
 
@@ -62,7 +62,7 @@ class Answer(Artefact):
         if not examples:
             raise UserError(f"questions: there is none in split {self.config.answering.split}")
         file, meter, size = folder / "answers.jsonl", Meter(), self.config.answering.batch
-        done = answered(file)
+        done = [json.loads(line) for line in whole_lines(file)]
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
             for start in range(len(done), len(examples), size):
                 rows = examples[start : start + size]
@@ -95,14 +95,3 @@ class Answer(Artefact):
 
     def found(self) -> dict[str, Any]:
         return json.loads((self.path() / "answer.json").read_text())
-
-
-def answered(file: Path) -> list[dict[str, Any]]:
-    """What a killed run has answered; a line that it left unfinished is dropped."""
-    if not file.exists():
-        return []
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]
-    if len(whole) < len(lines):
-        file.write_text("".join(whole), encoding="utf-8")
-    return [json.loads(line) for line in whole]

@@ -123,6 +123,17 @@ def write_aside(path: Path, content: str) -> None:
     partial.replace(path)
 
 
+def whole_lines(file: Path) -> list[str]:
+    """The lines that a killed run has written; one that it left unfinished is dropped from the file."""
+    if not file.exists():
+        return []
+    content = file.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        file.write_bytes(content[:end])
+    return content[:end].decode("utf-8").split("\n")[:-1]
+
+
 def copied(source: Path, target: Path) -> None:
     """Copies a file whole or not at all, where there is one."""
     if source.is_file():

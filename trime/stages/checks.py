@@ -33,6 +33,7 @@ POSITIVE = (
 )
 NATURAL = ("seed", "train.plain_share", "train.clip_norm", "evaluate.context", "vocabulary.minimum")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true")
+TRANSLATES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -79,6 +80,16 @@ def check(config: DictConfig) -> None:
 
 def check_translation(config: DictConfig) -> None:
     """UserError where sentences could not be translated as asked."""
+    stages = set(config.stages) - set(TRANSLATES)
+    if stages:
+        raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
+    if not config.model.backbone._target_.startswith("trime.models.translation") or "tokens" not in config.batching:
+        raise UserError("translation wants model=translation and batching=budget or budget_bm25: leave others out")
+    if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.checkpoint or config.evaluate.analysis:
+        raise UserError("translation has no evaluate.dataset, datastore.dataset, checkpoint, evaluate.analysis: leave them out")
+    memories = [row.memories for row in rows_of(plain(config.evaluate.rows), config.tune)]
+    if set().union(*memories) - {"external"} or any(memories) != bool(memories[-1]) or sum(map(bool, memories)) > 1:
+        raise UserError("evaluate.rows: a translation's last row may have the external memory, others none")
     keys = [f"translation.{name}" for name in ("beam", "sentences_at_once", "batch_tokens")]
     demand(config, (*keys,), lambda value: is_whole(value) and value > 0, "a whole number above 0")
     demand(

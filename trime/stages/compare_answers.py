@@ -46,6 +46,7 @@ def labelled(runs: Rows) -> list[tuple[str, dict[str, Any]]]:
     for run in runs:
         asked = {name: value for name, value in run["questions"].items() if name not in ("seed", "words")}
         read = {name: value for name, value in own(run).items() if name not in MEASURED | SHOWN}
+        asked |= run.get("answering", {})
         rest.append((run.get("taught") or {"model": run["model"]}) | asked | read)
     found = []
     for run, settings in zip(runs, rest, strict=True):

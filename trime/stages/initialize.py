@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 
 from trime.models.pretrained.tokenizer import byte_pairs
 from trime.stages.artefact import Artefact, plain
+from trime.stages.prepare import Prepare
 
 
 class Initialize(Artefact):
@@ -18,12 +19,12 @@ class Initialize(Artefact):
     kind, stage = "initialize", "initialize"
 
     def settings(self) -> Any:
-        text = instantiate(self.config.dataset, _convert_="all").fingerprint()
+        text = Prepare(self.config, self.config.dataset).dataset.fingerprint()
         taught = self.config.taught
         return {"model": plain(taught.model), "vocabulary": taught.vocabulary, "text": text, "seed": self.config.seed}
 
     def build(self, folder: Path) -> None:
-        documents = instantiate(self.config.dataset, _convert_="all").documents("train")
+        documents = Prepare(self.config, self.config.dataset).dataset.documents("train")
         lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
         tokenizer = byte_pairs(lines, self.config.taught.vocabulary, folder)
         torch.manual_seed(self.config.seed)

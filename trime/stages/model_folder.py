@@ -91,7 +91,7 @@ def check_positions(positions: int | None, config: DictConfig, longest: int = 0)
 
     Those of a pretrained model are not known before it is loaded; with memories it reads windows of any length.
     """
-    if positions is None:
+    if positions is None or config.task == "translation":  # its sentences are whole
         return
     lengths = {"segments.length": config.segments.length} if config.train.updates else {}
     if not (is_pretrained(config) and plain(config.model.memory_size)):

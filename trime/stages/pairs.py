@@ -98,6 +98,12 @@ def sentence_segments(text: Split) -> Segments:
     return cut(text.offsets, int(text.lengths.max()))
 
 
+def first_sentences(text: Split, budget: int | None) -> Segments:
+    """As many whole sentences as a budget of pieces holds; all where there is none."""
+    every = sentence_segments(text)
+    return every if budget is None else every.take(slice(0, max(1, int((every.length.cumsum() <= budget).sum()))))
+
+
 class PackSentences(Pack):
     """The BM25 neighbours of every training target (TRIME Appendix C)."""
 
@@ -111,6 +117,12 @@ class PairLoader(PlannedLoader):
     def __init__(self, corpus: ParallelCorpus, *given: Any):
         super().__init__(*given)
         self.corpus, self.source = corpus, corpus.sources.split("train")
+
+    def plan(self, epoch: int) -> list[list[int]]:
+        """By the longer side of each pair."""
+        document, begin, start, length, context = self.segments
+        longer = Segments(document, begin, start, np.maximum(length, self.source.lengths), context)
+        return self.batching.plan(longer, epoch, self.neighbours)
 
     def batch(self, plan: list[list[int]], number: int) -> Batch:
         return self.corpus.with_source(super().batch(plan, number), self.source)
@@ -133,9 +145,7 @@ class EncodePairs(Encode):
 
     def windows(self, corpus: Corpus) -> Segments:
         """As many whole sentences as the budget holds."""
-        every = sentence_segments(corpus.split(self.split))
-        budget = self.budget()
-        return every if budget is None else every.take(slice(0, max(1, int((every.length.cumsum() <= budget).sum()))))
+        return first_sentences(corpus.split(self.split), self.budget())
 
     def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
         assert isinstance(corpus, ParallelCorpus)

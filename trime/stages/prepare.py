@@ -17,6 +17,7 @@ from trime.data.datasets import Dataset
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.stages.artefact import Artefact, plain
+from trime.types import UserError
 
 PLACES = ("path", "cache")  # where text lies does not decide what it is
 
@@ -44,6 +45,8 @@ class Prepare(Artefact):
     @cached_property
     def dataset(self) -> Dataset:
         found = instantiate(self.own, _convert_="all")
+        if not isinstance(found, Dataset):
+            raise UserError(f"{type(found).__name__} is parallel text, for experiment=mt_vanilla, knn_mt or trime_mt")
         if self.given and self.given.tokenizer:
             found.tokenizer, found.characters = self.given.tokenizer, False
         return found

@@ -75,6 +75,7 @@ def report_answers(plan: Plan) -> None:
     row = found | plan.answer.reading() | {"eviction": named(plain(config.eviction)), "last": config.answering.last}
     results = provenance(config) | {
         "questions": plain(config.questions),
+        "answering": {"split": config.answering.split, "question_first": config.answering.question_first},
         "model": config.model.name or str(plan.taught.path()),  # type: ignore[union-attr]
         "taught": plan.taught.recipe() if plan.taught else None,
         "metrics": {config.answering.split: [row]},

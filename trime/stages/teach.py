@@ -130,7 +130,7 @@ class Examples:
         tokenizer, taught = self.tokenizer, self.taught
         prompts = [prompted(tokenizer, prompt(row, taught.question_first)) for row in rows]
         answers = [[*encoded(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
-        longest = max(map(len, prompts))
+        longest = max(map(len, prompts)) + (max(map(len, answers)) if taught.spread else 0)
         limit = taught.model.longest
         if longest > limit:
             raise UserError(

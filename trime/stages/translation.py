@@ -13,11 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from trime.data.module import TextModule
+from trime.data.segments import count_of
 from trime.memory.datastore import Nearest
 from trime.metrics import Meter
 from trime.models.network import Network
 from trime.models.translation import EncoderDecoder
-from trime.stages.artefact import Artefact, plain
+from trime.stages.artefact import Artefact, plain, whole_lines
 from trime.stages.datastore import GivenStore, Index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
@@ -31,6 +32,7 @@ from trime.stages.pairs import (
     PairWindows,
     ParallelCorpus,
     PreparePairs,
+    first_sentences,
     sentence_segments,
 )
 from trime.stages.plan import Plan
@@ -41,6 +43,8 @@ from trime.tasks.rows import Row
 from trime.tasks.spread import Entries, spread
 from trime.tasks.translation import Translation
 from trime.types import Contexts, Float, Int, Place, Tensor, UserError
+
+EVERY, ALL_BUT_LAST, LAST = slice(None), slice(0, -1), slice(-1, None)  # rows of a table
 
 
 class FitTranslation(Fit):
@@ -56,8 +60,7 @@ class FitTranslation(Fit):
         text, valid, ends = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.ends
         neighbours, steps = self.pack.neighbours() if self.pack else None, config.train.updates * config.train.accumulate
         loader = PairLoader(corpus, text, sentence_segments(text), batching, neighbours, steps, ends, share)
-        windows = sentence_segments(valid)
-        held = windows.take(slice(0, max(1, int((windows.length.cumsum() <= config.train.validate_tokens).sum()))))
+        held = first_sentences(valid, count_of(config.train.validate_tokens))
         size = max(1, batching.tokens // int(held.length.max()))
         plan = [list(range(start, min(start + size, len(held)))) for start in range(0, len(held), size)]
         return TextModule(loader, PairWindows(corpus, "valid", held, plan, share))
@@ -69,43 +72,46 @@ class FitTranslation(Fit):
 
 
 class Translate(Artefact):
-    """``row-N.jsonl``: translations of a split by every row of a table; ``bleu.json``: what sacrebleu makes of them."""
+    """``row-N.jsonl``: translations of a split by some rows of a table; ``bleu.json``: what sacrebleu makes of them."""
 
     kind = "translate"
 
-    def __init__(self, config: DictConfig, split: str, corpus: PreparePairs, model: Artefact, tune: Tune):
+    def __init__(self, config: DictConfig, encoded: EncodePairs, tune: Tune, rows: slice = EVERY):
         super().__init__(config)
-        self.split, self.corpus, self.model, self.tune = split, corpus, model, tune
-        self.stage = "evaluate" if split == "test" else "tune"  # type: ignore[misc]
+        self.encoded, self.tune, self.rows = encoded, tune, rows
+        self.stage = "evaluate" if encoded.split == "test" else "tune"  # type: ignore[misc]
 
     def needs(self) -> list[Artefact]:
-        return [self.corpus, self.model, self.tune]
+        return [self.encoded, self.tune]
 
     def settings(self) -> Any:
         asked = {name: plain(self.config.translation[name]) for name in ("beam", "penalty", "longest", "sentences")}
-        return asked | {"split": self.split}
+        return asked | {"rows": [self.rows.start, self.rows.stop]}
 
     def build(self, folder: Path) -> None:
-        corpus, device = self.corpus.corpus(), device_of(self.config)
-        network, _ = open_network(self.model.path(), self.config)
-        network.to(device)
-        references, rows = corpus.references(self.split)[: self.config.translation.sentences], []
-        for number, row in enumerate(self.tune.rows()):
-            nearest = self.tune.index.nearest(self.tune.encoded.information()) if row.memories and self.tune.index else None
+        corpus, tune = self.encoded.corpus.corpus(), self.tune.chosen()
+        assert isinstance(corpus, ParallelCorpus)
+        network, _ = open_network(self.encoded.model.path(), self.config)
+        network.to(device_of(self.config))
+        references, rows = corpus.references(self.encoded.split)[: self.config.translation.sentences], []
+        for number, row in enumerate(tune.rows()[self.rows]):
+            nearest = tune.index.nearest(self.encoded.information()) if row.memories and tune.index else None
             translator = Translator(network, row, nearest, corpus, self.config)
             file, meter = folder / f"row-{number}.jsonl", Meter()
-            before, texts = translated(file), self.texts(file, translator, corpus, len(references))
-            rows.append(scores(texts, references) | {"sentences_per_second": speed(len(texts) - before, meter.seconds)})
+            before, texts = len(whole_lines(file)), self.texts(file, translator, corpus, len(references))
+            rate = round((len(texts) - before) / meter.seconds, 1) if len(texts) > before else None
+            rows.append(scores(texts, references) | {"sentences_per_second": rate})
         (folder / "bleu.json").write_text(json.dumps({"rows": rows}, indent=1))
 
     def texts(self, file: Path, translator: Translator, corpus: ParallelCorpus, count: int) -> list[str]:
         """The translations of the first sentences; a killed run goes on."""
-        size, source = self.config.translation.sentences_at_once, corpus.sources.split(self.split)
-        found = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
-        with tqdm(total=count, initial=len(found), unit="sentence", desc=f"translate {self.split}", mininterval=1) as bar:
+        split, size = self.encoded.split, self.config.translation.sentences_at_once
+        source, found = corpus.sources.split(split), [json.loads(line) for line in whole_lines(file)]
+        with tqdm(total=count, initial=len(found), unit="sentence", desc=f"translate {split}", mininterval=1) as bar:
             for start in range(len(found), count, size):
                 numbers = range(start, min(start + size, count))
-                new = translator([source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers])
+                read = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
+                new = translator(read, torch.tensor(numbers))
                 with open(file, "a", encoding="utf-8") as out:
                     out.write("".join(json.dumps(text, ensure_ascii=False) + "\n" for text in new))
                 found += new
@@ -117,26 +123,10 @@ class Translate(Artefact):
         return json.loads((self.path() / "bleu.json").read_text())["rows"]
 
 
-def translated(file: Path) -> int:
-    """How many sentences a killed run has translated; a line that it left unfinished is dropped."""
-    if not file.exists():
-        return 0
-    whole = [line for line in file.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    file.write_text("".join(whole), "utf-8")
-    return len(whole)
-
-
-def speed(count: int, seconds: float) -> float:
-    """Sentences a second."""
-    return round(count / max(seconds, 1e-9), 1)
-
-
 def scores(texts: list[str], references: list[str]) -> dict[str, Any]:
     """Corpus BLEU with its signature (Post 2018)."""
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-    except ModuleNotFoundError:
-        raise UserError("translations are scored by sacrebleu: pip install 'trime[mt]'") from None
+    from sacrebleu.metrics.bleu import BLEU
+
     metric = BLEU()
     result = metric.corpus_score(texts, [references])
     return {"bleu": round(result.score, 2), "signature": str(metric.get_signature()), "sentences": len(texts)}
@@ -153,8 +143,9 @@ class Translator:
         self.device = next(network.parameters()).device
 
     @torch.no_grad()
-    def __call__(self, sources: list[list[int]]) -> list[str]:
-        """Translations of some sentences, side by side."""
+    def __call__(self, sources: list[list[int]], numbers: Int[Tensor, " b"]) -> list[str]:
+        """Translations of some sentences, side by side; ``numbers``: which of their split they are."""
+        numbers = numbers.to(self.device)
         backbone, ends = self.network.backbone, self.corpus.vocabulary.ends
         assert isinstance(backbone, EncoderDecoder)
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in sources], True, ends.pad)
@@ -166,7 +157,7 @@ class Translator:
             before = None if before is None else tuple(own[:, rows] for own in before)
             encoding, after = backbone.step(read.take(sentence), tokens[:, None], before)
             state[:] = sentence, after
-            found = self.probability(encoding.f[:, 0], encoding.g[:, 0]).log()
+            found = self.probability(encoding.f[:, 0], encoding.g[:, 0], numbers[sentence]).log()
             found[:, ends.pad] = -torch.inf
             return found
 
@@ -176,42 +167,47 @@ class Translator:
         symbols = self.corpus.vocabulary.symbols
         return [self.corpus.tokenizer.text([symbols[token] for token in own.tokens]) for own in best]
 
-    def probability(self, f: Float[Tensor, "n d"], g: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
-        """Of each next piece, memory and all."""
+    def probability(
+        self, f: Float[Tensor, "n d"], g: Float[Tensor, "n d"], sentence: Int[Tensor, " n"]
+    ) -> Float[Tensor, "n v"]:
+        """Of each next piece, memory and all; a datastore of the same split hides the sentence's own entries."""
         logits = torch.nn.functional.linear(f, self.network.head.weight).double()  # type: ignore[arg-type]
         if self.nearest is None:
             return logits.softmax(1)
         none = torch.zeros(len(g), dtype=torch.long, device=g.device)
-        similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(none - 1, none, none)))
+        similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(sentence, sentence, none)))
         found = {"external": Entries(similarity, token, number.to(token.device))}
         return spread(self.row, logits, found, g.shape[1], self.scaled).whole
 
 
 class TuneByBleu(Tune):
-    """``tuned.json`` at the K whose translations of valid have the highest BLEU, each with its own best temperatures."""
+    """``tuned.json`` at the K whose translations of valid have the highest BLEU, each with its own best temperatures.
+
+    ``plain`` has the translations of all rows but the last; of that one there are some for each K.
+    """
 
     kind, stage, format = "tune_bleu", "tune", 1
 
-    def __init__(self, config: DictConfig, tunes: dict[int, Tune], translations: dict[int, Translate]):
+    def __init__(self, config: DictConfig, tunes: dict[int, Tune], plain: Translate, own: dict[int, Translate]):
         first = next(iter(tunes.values()))
         super().__init__(config, first.encoded, first.index)
-        self.tunes, self.translations = tunes, translations
+        self.tunes, self.plain, self.own = tunes, plain, own
 
     def needs(self) -> list[Artefact]:
-        return [*self.tunes.values(), *self.translations.values()]
+        return [*self.tunes.values(), self.plain, *self.own.values()]
 
     def settings(self) -> Any:
         return list(self.tunes)
 
     def build(self, folder: Path) -> None:
-        found = {k: own.found() for k, own in self.translations.items()}
-        best = max(found, key=lambda k: found[k][-1]["bleu"])
+        found = {k: own.found()[0] for k, own in self.own.items()}
+        best = max(found, key=lambda k: found[k]["bleu"])
         content = self.tunes[best].tuned()
-        for row, scored in zip(content["rows"], found[best], strict=True):
+        for row, scored in zip(content["rows"], [*self.plain.found(), found[best]], strict=True):
             row |= scored
         if self.index:
             content["rows"][-1]["tuned"]["k"] = best
-            content["rows"][-1]["bleu_by_k"] = {str(k): own[-1]["bleu"] for k, own in found.items()}
+            content["rows"][-1]["bleu_by_k"] = {str(k): own["bleu"] for k, own in found.items()}
             if len(found) > 2 and best in (min(found), max(found)):
                 print(f"tune: K={best} lies at the edge of the grid: widen translation.k")
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
@@ -262,11 +258,11 @@ class TranslationPlan(Plan):
         return FitTranslation(self.config, self.corpus, self.pack, lambda: self.logger)
 
     @cached_property
-    def valid(self) -> Encode:
+    def valid(self) -> EncodePairs:
         return EncodePairs(self.config, "evaluate", "valid", self.corpus, self.model)
 
     @cached_property
-    def test(self) -> Encode:
+    def test(self) -> EncodePairs:
         return EncodePairs(self.config, "evaluate", "test", self.corpus, self.model)
 
     @cached_property
@@ -279,25 +275,32 @@ class TranslationPlan(Plan):
     def tune(self) -> TuneByBleu:
         ks = plain(self.config.translation.k) if uses_external(self.config) else [self.config.index.k]
         tunes = {k: self.tuned_at(k) for k in ks}
-        return TuneByBleu(self.config, tunes, {k: self.translating("valid", own) for k, own in tunes.items()})
+        own = {k: Translate(self.config, self.valid, tune, LAST) for k, tune in tunes.items()}
+        return TuneByBleu(self.config, tunes, Translate(self.config, self.valid, tunes[ks[0]], ALL_BUT_LAST), own)
 
     def tuned_at(self, k: int) -> Tune:
         """Temperatures and share at K entries."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
         return Tune(config, self.valid, Index(config, self.store) if uses_external(config) else None)
 
-    def translating(self, split: str, tune: Tune) -> Translate:
-        return Translate(self.config, split, self.corpus, self.model, tune)
-
     @cached_property
     def evaluate(self) -> EvaluatePairs:
-        return EvaluatePairs(self.config, self.test, self.tune, self.translating("test", self.tune))
+        return EvaluatePairs(self.config, self.test, self.tune, Translate(self.config, self.test, self.tune))
+
+    def check_windows(self) -> None:
+        """UserError, before the model is trained, where a sentence has more pieces than it allows."""
+        positions, corpus = self.config.model.backbone.positions, self.corpus.corpus()
+        for split in corpus.statistics["splits"]:
+            for side in (corpus, corpus.sources):
+                longest = int(side.split(split).lengths.max())
+                if longest >= positions:
+                    raise UserError(
+                        f"split {split} has a sentence of {longest} pieces: raise model.backbone.positions={positions}"
+                    )
 
     def made_by(self, stage: str) -> list[Artefact]:
         if stage == "tune":
             return [*self.tune.needs(), self.tune]
         if stage == "evaluate":
             return [self.test, self.evaluate.translate, self.evaluate]
-        if stage in ("prepare", "pack", "fit", "encode", "datastore", "import"):
-            return super().made_by(stage)
-        raise UserError(f"stage {stage} is not for translation")
+        return super().made_by(stage)

@@ -62,6 +62,10 @@ class Tune(Artefact):
     def tuned(self) -> dict[str, Any]:
         return json.loads((self.path() / "tuned.json").read_text())
 
+    def chosen(self) -> Tune:
+        """The pass whose settings count."""
+        return self
+
     def rows(self) -> list[Row]:
         """The rows at their best settings."""
         rows, found = rows_of(plain(self.config.evaluate.rows), self.config.tune), self.tuned()["rows"]

@@ -28,6 +28,8 @@ def fetch(urls: list[str], digest: str | None, target: Path) -> Path:
     partial = target.with_name(target.name + ".partial")
     reasons = []
     for url in urls:
+        if digest is None:  # nothing would tell a mixture of two sources from a whole file
+            partial.unlink(missing_ok=True)
         try:
             download(url, partial)
             if digest is None or checksum(partial, digest.split(":")[0]) == digest:

@@ -34,6 +34,9 @@ class Parallel(Protocol):
 
     def pairs(self, split: str) -> Iterator[Pair]: ...
 
+    def notes(self) -> list[str]:
+        """What a reader of the statistics should know."""
+
 
 class Lines:
     """Files ``train.de``, ``train.en`` and so on of a folder; valid may be called val or dev.
@@ -87,6 +90,10 @@ class Lines:
                 pair = Pair(left.strip(), right.strip())
                 if all(pair) and (split != "train" or self.fits(pair)):
                     yield pair
+
+    def notes(self) -> list[str]:
+        """Nothing."""
+        return []
 
     def fits(self, pair: Pair) -> bool:
         """Whether a pair is one to learn from."""

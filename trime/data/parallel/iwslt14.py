@@ -19,14 +19,17 @@ SOURCES = (
 )
 TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 TAGGED = re.compile(r"<(title|description)>(.*)</\1>")
+ABOUT = re.compile(r"\s*</?(url|talkid|keywords|speaker|reviewer|translator|doc|transcript|content)\b")
 SEGMENT = re.compile(r"<seg[^>]*>(.*)</seg>")
+PUBLISHED = 160_239  # training pairs that the preparation script leaves
 EVERY = 23  # of so many training pairs the last one is for validation
 
 
 class IWSLT14(Lines):
     """The raw archive's folder (train.tags.de-en.de, IWSLT14.TED.dev2010.de-en.de.xml and so on), or files train.de, valid.de …
 
-    Read from ``path`` or downloaded to ``cache``. Raw text is lower-cased if ``lower``, as published.
+    Read from ``path`` or downloaded to ``cache``. Raw text is lower-cased if ``lower``, as published; but lengths are of
+    words here, of Moses' tokens there, so that some other pairs are left out and validate.
     """
 
     def __init__(
@@ -58,6 +61,17 @@ class IWSLT14(Lines):
                 raise UserError(f"{archive} is no whole archive ({error}): delete it, or put the right one there") from None
             (partial / "de-en").replace(folder)
         return folder
+
+    def fits(self, pair: Pair) -> bool:
+        """Whether a pair is one to learn from; prepared files hold no others."""
+        return not self.raw or super().fits(pair)
+
+    def notes(self) -> list[str]:
+        """Where the text is not the published one, by its number of training pairs."""
+        count = sum(1 for _ in self.pairs("train"))
+        if abs(count - PUBLISHED) < 0.02 * PUBLISHED:
+            return []
+        return [f"train: {count:,} pairs where {PUBLISHED:,} are published: the files are not the published ones"]
 
     @property
     def raw(self) -> bool:
@@ -96,10 +110,11 @@ class IWSLT14(Lines):
 
 def sentences_of(path: Path) -> Iterator[str]:
     """The sentences of a file of the archive, without tags."""
-    pattern = SEGMENT if path.suffix == ".xml" else TAGGED
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    tests = path.suffix == ".xml"
+    pattern = SEGMENT if tests else TAGGED
+    for line in path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n"):
         found = pattern.search(line)
         if found:
             yield found[found.lastindex or 0].strip()
-        elif path.suffix != ".xml" and not line.lstrip().startswith("<"):
+        elif not tests and not ABOUT.match(line):
             yield line.strip()

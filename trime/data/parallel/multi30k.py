@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import zlib
 from pathlib import Path
 from typing import ClassVar
 
@@ -56,8 +57,11 @@ class Multi30k(Lines):
             return
         packed = fetch([source.format(name=name) for source in SOURCES], None, target.with_name(f"{name}.gz"))
         aside = target.with_name(f"{name}.partial")
-        with gzip.open(packed) as content, open(aside, "wb") as out:
-            shutil.copyfileobj(content, out)
+        try:
+            with gzip.open(packed) as content, open(aside, "wb") as out:
+                shutil.copyfileobj(content, out)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{packed} is no whole gzip file ({error}): delete it, or put {name} at {target}") from None
         if checksum(aside, "sha256") != f"sha256:{DIGESTS.get(name)}":
             raise UserError(f"{packed} is not the published {name}: delete it, or put {name} at {target}")
         aside.replace(target)

@@ -50,6 +50,10 @@ class Phrases:
         """This one."""
         return [Path(__file__)]
 
+    def notes(self) -> list[str]:
+        """Nothing."""
+        return []
+
     def pairs(self, split: str) -> Iterator[Pair]:
         """Each split is drawn on its own."""
         draw = random.Random(f"{self.seed} {split}")

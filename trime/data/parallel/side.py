@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from trime.data.datasets.base import SPLITS, Dataset, Document
 from trime.data.parallel.base import Parallel
-from trime.data.tokenizers import EOS, Tokenizer
+from trime.data.tokenizers import EOS, UNKNOWN, Tokenizer
+from trime.types import UserError
 
 
 class Side(Dataset):
@@ -29,6 +31,9 @@ class Side(Dataset):
         for number, pair in enumerate(self.text.pairs(split), 1):
             yield Document(f"sentence {number}", [pair[self.side].encode()])
 
+    def notes(self) -> list[str]:
+        return self.text.notes()
+
 
 def sentences(text: Parallel, split: str) -> Iterator[str]:
     """Both languages, pair by pair."""
@@ -39,6 +44,13 @@ def sentences(text: Parallel, split: str) -> Iterator[str]:
 def splits_of(text: Parallel) -> list[str]:
     """Those that there are."""
     return [split for split in SPLITS if text.files(split)]
+
+
+def installed() -> None:
+    """UserError where what translation needs is not."""
+    for package in ("tokenizers", "sacrebleu"):
+        if find_spec(package) is None:
+            raise UserError(f"translation needs {package}: pip install 'trime[mt]'")
 
 
 class Cut:
@@ -61,17 +73,19 @@ class Joint:
     @classmethod
     def learned(cls, texts: Iterable[str], limit: int) -> Joint:
         """At most ``limit`` pieces; marks stand alone."""
+        installed()
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        pieces = Tokenizer(models.BPE())
+        pieces = Tokenizer(models.BPE(unk_token=UNKNOWN))
         pieces.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])  # type: ignore[assignment]
         pieces.decoder = decoders.Metaspace()  # type: ignore[assignment]
-        pieces.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=limit, show_progress=False))
+        pieces.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=limit, special_tokens=[UNKNOWN], show_progress=False))
         return cls(pieces)
 
     @classmethod
     def load(cls, file: Path) -> Joint:
         """Those of a prepared text."""
+        installed()
         from tokenizers import Tokenizer
 
         return cls(Tokenizer.from_file(str(file)))
