@@ -168,6 +168,16 @@ def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.Mon
     assert {k for k, _ in asked} == {best} and not any(own for _, own in asked)
 
 
+def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
+    for name in ("mt_vanilla", "knn_mt"):
+        run(tiny(f"experiment={name}", f"paths.outputs={tmp_path}"))
+    asked = [f"report.runs={tmp_path}/runs/**", "report.against=mt_vanilla", f"paths.outputs={tmp_path}"]
+    run(tiny("stages=[report]", *asked))
+    header, _, *lines = (tmp_path / "reports" / "comparison" / "table.md").read_text().splitlines()
+    place = [cell.strip() for cell in header.split("|")].index("test BLEU")
+    assert len(lines) == 2 and all(0 <= float(line.split("|")[place]) <= 100 for line in lines)
+
+
 def test_several_devices_follow_translations(tiny: Tiny, tmp_path: Path) -> None:
     own = ["trainer.devices=2", "trainer.accelerator=cpu", f"paths.outputs={tmp_path}", "stages=[prepare,pack,fit]"]
     config = tiny("experiment=trime_mt", *own)

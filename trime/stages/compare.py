@@ -45,6 +45,10 @@ class Group(NamedTuple):
         """The measure of the own row, its mean over seeds."""
         return float(np.mean([measure(run["metrics"][split][-1]) for run in self.runs]))
 
+    def bleu(self, split: str) -> str:
+        """BLEU of the own row, the mean over seeds; nothing where there is none."""
+        return figure(self.average(lambda run: run["metrics"][split][-1].get("bleu")), ".2f")
+
     def average(self, found: Callable[[Run], float | None]) -> float | None:
         """Of what the runs have, its mean; None where none has it."""
         values = [value for run in self.runs if (value := found(run)) is not None]
@@ -161,6 +165,7 @@ def compare_table(groups: list[Group], against: str) -> tuple[list[str], Lines]:
         "params",
         f"dev {kind}",
         f"test {kind}",
+        *(["dev BLEU", "test BLEU"] if any("bleu" in group.row for group in groups) else []),
         f"vs {against}, 95 % interval",
         "search",
         "recall",
@@ -170,10 +175,10 @@ def compare_table(groups: list[Group], against: str) -> tuple[list[str], Lines]:
         "paper 7M*",
         "paper 247M*",
     ]
-    return header, [compared(group, opponent(group, groups, against)) for group in groups]
+    return header, [compared(group, opponent(group, groups, against), "test BLEU" in header) for group in groups]
 
 
-def compared(group: Group, other: Group | None) -> list[str]:
+def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
     """A line."""
     run, row = group.first, group.row
     parameters, speed = run["parameters"], group.average(lambda run: run["train"].get("tokens_per_second"))
@@ -191,6 +196,7 @@ def compared(group: Group, other: Group | None) -> list[str]:
         f"{parameters / 1e6:.1f}M" if parameters else "",
         f"{group.mean('valid'):.2f}",
         f"{group.mean('test'):.2f}",
+        *([group.bleu("valid"), group.bleu("test")] if translates else []),
         str(difference(group, other)) if other else "",
         row["search"] or "",
         figure(recall, ".2f"),

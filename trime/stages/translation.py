@@ -37,6 +37,7 @@ from trime.stages.pairs import (
 )
 from trime.stages.plan import Plan
 from trime.stages.processes import device_of, share_of
+from trime.stages.training import resolved_precision
 from trime.stages.tune import Tune
 from trime.tasks.beam import Beam
 from trime.tasks.rows import Row
@@ -141,6 +142,7 @@ class Translator:
         self.beam, self.longest = Beam(asked.beam, asked.penalty), asked.longest
         self.scaled = config.evaluate.scaled_interpolation
         self.device = next(network.parameters()).device
+        self.mixed = self.device.type == "cuda" and resolved_precision(config).startswith("bf16")
 
     @torch.no_grad()
     def __call__(self, sources: list[list[int]], numbers: Int[Tensor, " b"]) -> list[str]:
@@ -149,13 +151,15 @@ class Translator:
         backbone, ends = self.network.backbone, self.corpus.vocabulary.ends
         assert isinstance(backbone, EncoderDecoder)
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in sources], True, ends.pad)
-        read = backbone.read(padded.to(self.device))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
+            read = backbone.read(padded.to(self.device))
         state: list[Any] = [torch.arange(len(sources), device=self.device).repeat_interleave(self.beam.size), None]
 
         def step(rows: Int[Tensor, " n"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n v"]:
             sentence, before = state[0][rows], state[1]
             before = None if before is None else tuple(own[:, rows] for own in before)
-            encoding, after = backbone.step(read.take(sentence), tokens[:, None], before)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):  # as contexts are encoded
+                encoding, after = backbone.step(read.take(sentence), tokens[:, None], before)
             state[:] = sentence, after
             found = self.probability(encoding.f[:, 0], encoding.g[:, 0], numbers[sentence]).log()
             found[:, ends.pad] = -torch.inf
@@ -171,7 +175,7 @@ class Translator:
         self, f: Float[Tensor, "n d"], g: Float[Tensor, "n d"], sentence: Int[Tensor, " n"]
     ) -> Float[Tensor, "n v"]:
         """Of each next piece, memory and all; a datastore of the same split hides the sentence's own entries."""
-        logits = torch.nn.functional.linear(f, self.network.head.weight).double()  # type: ignore[arg-type]
+        logits = torch.nn.functional.linear(f.float(), self.network.head.weight).double()  # type: ignore[arg-type]
         if self.nearest is None:
             return logits.softmax(1)
         none = torch.zeros(len(g), dtype=torch.long, device=g.device)
