@@ -71,7 +71,7 @@ def test_readme_command_runs(
         ]
     words = ["questions=rooms" if word.startswith("questions.path=") else word for word in words]
     if "questions=babilong" in words:
-        words = ["questions=rooms", "questions.count=6", *(word for word in words if not word.startswith("questions"))]
+        words = [word for word in words if not word.startswith("questions")] + ["questions=rooms", "questions.count=6"]
     if any(word.startswith("experiment=attendre/") for word in words):
         words += ["model.memory_size=8,16", "model.chunk=8", "eviction=fifo"]
     words = [re.sub(r"(path=)(DIR|\.\./shared/data/[\w-]+|\S*TEXT)$", rf"\1{text_folder}", word) for word in words]
