@@ -35,7 +35,7 @@ class ParallelCorpus(Corpus):
     def sources(self) -> Corpus:
         return Corpus(self.folder / "source")
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """What cuts sentences into pieces."""
         return Joint.load(self.folder / PIECES) if (self.folder / PIECES).exists() else Cut()
