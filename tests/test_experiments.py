@@ -23,6 +23,23 @@ EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and nam
 GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir())
 
 
+ABLATIONS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "ablation").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_is_a_sweep(name: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    """One command each; every value composes, and the second ones run."""
+    config = tiny(f"experiment=ablation/{name}", return_hydra=True)
+    assert config.hydra.mode.name == "MULTIRUN" and config.name.startswith(f"ablation_{name}")
+    params = {key: str(value).split(",") for key, value in config.hydra.sweeper.params.items()}
+    for key, values in params.items():
+        assert all(tiny(f"experiment=ablation/{name}", f"{key}={value}") for value in values)
+    second = tiny(
+        f"experiment=ablation/{name}", *(f"{key}={values[1]}" for key, values in params.items()), "tune.memory_size=[64]"
+    )
+    assert run(second) is not None
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
     config = tiny(f"experiment={name}")
