@@ -152,7 +152,7 @@ class KeyValueMemory(nn.Module):
 
     def searched(
         self, query: Float[Tensor, "b h l d"], held: Held, scout: Float[Tensor, "b h s d"]
-    ) -> tuple[Float[Tensor, "r h l d"], Table, Keys]:
+    ) -> tuple[Float[Tensor, "r g l d"], Table, Keys]:
         """Queries of the memory's rows, its entries, and the keys to search."""
         key, value = held.columns
         table = Table(key, value, held.ranking.position >= 0)
