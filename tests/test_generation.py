@@ -59,10 +59,13 @@ def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -
         assert found == pytest.approx(loss, rel=1e-4)
 
 
-@pytest.mark.parametrize("experiment", ["memorizing", "trime_xl"])
-def test_attention_of_layers_is_explained(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "experiment, own",
+    [("memorizing", []), ("memorizing", ["model.backbone.memory.per_head=true", "eviction=lra_sum"]), ("trime_xl", [])],
+)
+def test_attention_of_layers_is_explained(experiment: str, own: list[str], tiny: Tiny, tmp_path: Path) -> None:
     """Memorizing: the shares of all entries sum to the gate's mean. Transformer-XL without a query: every place the same."""
-    config = tiny(f"experiment={experiment}", *SHORT, "explain=true")
+    config = tiny(f"experiment={experiment}", *SHORT, "explain=true", *own)
     run(config)
     writer = Writer(Plan(config))
     attentions, words = writer.continuation.network.backbone.attentions, "import os\nos.path.join(name)\n" * 40
@@ -78,9 +81,9 @@ def test_attention_of_layers_is_explained(experiment: str, tiny: Tiny, tmp_path:
         gates = [attention.memory.bias.sigmoid().mean() for attention in attentions if attention.memory]
         torch.testing.assert_close(looked.share.sum(), torch.stack(gates).mean(), rtol=1e-5, atol=0)
     else:
-        own, cached = 1 + read - writer.continuation.first, int((looked.position[0] >= 0).sum()) // len(attentions)
+        inside, cached = 1 + read - writer.continuation.first, int((looked.position[0] >= 0).sum()) // len(attentions)
         each = looked.share[looked.position >= 0]
-        torch.testing.assert_close(each, torch.full_like(each, 1 / (own + cached) / len(attentions)), rtol=1e-5, atol=0)
+        torch.testing.assert_close(each, torch.full_like(each, 1 / (inside + cached) / len(attentions)), rtol=1e-5, atol=0)
     told = next(writer.write())
     shown = [own for own in told.entries if own["memory"] == "attention"]
     assert len(shown) == config.generate.entries and all(0 < own["share"] <= 1 and own["text"] for own in shown)
