@@ -30,7 +30,8 @@ from trime.models.embeddings import PlainInput
 from trime.models.translation import EncoderDecoder
 from trime.run import run
 from trime.stages.model_folder import open_network
-from trime.stages.translation import TranslationPlan, Translator
+from trime.stages.translate import Translator
+from trime.stages.translation import TranslationPlan
 from trime.tasks.beam import Beam
 from trime.types import Contexts, UserError
 

@@ -1,0 +1,140 @@
+"""translate: beam search over a split with a row's mixture at every step, and what sacrebleu makes of it (Appendix C)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from trime.memory.datastore import Nearest
+from trime.metrics import Meter
+from trime.models.network import Network
+from trime.models.translation import EncoderDecoder
+from trime.stages.artefact import Artefact, plain, whole_lines
+from trime.stages.model_folder import open_network
+from trime.stages.pairs import EncodePairs, ParallelCorpus
+from trime.stages.processes import device_of
+from trime.stages.training import resolved_precision
+from trime.stages.tune import Tune
+from trime.tasks.beam import Beam
+from trime.tasks.rows import Row
+from trime.tasks.spread import Entries, spread
+from trime.types import Contexts, Float, Int, Place, Tensor
+
+EVERY, ALL_BUT_LAST, LAST = slice(None), slice(0, -1), slice(-1, None)  # rows of a table
+
+
+class Translate(Artefact):
+    """``row-N.jsonl``: translations of a split by some rows of a table; ``bleu.json``: what sacrebleu makes of them."""
+
+    kind = "translate"
+
+    def __init__(self, config: DictConfig, encoded: EncodePairs, tune: Tune, rows: slice = EVERY):
+        super().__init__(config)
+        self.encoded, self.tune, self.rows = encoded, tune, rows
+        self.stage = "evaluate" if encoded.split == "test" else "tune"  # type: ignore[misc]
+
+    def needs(self) -> list[Artefact]:
+        return [self.encoded, self.tune]
+
+    def settings(self) -> Any:
+        asked = {name: plain(self.config.translation[name]) for name in ("beam", "penalty", "longest", "sentences")}
+        return asked | {"rows": [self.rows.start, self.rows.stop]}
+
+    def build(self, folder: Path) -> None:
+        corpus, tune = self.encoded.corpus.corpus(), self.tune.chosen()
+        assert isinstance(corpus, ParallelCorpus)
+        network, _ = open_network(self.encoded.model.path(), self.config)
+        network.to(device_of(self.config))
+        references, rows = corpus.references(self.encoded.split)[: self.config.translation.sentences], []
+        for number, row in enumerate(tune.rows()[self.rows]):
+            nearest = tune.index.nearest(self.encoded.information()) if row.memories and tune.index else None
+            translator = Translator(network, row, nearest, corpus, self.config)
+            file, meter = folder / f"row-{number}.jsonl", Meter()
+            before, texts = len(whole_lines(file)), self.texts(file, translator, corpus, len(references))
+            rate = round((len(texts) - before) / meter.seconds, 1) if len(texts) > before else None
+            rows.append(scores(texts, references) | {"sentences_per_second": rate})
+        (folder / "bleu.json").write_text(json.dumps({"rows": rows}, indent=1))
+
+    def texts(self, file: Path, translator: Translator, corpus: ParallelCorpus, count: int) -> list[str]:
+        """The translations of the first sentences; a killed run goes on."""
+        split, size = self.encoded.split, self.config.translation.sentences_at_once
+        source, found = corpus.sources.split(split), [json.loads(line) for line in whole_lines(file)]
+        with tqdm(total=count, initial=len(found), unit="sentence", desc=f"translate {split}", mininterval=1) as bar:
+            for start in range(len(found), count, size):
+                numbers = range(start, min(start + size, count))
+                read = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
+                new = translator(read, torch.tensor(numbers))
+                with open(file, "a", encoding="utf-8") as out:
+                    out.write("".join(json.dumps(text, ensure_ascii=False) + "\n" for text in new))
+                found += new
+                bar.update(len(new))
+        return found
+
+    def found(self) -> list[dict[str, Any]]:
+        """BLEU of every row."""
+        return json.loads((self.path() / "bleu.json").read_text())["rows"]
+
+
+def scores(texts: list[str], references: list[str]) -> dict[str, Any]:
+    """Corpus BLEU with its signature (Post 2018)."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU()
+    result = metric.corpus_score(texts, [references])
+    return {"bleu": round(result.score, 2), "signature": str(metric.get_signature()), "sentences": len(texts)}
+
+
+class Translator:
+    """Sources to the most likely translations under a row's mixture of vocabulary and external memory."""
+
+    def __init__(self, network: Network, row: Row, nearest: Nearest | None, corpus: ParallelCorpus, config: DictConfig):
+        self.network, self.row, self.nearest, self.corpus = network, row, nearest, corpus
+        asked = config.translation
+        self.beam, self.longest = Beam(asked.beam, asked.penalty), asked.longest
+        self.scaled = config.evaluate.scaled_interpolation
+        self.device = next(network.parameters()).device
+        self.mixed = self.device.type == "cuda" and resolved_precision(config).startswith("bf16")
+
+    @torch.no_grad()
+    def __call__(self, sources: list[list[int]], numbers: Int[Tensor, " b"]) -> list[str]:
+        """Translations of some sentences, side by side; ``numbers``: which of their split they are."""
+        numbers = numbers.to(self.device)
+        backbone, ends = self.network.backbone, self.corpus.vocabulary.ends
+        assert isinstance(backbone, EncoderDecoder)
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in sources], True, ends.pad)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
+            read = backbone.read(padded.to(self.device))
+        state: list[Any] = [torch.arange(len(sources), device=self.device).repeat_interleave(self.beam.size), None]
+
+        def step(rows: Int[Tensor, " n"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n v"]:
+            sentence, before = state[0][rows], state[1]
+            before = None if before is None else tuple(own[:, rows] for own in before)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):  # as contexts are encoded
+                encoding, after = backbone.step(read.take(sentence), tokens[:, None], before)
+            state[:] = sentence, after
+            found = self.probability(encoding.f[:, 0], encoding.g[:, 0], numbers[sentence]).log()
+            found[:, ends.pad] = -torch.inf
+            return found
+
+        most = [int(self.longest[0] * len(own) + self.longest[1]) for own in sources]
+        most = [min(one, backbone.positions - 2) for one in most]
+        best = self.beam.search(step, ends.eos, ends.eos, most, self.device)
+        symbols = self.corpus.vocabulary.symbols
+        return [self.corpus.tokenizer.text([symbols[token] for token in own.tokens]) for own in best]
+
+    def probability(
+        self, f: Float[Tensor, "n d"], g: Float[Tensor, "n d"], sentence: Int[Tensor, " n"]
+    ) -> Float[Tensor, "n v"]:
+        """Of each next piece, memory and all; a datastore of the same split hides the sentence's own entries."""
+        logits = torch.nn.functional.linear(f.float(), self.network.head.weight).double()  # type: ignore[arg-type]
+        if self.nearest is None:
+            return logits.softmax(1)
+        none = torch.zeros(len(g), dtype=torch.long, device=g.device)
+        similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(sentence, sentence, none)))
+        found = {"external": Entries(similarity, token, number.to(token.device))}
+        return spread(self.row, logits, found, g.shape[1], self.scaled).whole
