@@ -35,6 +35,8 @@ from trime.tasks.rows import rows_of
 class Plan:
     """corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
 
+    encoder: type[Encode] = Encode  # how splits are read
+
     def __init__(self, config: DictConfig):
         self.config = config
 
@@ -83,11 +85,11 @@ class Plan:
 
     @cached_property
     def valid(self) -> Encode:
-        return Encode(self.config, "evaluate", "valid", self.evaluated, self.model)
+        return self.encoder(self.config, "evaluate", "valid", self.evaluated, self.model)
 
     @cached_property
     def test(self) -> Encode:
-        return Encode(self.config, "evaluate", "test", self.evaluated, self.model)
+        return self.encoder(self.config, "evaluate", "test", self.evaluated, self.model)
 
     def check_windows(self) -> None:
         """UserError, before the model is trained, where a line is longer than it allows."""
@@ -101,7 +103,7 @@ class Plan:
         """The encoded external corpus: this run's, or the folder ``datastore.path=DIR`` names."""
         if self.config.datastore.path:
             return GivenStore(self.config, self.model)
-        return Encode(self.config, "datastore", self.config.datastore.split, self.stored, self.model)
+        return self.encoder(self.config, "datastore", self.config.datastore.split, self.stored, self.model)
 
     @cached_property
     def index(self) -> Index | None:

@@ -15,8 +15,9 @@ from trime.metrics import Meter
 from trime.models.network import Network
 from trime.models.translation import EncoderDecoder
 from trime.stages.artefact import Artefact, plain, whole_lines
+from trime.stages.encode import Encode
 from trime.stages.model_folder import open_network
-from trime.stages.pairs import EncodePairs, ParallelCorpus
+from trime.stages.pairs import ParallelCorpus
 from trime.stages.processes import device_of
 from trime.stages.training import resolved_precision
 from trime.stages.tune import Tune
@@ -33,7 +34,7 @@ class Translate(Artefact):
 
     kind = "translate"
 
-    def __init__(self, config: DictConfig, encoded: EncodePairs, tune: Tune, rows: slice = EVERY):
+    def __init__(self, config: DictConfig, encoded: Encode, tune: Tune, rows: slice = EVERY):
         super().__init__(config)
         self.encoded, self.tune, self.rows = encoded, tune, rows
         self.stage = "evaluate" if encoded.split == "test" else "tune"  # type: ignore[misc]

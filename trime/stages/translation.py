@@ -10,11 +10,11 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from trime.data.module import TextModule
+from trime.data.module import TextModule, in_order
 from trime.data.segments import count_of
 from trime.models.network import Network
 from trime.stages.artefact import Artefact, plain
-from trime.stages.datastore import GivenStore, Index, uses_external
+from trime.stages.datastore import Index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit
@@ -52,8 +52,7 @@ class FitTranslation(Fit):
         loader = PairLoader(corpus, text, sentence_segments(text), batching, neighbours, steps, ends, share)
         held = first_sentences(valid, count_of(config.train.validate_tokens))
         size = max(1, batching.tokens // int(held.length.max()))
-        plan = [list(range(start, min(start + size, len(held)))) for start in range(0, len(held), size)]
-        return TextModule(loader, PairWindows(corpus, "valid", held, plan, share))
+        return TextModule(loader, PairWindows(corpus, "valid", held, in_order(held, size), share))
 
     def task(self, network: Network) -> Translation:
         own = super().task(network)
@@ -125,6 +124,8 @@ class EvaluatePairs(Evaluate):
 class TranslationPlan(Plan):
     """The same way for parallel text."""
 
+    encoder = EncodePairs
+
     @cached_property
     def corpus(self) -> PreparePairs:  # type: ignore[override]
         return PreparePairs(self.config, self.config.dataset)
@@ -137,20 +138,6 @@ class TranslationPlan(Plan):
     @cached_property
     def fit(self) -> Fit:
         return FitTranslation(self.config, self.corpus, self.pack, lambda: self.logger)
-
-    @cached_property
-    def valid(self) -> EncodePairs:
-        return EncodePairs(self.config, "evaluate", "valid", self.corpus, self.model)
-
-    @cached_property
-    def test(self) -> EncodePairs:
-        return EncodePairs(self.config, "evaluate", "test", self.corpus, self.model)
-
-    @cached_property
-    def store(self) -> Artefact:
-        if self.config.datastore.path:
-            return GivenStore(self.config, self.model)
-        return EncodePairs(self.config, "datastore", self.config.datastore.split, self.corpus, self.model)
 
     @cached_property
     def tune(self) -> TuneByBleu:
