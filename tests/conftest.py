@@ -9,12 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
 sys.path.insert(0, str(ROOT))
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported first
 
 
 def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:

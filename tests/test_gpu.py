@@ -37,6 +37,6 @@ def test_exact_search() -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("experiment", ["trime_ext", "knn_lm_cache", "memorizing", "transformer_xl"])
+@pytest.mark.parametrize("experiment", ["trime_ext", "knn_lm_cache", "memorizing", "transformer_xl", "srupp"])
 def test_a_whole_run(experiment: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
     assert run(tiny(f"experiment={experiment}", f"paths.outputs={tmp_path}")) is not None

@@ -13,12 +13,12 @@ from trime.data.batching.bm25 import chain
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.in_batch import InBatch, local_draw
 from trime.memory.recent import Recent
-from trime.memory.visibility import Everything, External, Local, Long, OtherDocuments, Others, SameDocument
+from trime.memory.visibility import Everything, External, Local, Long, OtherDocuments, Others, Previous, SameDocument
 from trime.mixtures.interpolate import interpolate, union
 from trime.mixtures.joint import joint, memory_share
 from trime.types import Contexts, Mass, Place
 
-VISIBILITIES = [Local(), Long(), Others(), External(), Everything(), SameDocument(), OtherDocuments()]
+VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), SameDocument(), OtherDocuments()]
 WORDS = 11
 
 
@@ -31,22 +31,23 @@ def contexts(seed: int, rows: list[tuple[int, int, int]], width: int = 6) -> Con
     return Contexts(g, torch.randint(WORDS, (len(places),)), Place(*columns))
 
 
-ROWS = [(0, 0, 7), (0, 7, 7), (1, 0, 5), (1, 20, 6), (2, 3, 1)]
+ROWS = [(0, 0, 7), (0, 7, 7), (0, 14, 4), (1, 0, 5), (1, 20, 6), (2, 3, 1)]
 
 
 def visible(visibility: object, query: Contexts, memory: Contexts) -> list[list[bool]]:
     """The sentences of the paper, pair by pair."""
     sentence = {
-        "Local": lambda own, same, before: own and before,
-        "Long": lambda own, same, before: same and before,
-        "Others": lambda own, same, before: not own,
-        "External": lambda own, same, before: not own or before,
-        "Everything": lambda own, same, before: True,
-        "SameDocument": lambda own, same, before: same,
-        "OtherDocuments": lambda own, same, before: not same,
+        "Local": lambda back, same, before: back == 0 and before,
+        "Long": lambda back, same, before: same and before,
+        "Previous": lambda back, same, before: same and before and back in (0, 1),
+        "Others": lambda back, same, before: back != 0,
+        "External": lambda back, same, before: back != 0 or before,
+        "Everything": lambda back, same, before: True,
+        "SameDocument": lambda back, same, before: same,
+        "OtherDocuments": lambda back, same, before: not same,
     }[type(visibility).__name__]
     places = [list(zip(*(column.tolist() for column in part.place), strict=True)) for part in (query, memory)]
-    return [[sentence(m[1] == q[1], m[0] == q[0], m[2] < q[2]) for m in places[1]] for q in places[0]]
+    return [[sentence(q[1] - m[1], m[0] == q[0], m[2] < q[2]) for m in places[1]] for q in places[0]]
 
 
 def eq5(logits: Tensor, query: Contexts, memory: Contexts, visibility: object, divisor: float) -> Tensor:

@@ -175,7 +175,7 @@ NEARLY = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=
 BY_CONTENT = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=content"]
 
 
-MODELS = [("memorizing", OF_HEADS), ("memorizing", BY_CONTENT), ("transformer_xl", [])]
+MODELS = [("memorizing", OF_HEADS), ("memorizing", BY_CONTENT), ("transformer_xl", []), ("srupp", [])]
 COMBINATIONS = [
     *((policy, *model) for policy in POLICIES for model in MODELS),
     *(
@@ -313,7 +313,7 @@ def test_what_was_used_last_stays() -> None:
     assert checked > 2
 
 
-@pytest.mark.parametrize("experiment", ["memorizing", "transformer_xl"])
+@pytest.mark.parametrize("experiment", ["memorizing", "transformer_xl", "srupp"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_half_precision_reads_and_learns(experiment: str, policy: str) -> None:
     """As mixed precision has it on a GPU: activations in bfloat16, memories and the search as they are."""

@@ -133,7 +133,7 @@ SHORT = (
 )
 
 
-@pytest.mark.parametrize("experiment", ["trime_ext", "trime_long", "memorizing"])
+@pytest.mark.parametrize("experiment", ["trime_ext", "trime_long", "memorizing", "srupp_trime_long"])
 def test_a_resumed_run_is_the_unbroken_run(
     experiment: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +159,7 @@ def test_a_resumed_run_is_the_unbroken_run(
     assert updates == updates and not (Plan(broken).model.path() / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("experiment", ["vanilla", "trime_ext", "trime_long", "memorizing"])
+@pytest.mark.parametrize("experiment", ["vanilla", "trime_ext", "trime_long", "memorizing", "srupp_trime_long"])
 def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     """Memory spans the processes, a batch that does not divide included; the figures are those of one process."""
     options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")

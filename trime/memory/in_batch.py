@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
-from trime.memory.across import gathered
+from trime.memory.across import gathered, of_every_process
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.visibility import External, Others, Visibility
-from trime.types import Contexts, Float, Mass, Tensor
+from trime.types import Contexts, Float, Mass, Place, Tensor
 
 
 class InBatch:
@@ -15,16 +17,28 @@ class InBatch:
 
     ``draw``, uniform in [0, 1), comes from outside: a pure function of (seed, update). ``own_gradient_only``
     is the published code's quirk: the contexts of other processes are constants; without ``gradient`` all are
-    (TRIME Table 11's ablation).
+    (TRIME Table 11's ablation). Contexts of the last ``stale`` batches are memory too, as they were then (Appendix E;
+    footnote 7).
     """
 
-    def __init__(self, visibility: Visibility, drop_local: float = 0.0, own_gradient_only: bool = False, gradient: bool = True):
+    def __init__(
+        self,
+        visibility: Visibility,
+        drop_local: float = 0.0,
+        own_gradient_only: bool = False,
+        gradient: bool = True,
+        stale: int = 0,
+    ):
         if not 0 <= drop_local <= 1:
             raise ValueError(f"drop_local={drop_local} is a probability: choose memory.drop_local in [0, 1]")
         if drop_local and not isinstance(visibility, External):
             raise ValueError(f"drop_local={drop_local} leaves no memory but for memory=external: set memory.drop_local=0")
         self.visibility, self.drop_local = visibility, drop_local
-        self.own_gradient_only, self.gradient = own_gradient_only, gradient
+        if stale < 0:
+            raise ValueError(
+                f"stale={stale}: the number of earlier batches whose contexts are memory, at least 0: mend memory.stale"
+            )
+        self.own_gradient_only, self.gradient, self.stale = own_gradient_only, gradient, stale
 
     def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0) -> Mass:
         """Mass [t n] of the batch's contexts, of which ``seen`` are this process's, for the queries."""
@@ -36,6 +50,29 @@ class InBatch:
     def seen_by(self, draw: float) -> Visibility:
         """What queries see in an update with this draw."""
         return Others() if draw < self.drop_local else self.visibility
+
+
+class Stale:
+    """The contexts of the last ``batches`` batches, without gradient."""
+
+    def __init__(self, batches: int):
+        self.kept: deque[Contexts] = deque(maxlen=batches)
+
+    def beside(self, seen: Contexts) -> Contexts:
+        """They and those of this batch, which are kept for the next ones."""
+        every = Contexts.joined([*self.kept, seen]) if self.kept else seen
+        self.kept.append(seen._replace(g=seen.g.detach()))
+        return every
+
+    def saved(self) -> list[list[list[Tensor]]]:
+        """Batch by batch, column by column, process by process."""
+        return [[of_every_process(part) for part in (own.g, own.token, *own.place)] for own in self.kept]
+
+    def restore(self, saved: list[list[list[Tensor]]], rank: int, device: torch.device) -> None:
+        """Goes on from what was saved."""
+        for batch in saved:
+            g, token, *place = (parts[rank].to(device) for parts in batch)
+            self.kept.append(Contexts(g, token, Place(*place)))
 
 
 def local_draw(seed: int, update: int) -> float:

@@ -22,6 +22,8 @@ class NearestInBatch:
     ``metric`` is ip (inner product) or l2 (negated squared distance). Gradient reaches those that are kept.
     """
 
+    stale = 0
+
     def __init__(self, visibility: Visibility, k: int | None, temperature: float = 1.0, metric: str = "ip"):
         if k is not None and k < 1:
             raise ValueError(f"k={k}: keep at least one memory, or null for all: mend memory.k")

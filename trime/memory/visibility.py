@@ -60,6 +60,18 @@ class Long:
         return apart(query.document, memory.document) or query.position[1] <= memory.position[0]
 
 
+class Previous:
+    """Preceding contexts of the same document, in the same segment and in the one before it (TRIME Appendix E)."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+        near = query.segment[:, None] - memory.segment[None, :] <= 1
+        return same(query.document, memory.document) & earlier(query, memory) & near
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        far = query.segment[0] - memory.segment[1] > 1
+        return far or apart(query.document, memory.document) or query.position[1] <= memory.position[0]
+
+
 class Others:
     """All contexts of other segments, before or after: section 4.3 with the local memory dropped."""
 

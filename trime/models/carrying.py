@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -17,8 +18,8 @@ NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 @runtime_checkable
-class CarryingAttention(Protocol):
-    """Attention within a segment and to what was carried on: tuples of tensors, rows first."""
+class Carrier(Protocol):
+    """What a layer carries on, tuples of tensors, rows first."""
 
     looked: list[Looked] | None  # where the last query looked among what was carried on; None: that is not kept
 
@@ -28,11 +29,29 @@ class CarryingAttention(Protocol):
     def reset(self, carried: Any, rows: Bool[Tensor, " b"]) -> Any:
         """The same without what some rows carry."""
 
+    def figures(self) -> dict[str, Tensor]:
+        """What it tells of itself in training."""
+
+
+@runtime_checkable
+class CarryingAttention(Carrier, Protocol):
+    """Attention within a segment and to what was carried on."""
+
     def __call__(self, x: Float[Tensor, "b l d"], carried: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Any]:
         """Attended values [b l d], and what is carried on."""
 
-    def figures(self) -> dict[str, Tensor]:
-        """What it tells of itself in training."""
+
+@runtime_checkable
+class CarryingLayer(Protocol):
+    """A layer that reads on."""
+
+    width: int  # of its g
+
+    @property
+    def carrier(self) -> Carrier: ...
+
+    def __call__(self, x: Float[Tensor, "b l d"], carried: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Tensor, Any]:
+        """The layer's output [b l d], its g [b l e], and what is carried on."""
 
 
 class Sizes(NamedTuple):
@@ -52,7 +71,11 @@ class Layer(nn.Module):
         self.attention_norm, self.feed_norm = (NORMS[norm](sizes.width, eps=1e-6) for _ in range(2))
         self.attention = attention
         self.feed = feed_forward(sizes.width, sizes.inner, sizes.inner_dropout, biases)
-        self.dropout = nn.Dropout(sizes.dropout)
+        self.dropout, self.width = nn.Dropout(sizes.dropout), sizes.width
+
+    @property
+    def carrier(self) -> CarryingAttention:
+        return self.attention
 
     def forward(
         self, x: Float[Tensor, "b l d"], carried: Any, position: Int[Tensor, "b l"]
@@ -72,27 +95,37 @@ class State(NamedTuple):
 
 
 class CarryingBackbone(nn.Module):
-    """An embedding without positions, layers, and a last norm; a segment holds at most ``positions`` tokens."""
+    """An embedding without positions, layers, and a last norm; a segment holds at most ``positions`` tokens.
+
+    Embeddings are multiplied by ``scale``; null: by the square root of their width.
+    """
 
     carries = True
 
     def __init__(
-        self, embedding: AdaptiveInput | PlainInput, layers: list[Layer], positions: int, dropout: float, final_norm: nn.Module
+        self,
+        embedding: AdaptiveInput | PlainInput,
+        layers: Sequence[CarryingLayer],
+        positions: int,
+        dropout: float,
+        final_norm: nn.Module,
+        scale: float | None = None,
     ):
         super().__init__()
-        self.embedding, self.positions, self.width = embedding, positions, embedding.width
+        self.embedding, self.positions, self.width = embedding, positions, layers[-1].width
+        self.scale = math.sqrt(embedding.width) if scale is None else scale
         self.dropout, self.final_norm = nn.Dropout(dropout), final_norm
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(layers)  # type: ignore[arg-type]
 
     @property
-    def attentions(self) -> list[CarryingAttention]:
-        return [layer.attention for layer in self.layers]  # type: ignore[misc]
+    def attentions(self) -> list[Carrier]:
+        return [layer.carrier for layer in self.layers]  # type: ignore[misc]
 
     def start(self, rows: int) -> State:
         """The state of rows that have read nothing."""
-        device = self.layers[0].feed_norm.weight.device  # type: ignore[union-attr]
+        device = next(self.parameters()).device
         carried = tuple(attention.start(rows) for attention in self.attentions)
-        return State(carried, torch.zeros(rows, dtype=torch.long, device=device))  # type: ignore[arg-type]
+        return State(carried, torch.zeros(rows, dtype=torch.long, device=device))
 
     def reset(self, state: State, rows: Bool[Tensor, " b"]) -> State:
         """Forgets everything of some rows."""
@@ -112,7 +145,7 @@ class CarryingBackbone(nn.Module):
         state = self.start(len(tokens)) if state is None else state
         state = state if fresh is None else self.reset(state, fresh)
         position = state.position[:, None] + torch.arange(length, device=tokens.device)
-        x = g = self.dropout(math.sqrt(self.width) * self.embedding(tokens))
+        x = g = self.dropout(self.scale * self.embedding(tokens))
         carried = []
         for layer, own in zip(self.layers, state.layers, strict=True):
             x, g, after = layer(x, own, position)

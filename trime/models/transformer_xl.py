@@ -12,12 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trime.memory.bounded import BoundedMemory, Held, taken
+from trime.memory.bounded import BoundedMemory, Held
 from trime.models.attention import head_width
+from trime.models.cache import after, laid
 from trime.models.carrying import CarryingBackbone, Layer, Sizes, without_padding
 from trime.models.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.models.looked import Looked
-from trime.types import Attended, Bool, Float, Int, Ranking, Tensor
+from trime.types import Bool, Float, Int, Tensor
 
 
 class RelativeAttention(nn.Module):
@@ -57,21 +58,17 @@ class RelativeAttention(nn.Module):
         self, x: Float[Tensor, "b l d"], carried: Held, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b l d"], Held]:
         """Attended values, and the cache with this segment."""
-        slots = carried.ranking.position.argsort(1)  # empty ones first, then oldest first
-        places = torch.cat([carried.ranking.position.gather(1, slots), position], 1)
-        key, value = self.split(self.remembered(torch.cat([taken(carried.columns[0], slots), x], 1)), 2)
+        around = laid(carried, x, position)
+        key, value = self.split(self.remembered(around.states), 2)
         (query,) = self.split(self.query(x), 1)
-        distance = position[:, :, None] - places[:, None]
-        logits = (query + self.content) @ key.transpose(-1, -2) + self.by_distance(query + self.place, distance)
-        seen = (distance >= 0) & (places >= 0)[:, None]
-        logits = (logits / query.shape[-1] ** 0.5).masked_fill(~seen[:, None], -torch.inf)
+        logits = (query + self.content) @ key.transpose(-1, -2)
+        logits = logits + self.by_distance(query + self.place, around.distance(position))
+        logits = (logits / query.shape[-1] ** 0.5).masked_fill(~around.seen(position), -torch.inf)
         weight = logits.softmax(-1)
         if self.looked is not None:
-            old = slots.shape[1]
-            self.looked[:] = [Looked(weight[:, :, -1, :old].mean(1), places[:, :old])]
+            self.looked[:] = [around.looked(weight)]
         mixed = self.dropout(weight) @ value
-        ranking = self.attended(carried.ranking, logits.detach(), slots, position)
-        held, _ = self.cache.insert(carried._replace(ranking=ranking), (x.detach(),), position)
+        held = after(self.cache, carried, x, position, logits, around.slot)
         return self.outward(mixed.transpose(1, 2).flatten(2)), held
 
     def split(self, x: Float[Tensor, "b k e"], parts: int) -> Tensor:
@@ -88,15 +85,6 @@ class RelativeAttention(nn.Module):
         (by,) = self.split(self.distant(self.sinusoids)[None], 1)
         index = distance.clamp(0, longest)[:, None].expand(-1, self.heads, -1, -1)
         return (query @ by.transpose(-1, -2)).gather(-1, index)
-
-    def attended(self, ranking: Ranking, logits: Tensor, slots: Tensor, position: Int[Tensor, "b l"]) -> Ranking:
-        """What the policy makes of the attention to the cache."""
-        policy, size = self.cache.policy, slots.shape[1]
-        if not policy.by_attention:
-            return ranking
-        score = torch.full_like(logits[..., :size], -torch.inf)
-        score = score.scatter(-1, slots[:, None, None].expand_as(score), logits[..., :size])
-        return policy.settle(ranking, policy.observe(policy.begin(ranking), Attended(score, position)))
 
 
 def shifted(x: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 
 from trime.memory.across import of_every_process, processes, summed
-from trime.memory.in_batch import InBatch, local_draw
+from trime.memory.in_batch import InBatch, Stale, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network, Reader
@@ -60,13 +60,18 @@ class LanguageModel(pl.LightningModule):
         self.optimizer_factory, self.schedule = optimizer, schedule
         self.targets, self.update_targets = 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
-        self.reader = Reader(network)
-        self.paused: Reader | None = None
+        self.reader, self.stale = self.anew()
+        self.paused: tuple[Reader, Stale] | None = None
         self.carried: list[Tensor] = []
+        self.carried_contexts: list[list[list[Tensor]]] = []
         self.frozen = {
             f"network.{name}" for name, own in network.named_parameters(remove_duplicate=False) if not own.requires_grad
         }
         self.strict_loading = not self.frozen
+
+    def anew(self) -> tuple[Reader, Stale]:
+        """Where nothing has been read."""
+        return Reader(self.network), Stale(self.memory.stale if self.memory else 0)
 
     def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
         """Loss of each scored token in nats, and the memory's share of the mass."""
@@ -75,7 +80,7 @@ class LanguageModel(pl.LightningModule):
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        found = self.memory.evidence(query, seen, divisor, draw)
+        found = self.memory.evidence(query, self.stale.beside(seen), divisor, draw)
         memory = Mass(found.target[0], found.total[0])
         return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
 
@@ -126,7 +131,8 @@ class LanguageModel(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Validation reads from the start of its documents, then training reads on."""
         self.valid_sum, self.valid_count = 0.0, 0
-        self.paused, self.reader = self.reader, Reader(self.network)
+        self.paused = self.reader, self.stale
+        self.reader, self.stale = self.anew()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         losses, _ = self.losses(batch, draw=1.0, plain=False)
@@ -134,7 +140,8 @@ class LanguageModel(pl.LightningModule):
         self.valid_count += int(batch.scored.sum())
 
     def on_validation_epoch_end(self) -> None:
-        self.paused, self.reader = None, self.paused or self.reader
+        if self.paused is not None:
+            (self.reader, self.stale), self.paused = self.paused, None
         total, count = summed(self.valid_sum, self.valid_count, device=self.device)
         loss = total / max(1, count)
         self.log_dict({"valid/objective": loss, "valid/objective_perplexity": math.exp(min(loss, 700.0))})
@@ -143,18 +150,21 @@ class LanguageModel(pl.LightningModule):
         """What the rows of every process carry; weights that are frozen are known."""
         for name in self.frozen:
             checkpoint["state_dict"].pop(name, None)
-        saved = (self.paused or self.reader).saved()
-        checkpoint["carried"] = [of_every_process(part) for part in saved]
+        reader, stale = self.paused or (self.reader, self.stale)
+        checkpoint["carried"] = [of_every_process(part) for part in reader.saved()]
+        checkpoint["stale"] = stale.saved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         carried = checkpoint.get("carried", [])
         if carried and len(carried[0]) != processes():
             raise UserError(f"this training began on {len(carried[0])} devices: go on with trainer.devices={len(carried[0])}")
         self.carried = [parts[self.global_rank] for parts in carried]
+        self.carried_contexts = checkpoint.get("stale", [])
 
     def on_train_start(self) -> None:
         """Rows go on where the checkpoint left them."""
         self.reader.restore(self.carried, self.device)
+        self.stale.restore(self.carried_contexts, self.global_rank, self.device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer_factory(self.parameters(), lr=self.schedule(0))

@@ -1,0 +1,206 @@
+"""SRU++: the recurrence and its kernels, the layer from the papers' equations, the previous segment as TRIME's memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.conftest import DEVICE, composed
+from tests.test_laws import eq5
+from trime.eviction.fifo import FIFO
+from trime.memory.bounded import BoundedMemory
+from trime.memory.in_batch import InBatch
+from trime.memory.visibility import Previous
+from trime.models.carrying import CarryingBackbone
+from trime.models.embeddings import PlainInput
+from trime.models.heads import Softmax
+from trime.models.network import Network, build_network
+from trime.models.sru.layers import srupp
+from trime.models.sru.recurrence import Recurrence, by_steps, recurrence
+from trime.tasks.language_model import LanguageModel, Training
+from trime.types import Batch, Place, contexts_of
+
+WORDS = 40
+
+
+def model(size: int = 64, heads: int = 1) -> CarryingBackbone:
+    """Two layers in float64 whose attention counts."""
+    torch.manual_seed(0)
+    backbone = srupp(PlainInput(WORDS, 16), 2, heads, 8, 64, BoundedMemory(size, FIFO())).double()
+    for layer in backbone.layers:
+        layer.alpha.data.fill_(0.7)
+        torch.nn.init.normal_(layer.bias)
+    return backbone.eval()
+
+
+def given(b: int, steps: int, d: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """u, x, weight, bias, mask, start."""
+    torch.manual_seed(b)
+    shapes = [(b, steps, 3 * d), (b, steps, d), (2, d), (2, d), (b, d), (b, d)]
+    every = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    every[4] = (torch.rand(b, d) < 0.8) / 0.8
+    return [part.to(dtype).requires_grad_(number < 4) for number, part in enumerate(every)]
+
+
+def text(rows: int, length: int) -> torch.Tensor:
+    return torch.randint(WORDS, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def read(backbone: CarryingBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
+    """f of a text in segments of ``size``."""
+    state, found = None, []
+    for part in tokens.split(size, dim=1):
+        encoding, state = backbone(part, state, None)
+        found.append(encoding.f)
+    return torch.cat(found, 1)
+
+
+def test_recurrence_is_srus_equations() -> None:
+    """Number by number (Lei et al. 2018; the highway with one dropout mask for all steps)."""
+    u, x, weight, bias, mask, start = given(2, 5, 3, torch.float64)
+    h, c = by_steps(u, x, weight, bias, mask, start)
+
+    def sigmoid(z: torch.Tensor) -> float:
+        return 1 / (1 + math.exp(-z.item()))
+
+    for row in range(2):
+        for lane in range(3):
+            cell = float(start[row, lane])
+            for step in range(5):
+                u0, u1, u2 = (u[row, step, part * 3 + lane] for part in range(3))
+                f, r = (sigmoid(own + weight[k, lane] * cell + bias[k, lane]) for k, own in enumerate((u1, u2)))
+                cell = f * cell + (1 - f) * float(u0)
+                own = float(x[row, step, lane])
+                assert float(c[row, step, lane]) == pytest.approx(cell)
+                assert float(h[row, step, lane]) == pytest.approx(
+                    r * float(mask[row, lane]) * cell + own * (1 - r * float(mask[row, lane]))
+                )
+
+
+def compared(kernels: str, b: int, steps: int, d: int) -> None:
+    """Values and gradients against autograd through the steps, in float64."""
+    every, exact = given(b, steps, d), given(b, steps, d, torch.float64)
+    every = [part.detach().to(DEVICE).requires_grad_(part.requires_grad) for part in every]
+    torch.manual_seed(7)
+    weigh = torch.randn(b, steps, d)
+    found = list(recurrence(*every) if kernels == "own" else Recurrence.apply(*every))
+    found += torch.autograd.grad((found[0] * weigh.to(DEVICE)).sum(), every[:4])
+    expected = list(by_steps(*exact))
+    expected += torch.autograd.grad((expected[0] * weigh).sum(), exact[:4])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu().double(), other, rtol=2e-5, atol=2e-5 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("b, steps, d", [(1, 1, 1), (3, 40, 7), (2, 17, 128), (2, 9, 300)])
+def test_the_compiled_kernels_are_the_steps(b: int, steps: int, d: int) -> None:
+    compared("own", b, steps, d)
+
+
+@pytest.mark.parametrize("b, steps, d", [(1, 1, 1), (3, 12, 7), (2, 6, 200)])
+def test_the_triton_kernels_are_the_steps(b: int, steps: int, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter where there is no CUDA device."""
+    pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
+    from trime.models.sru import kernel_cuda
+    from trime.models.sru import recurrence as module
+
+    monkeypatch.setattr(module, "kernels", lambda u: kernel_cuda)
+    compared("triton", b, steps, d)
+
+
+def test_numbers_that_are_none_stay_none() -> None:
+    """A model that diverges says so: the compiled sigmoid hides nothing."""
+    u, *more = given(1, 4, 5)
+    u.data[0, 1, 2] = math.nan
+    h, c = recurrence(u, *more)
+    assert c[0, 1:, 2].isnan().all() and h[0, 1:, 2].isnan().all() and c[0, 0].isfinite().all()
+
+
+def test_segments_are_one_text() -> None:
+    """Cut anywhere, state and cache carried on; in float32, by the kernels, too."""
+    tokens, backbone = text(3, 48), model()
+    whole = read(backbone, tokens, 48)
+    for size in (4, 13, 16):
+        torch.testing.assert_close(read(backbone, tokens, size), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(read(backbone.float(), tokens, 13).double(), whole, rtol=0, atol=1e-5)
+    assert not torch.allclose(read(model(size=4), tokens, 4), whole)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_layer_is_the_papers_equations(heads: int) -> None:
+    """u = W3 norm(q + alpha A), A over the cache and what came before in the segment (section 3)."""
+    layer = model(heads=heads).layers[0]
+    torch.manual_seed(3)
+    x = torch.randn(1, 9, 16, dtype=torch.float64)
+    carried = layer(x[:, :5], layer.start(1), torch.arange(5)[None])[2]
+    h, g, _ = layer(x[:, 5:], carried, torch.arange(5, 9)[None])
+    q = layer.norm(x[0]) @ layer.inward.weight.T
+    k, v = (q @ layer.remembered.weight.T).chunk(2, 1)
+    mixed, wide = torch.zeros_like(q), 8 // heads
+    for i in range(9):
+        for part in (slice(n * wide, (n + 1) * wide) for n in range(heads)):
+            weight = (k[: i + 1, part] @ q[i, part] / math.sqrt(wide)).softmax(0)
+            mixed[i, part] = weight @ v[: i + 1, part]
+    projected = layer.inner_norm(q + 0.7 * mixed)
+    torch.testing.assert_close(g[0], projected[5:], rtol=0, atol=1e-12)
+    u = projected @ layer.outward.weight.T
+    ones, zeros = torch.ones(1, 16, dtype=torch.float64), torch.zeros(1, 16, dtype=torch.float64)
+    expected = by_steps(u[None], x, layer.weight, layer.bias, ones, zeros)[0]
+    torch.testing.assert_close(h, expected[:, 5:], rtol=0, atol=1e-12)
+
+
+def test_the_published_size() -> None:
+    """42M parameters (TRIME Table 4)."""
+    for length in (512, 2048):
+        config = composed(f"experiment=reproduce/table4/srupp_{length}")
+        assert config.segments.length == config.train.memory_size == length
+        with torch.device("meta"):
+            count = build_network(config.model, 205).parameter_count
+        assert 41.5e6 < count < 42.5e6
+        long = composed(f"experiment=reproduce/table4/srupp_{length}_trime_long")
+        assert max(long.tune.memory_size) == {512: 6144, 2048: 12288}[length]
+
+
+def segment_of(number: int, length: int = 6) -> Batch:
+    """The next segment of two rows, each a document."""
+    torch.manual_seed(number)
+    rows = torch.tensor([0, 1])
+    tokens, full = torch.randint(WORDS, (2, 2, length)), torch.full((2,), length)
+    scored = torch.ones(2, length, dtype=torch.bool)
+    return Batch(*tokens, full, scored, rows, rows * 100 + number, full * number, torch.full((2,), number == 0))
+
+
+def test_the_previous_segment_is_memory_without_gradient() -> None:
+    """Eq. 5 over the segment and the one before, whose representations are constants (TRIME Appendix E)."""
+    backbone = model()
+    network = Network(backbone, Softmax(backbone.embedding)).double()
+    module = LanguageModel(network, InBatch(Previous(), stale=1), Training(0, 0, 1, 0.0), torch.optim.SGD, lambda update: 1.0)
+    seen = []
+    for number in range(3):
+        batch = segment_of(number)
+        state = module.reader.state
+        losses, _ = module.losses(batch, 1.0, False)
+        encoding, _ = backbone(batch.tokens, state, batch.fresh)
+        own = contexts_of(batch, encoding.g)
+        seen.append(own)
+        memory = own if number == 0 else own.joined(seen[-2:])
+        logits = encoding.f.flatten(0, 1) @ network.head.weight.T
+        expected = eq5(logits, own, memory, Previous(), math.sqrt(8)).gather(1, own.token[:, None]).log()[:, 0]
+        torch.testing.assert_close(losses, -expected, rtol=0, atol=1e-10)
+    kept = module.stale.kept[0]
+    assert not kept.g.requires_grad and isinstance(kept.place, Place) and len(module.stale.kept) == 1
+
+
+def test_validation_leaves_the_carried_contexts_alone() -> None:
+    backbone = model()
+    network = Network(backbone, Softmax(backbone.embedding)).double()
+    module = LanguageModel(network, InBatch(Previous(), stale=1), Training(0, 0, 1, 0.0), torch.optim.SGD, lambda update: 1.0)
+    module.losses(segment_of(0), 1.0, False)
+    before = module.stale.kept[0].g
+    module.on_validation_epoch_start()
+    module.losses(segment_of(5), 1.0, False)
+    module.log_dict = lambda *_: None  # type: ignore[method-assign]
+    module.valid_count = 1
+    module.on_validation_epoch_end()
+    assert module.stale.kept[0].g is before
