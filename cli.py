@@ -71,7 +71,12 @@ def main() -> int:
     try:
         job()
     except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {one_line(error)} (python cli.py --help names groups and keys)", file=sys.stderr)
+        mend = (
+            "pip install 'trime[sweep]'"
+            if "hydra/sweeper/optuna" in str(error)
+            else "python cli.py --help names groups and keys"
+        )
+        print(f"error: {one_line(error)} ({mend})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from trime.metrics import Meter
-from trime.stages.report import commit, hardware, versions
-from trime.stages.tables import markdown
+from trime.stages.report.runs import commit, hardware, versions
+from trime.stages.report.tables import markdown
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -15,8 +15,8 @@ from tests.conftest import ROOT
 from tests.test_experiments import EVERY
 from tests.test_questions import BABI
 from trime.run import run
-from trime.stages.compare_answers import kinds
 from trime.stages.plan import Plan
+from trime.stages.report.answers import kinds
 from trime.stages.teach import spread
 from trime.tasks.answering import Answering, Asked, placed
 from trime.types import UserError

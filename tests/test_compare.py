@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trime.stages.compare import Group, compare_table, difference, grouped, opponent
+from trime.stages.report.compare import Group, compare_table, difference, grouped, opponent
 
 
 def made(name: str, seed: int, losses: list[float], policy: str | None = None, size: int | None = None) -> dict[str, Any]:

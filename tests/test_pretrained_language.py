@@ -21,7 +21,7 @@ from trime.models.pretrained.tokenizer import Pieces, encoded, prompted, word_le
 from trime.run import run
 from trime.stages.plan import Plan
 from trime.stages.pretrained import identity
-from trime.stages.tables import evaluated
+from trime.stages.report.tables import evaluated
 from trime.stages.writers import Writer, writer_of
 from trime.tasks.generation import Choice
 from trime.types import UserError

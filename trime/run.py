@@ -9,9 +9,10 @@ from omegaconf import DictConfig
 from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.generate import generate
-from trime.stages.ledger import write_ledger
 from trime.stages.plans import plan_of
-from trime.stages.report import report_answers, report_replay, report_run, report_several
+from trime.stages.report.ledger import write_ledger
+from trime.stages.report.runs import report_answers, report_replay, report_run, report_several
+from trime.stages.report.samples import samples_of
 from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
@@ -20,7 +21,7 @@ BY_NAME = ("initialize", "teach", "answer", "generate", "record", "replay", "aud
 
 
 def run(config: DictConfig) -> float | None:
-    """Makes what is missing, then reports; returns the own row's test loss in nats, for sweeps."""
+    """Makes what is missing, then reports; returns the own row's loss on dev in nats, for sweeps."""
     unknown = [stage for stage in config.stages if stage not in (*STAGES, *BY_NAME)]
     if unknown:
         raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join((*STAGES, *BY_NAME))}")
@@ -42,8 +43,8 @@ def run(config: DictConfig) -> float | None:
                 continue
             if stage == "report":
                 results = report_run(plan)
-                log_results(plan.logger, results)
-                loss = results["metrics"]["test"][-1]["loss"]
+                log_results(plan.logger, results, samples_of(plan), plan.run_folder)
+                loss = results["metrics"]["valid"][-1]["loss"]
                 continue
             if stage == "fit":
                 plan.check_windows()

@@ -16,7 +16,7 @@ from tests.golden.test_pipeline import overrides
 from trime.memory.recent import Recent
 from trime.memory.visibility import Local, same
 from trime.run import run
-from trime.stages.ledger import Cell, cells_of, config_hash, experiments, later, page, results_in, write_ledger
+from trime.stages.report.ledger import Cell, cells_of, config_hash, experiments, later, page, results_in, write_ledger
 from trime.types import Place
 
 ALL = {name: composed(f"experiment={name}") for name in experiments()}

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from trime.memory.datastore import Nearest
@@ -19,10 +18,10 @@ from trime.memory.search import Once
 from trime.metrics import perplexity
 from trime.stages.artefact import Artefact
 from trime.stages.encode import Encode
+from trime.stages.frequency import BUCKETS, ByToken, frequency
 from trime.stages.tune import Tune, scorer_of, watched
 from trime.types import Bool, Contexts, Tensor
 
-BUCKETS = {"> 10k": 10_000, "1k-10k": 1_000, "100-1k": 100, "10-100": 10, "≤ 10": -1}  # frequency above which they begin
 TOP = (1, 8, 64, 1024)
 
 
@@ -65,10 +64,12 @@ class Analysis(Artefact):
             sizes += -scores[-1][:, 0].double().sum(-1).cpu()
             if hits:
                 hits.add(window.query)
-        counts = np.bincount(corpus.split("valid").tokens, minlength=len(corpus.vocabulary))
+        counts = frequency(corpus)
         by_size = dict(zip(map(str, rows[-1].sizes), (sizes / tables[-1].tokens).tolist(), strict=True))
         return {
-            "buckets": {row.label: table.buckets(counts) for row, table in zip(rows, tables, strict=True)},
+            "buckets": {
+                row.label: [told(bucket) for bucket in table.buckets(counts)] for row, table in zip(rows, tables, strict=True)
+            },
             "retrieval": hits.accuracy() if hits else {},
             "by_memory_size": by_size if "long" in rows[-1].memories else {},  # the other settings as tuned
         }
@@ -77,33 +78,15 @@ class Analysis(Artefact):
         return json.loads((self.path() / "analysis.json").read_text())
 
 
-class ByToken:
-    """Summed loss and count of every word."""
-
-    def __init__(self, vocabulary: int):
-        self.loss, self.count = np.zeros(vocabulary), np.zeros(vocabulary, np.int64)
-
-    def add(self, token: Tensor, loss: Tensor) -> None:
-        np.add.at(self.loss, token.cpu().numpy(), loss.double().cpu().numpy())
-        np.add.at(self.count, token.cpu().numpy(), 1)
-
-    @property
-    def tokens(self) -> int:
-        return int(self.count.sum())
-
-    def buckets(self, frequency: np.ndarray) -> list[dict[str, Any]]:
-        """Tokens and perplexity of words by their frequency on dev, and of all."""
-        left, found = np.ones(len(frequency), bool), []
-        for name, above in BUCKETS.items():
-            inside = left & (frequency > above)
-            left &= ~inside
-            found.append({"bucket": name, **self.mean(inside)})
-        return [*found, {"bucket": "average", **self.mean(np.ones(len(frequency), bool))}]
-
-    def mean(self, inside: np.ndarray) -> dict[str, Any]:
-        tokens = int(self.count[inside].sum())
-        loss = float(self.loss[inside].sum()) / tokens if tokens else None
-        return {"tokens": tokens, "loss": loss, "perplexity": None if loss is None else perplexity(loss)}
+def told(bucket: dict[str, Any]) -> dict[str, Any]:
+    """A bucket's mean as loss and as perplexity."""
+    loss = bucket["mean"]
+    return {
+        "bucket": bucket["bucket"],
+        "tokens": bucket["tokens"],
+        "loss": loss,
+        "perplexity": None if loss is None else perplexity(loss),
+    }
 
 
 class Hits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from omegaconf import DictConfig
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.encode import Encode
+from trime.stages.frequency import ByToken, frequency
 from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
 from trime.tasks.rows import Row
 
@@ -18,7 +20,7 @@ from trime.tasks.rows import Row
 class Evaluate(Artefact):
     """``rows.json``: loss and perplexity of every row on test."""
 
-    kind, stage = "evaluate", "evaluate"
+    kind, stage, format = "evaluate", "evaluate", 2
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: Tune):
         super().__init__(config)
@@ -38,11 +40,16 @@ class Evaluate(Artefact):
         """One row over the whole split; kept aside, so that a killed run goes on with the next row."""
         if aside.exists():
             return json.loads(aside.read_text())
-        meter, sums = Meter(), Sums()
-        scorer = scorer_of(self.config, [row], self.tune.index, self.encoded)
-        for window, (score,) in scorer.scores(watched(self.encoded, row.label)):
+        meter, sums, corpus = Meter(), Sums(), self.encoded.corpus.corpus()
+        shares, both = ByToken(len(corpus.vocabulary)), [row, *[replace(row, alone=True)] * bool(row.memories)]
+        scorer = scorer_of(self.config, both, self.tune.index, self.encoded)
+        for window, (score, *alone) in scorer.scores(watched(self.encoded, row.label)):
             sums.add(window, score)
+            for part in alone:
+                shares.add(window.query.token, 1 - (part - score)[0, 0].double().exp())
         found = outcome(row, sums)
+        if row.memories:  # the share of P(target) that memories give
+            found["memory_share"] = shares.buckets(frequency(corpus))
         information = self.encoded.information()
         seconds = meter.seconds + information["seconds"]
         found |= {

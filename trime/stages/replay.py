@@ -23,8 +23,8 @@ from trime.eviction.base import EvictionPolicy, largest
 from trime.eviction.clairvoyant import Clairvoyant
 from trime.memory.bounded import BoundedMemory
 from trime.stages.artefact import Artefact, plain
-from trime.stages.ledger import CONF
 from trime.stages.record import Record
+from trime.stages.report.ledger import CONF
 from trime.types import Attended, Float, Int, Tensor, UserError
 
 ORACLE = "oracle"

@@ -165,14 +165,14 @@ class Writer:
         """Token after token."""
         given = self.plan.config.generate
         for step in self.continuation.generate(given.tokens, Choice(given.temperature, given.top_p), self.plan.config.seed):
-            told = self.told(step, given.entries)
+            told = self.told(step, given.entries if self.plan.config.explain else 0)
             self.written.append(step.token)
             yield told
 
     def told(self, step: Step, count: int) -> Told:
-        """What is known of a step, for a reader."""
+        """What is known of a step, for a reader, with as many entries."""
         parts = {name: float(part[step.token]) for name, part in step.spread.parts.items()}
-        told = [*strongest(step, count), *attended(step, count)] if self.plan.config.explain else []
+        told = [*strongest(step, count), *attended(step, count)] if count else []
         entries = [self.entry(*own) for own in told]
         return Told(self.text([step.token]), float(step.spread.whole[step.token]), parts, entries)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import torch
+
 from trime.mixtures.interpolate import interpolate, union
 from trime.mixtures.joint import joint
 from trime.types import Float, Mass, Tensor, UserError
@@ -30,12 +32,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Row:
-    """A row with its grid; single values where tuned."""
+    """A row with its grid; single values where tuned. ``alone``: of the probability only what the vocabulary gives."""
 
     joint: tuple[str, ...]
     layers: tuple[Layer, ...]
     temperature: tuple[float, ...] = (1.0,)
     sizes: tuple[int, ...] = (0,)
+    alone: bool = False
 
     @property
     def memories(self) -> set[str]:
@@ -58,6 +61,8 @@ class Row:
 
     def score(self, vocabulary: Mass, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
         """log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
+        if self.alone:
+            masses = {name: Mass(torch.full_like(mass.target, -math.inf), mass.total) for name, mass in masses.items()}
         done = len(self.temperature) if self.joint else 0
         own = [cut(masses[name], 0, done) for name in self.joint]
         result = joint(vocabulary, own)

@@ -19,10 +19,10 @@ from omegaconf import DictConfig
 
 from trime.metrics import perplexity
 from trime.stages.artefact import plain, write_aside
-from trime.stages.tables import markdown
+from trime.stages.report.tables import markdown
 from trime.types import UserError
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+CONF = Path(__file__).resolve().parents[3] / "conf"
 REPRODUCE = "reproduce"
 APART = ("paths", "logger", "report", "stages", "seed", "expected", "name", "dictionary")  # no figure depends on them
 HARMLESS = {

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trime.metrics import MEASURES
-from trime.stages.tables import PUBLISHED, Lines, evaluated, measure, unit, units
+from trime.stages.report.tables import PUBLISHED, Lines, evaluated, measure, unit, units
 
 DRAWS = 10_000
 Run = dict[str, Any]

@@ -6,31 +6,35 @@ import glob
 import json
 import os
 import platform
+import shlex
 import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from trime.metrics import bits, perplexity
 from trime.stages.artefact import copied, plain, write_aside
-from trime.stages.compare import compare_table, grouped
-from trime.stages.compare_answers import answers_picture, answers_table, policies_grid
 from trime.stages.evaluate import named
-from trime.stages.ledger import config_hash, read_run
-from trime.stages.picture import (
-    analysis_picture,
+from trime.stages.plan import Plan
+from trime.stages.prepare import Prepare
+from trime.stages.report.answers import answers_panels, answers_picture, answers_table, policies_grid
+from trime.stages.report.compare import compare_table, grouped
+from trime.stages.report.ledger import config_hash, read_run
+from trime.stages.report.page import Page, Section, Table, pictured, sampled, write_page
+from trime.stages.report.picture_run import analysis_panels, analysis_picture, run_panels, run_picture
+from trime.stages.report.picture_several import (
     compare_picture,
     curves_picture,
     policies_picture,
     replay_picture,
-    run_picture,
+    several_panels,
 )
-from trime.stages.plan import Plan
-from trime.stages.prepare import Prepare
-from trime.stages.tables import analysis_text, csv_of, markdown, replay_text, run_table
+from trime.stages.report.samples import samples_of
+from trime.stages.report.tables import analysis_text, csv_of, evaluated, markdown, replay_text, run_table
 from trime.types import UserError
 
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
@@ -52,9 +56,44 @@ def report_run(plan: Plan) -> dict[str, Any]:
         write_aside(folder / "analysis.md", text)
         print(f"\n{text}\nanalysis: {analysis_picture(results, folder / 'analysis.png')}")
     picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
+    page = write_page(run_page(results, folder / "metrics.csv", samples_of(plan)), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{markdown(header, lines)}")
-    print(f"results: {folder / 'results.json'}\npicture: {picture}")
+    print(f"results: {folder / 'results.json'}\npicture: {picture}\npage: {page}")
     return results
+
+
+def run_page(results: dict[str, Any], history: Path, samples: list[dict[str, Any]]) -> Page:
+    """All that is known of a run."""
+    text, train, machine = evaluated(results), results["train"], results["hardware"]
+    facts = [
+        f"text: {text[0]}, {text[2]:,} tokens of test",
+        f"seed {results['seed']}",
+        *([f"{results['parameters']:,} parameters"] if results["parameters"] else []),
+        *([f"{train['updates']:,} updates"] if train.get("updates") else []),
+        f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores",
+        f"commit {(results['commit'] or 'unknown')[:12]}",
+    ]
+    note = "The last row is the experiment's own. Temperatures, shares and sizes were chosen on dev; test was scored once."
+    return Page(
+        results["name"],
+        facts,
+        [
+            Section("Results", note, [Table(*run_table(results), own=True)]),
+            *pictured("Curves", run_panels(results, history)),
+            *pictured("Analysis", analysis_panels(results)),
+            *sampled(samples),
+            commands([results]),
+        ],
+    )
+
+
+def commands(runs: list[dict[str, Any]]) -> Section:
+    """The command of each run."""
+    known = list(dict.fromkeys(run["command"] for run in runs if run.get("command")))
+    note = (
+        "Each is skipped as far as its artefacts exist." if known else "No run tells its command: config.yaml lies beside it."
+    )
+    return Section("Commands", note, commands=known)
 
 
 def report_replay(plan: Plan) -> None:
@@ -129,7 +168,15 @@ def provenance(config: DictConfig) -> dict[str, Any]:
         "config_hash": config_hash(config),
         "versions": versions(),
         "hardware": hardware(),
+        "command": command(),
     }
+
+
+def command() -> str | None:
+    """What the run was asked for on the command line; None where it was not started there."""
+    if not HydraConfig.initialized():
+        return None
+    return shlex.join(["python", "cli.py", *HydraConfig.get().overrides.task])
 
 
 def dataset_of(prepared: Prepare) -> dict[str, Any]:
@@ -177,7 +224,7 @@ def cpuinfo() -> list[str]:
 
 def commit() -> str | None:
     """The commit of the code, where it runs from a checkout."""
-    here = Path(__file__).resolve().parents[2]
+    here = Path(__file__).resolve().parents[3]
     try:
         found = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(["git", "-C", str(here), "status", "--porcelain", "-uno"], capture_output=True, text=True)
@@ -200,8 +247,20 @@ def report_several(config: DictConfig) -> None:
         write_aside(folder / "answers.csv", csv_of(header, lines))
         print(f"\n{markdown(header, lines)}\ntable: {folder / 'answers.md'}, {folder / 'answers.csv'}")
         report_policies(answering, folder)
+        sections = [
+            Section("Runs", tables=[Table(header, lines)]),
+            Section("Policies", tables=[Table(*policies_grid(answering))]),
+        ]
+        sections += [*pictured("Exact match over memory size", answers_panels(answering)), commands(answering)]
+        print(f"page: {write_page(Page(config.report.name, counted(answering), sections), folder / 'answers.html')}")
     if models := [run for run in runs if "questions" not in run]:
         report_models(models, config.report.against, folder)
+
+
+def counted(runs: list[dict[str, Any]]) -> list[str]:
+    """How many runs, of which code."""
+    commits = sorted({str(run["commit"])[:12] for run in runs})
+    return [f"{len(runs)} runs", f"commit {', '.join(commits)}"]
 
 
 def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
@@ -225,6 +284,16 @@ def report_models(runs: list[dict[str, Any]], against: str, folder: Path) -> Non
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
     if len({group.row.get("eviction") for group in groups} - {None}) > 1:
         print(f"policies: {policies_picture(groups, folder / 'policies.png')}")
+    note = (
+        f"The worst first. Differences to {against} are paired, with a 95 % interval by bootstrap over documents and seeds; "
+        "no difference is shown where zero lies inside."
+    )
+    sections = [
+        Section("Runs", note, [Table(header, lines)]),
+        *pictured("Pictures", several_panels(groups, runs)),
+        commands(runs),
+    ]
+    print(f"page: {write_page(Page(folder.name, counted(runs), sections), folder / 'page.html')}")
 
 
 def found_runs(patterns: list[str]) -> list[dict[str, Any]]:

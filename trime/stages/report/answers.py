@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trime.stages.picture import GREY, over_sizes, saved, small_panels
-from trime.stages.tables import Lines
+from trime.stages.report.canvas import GREY, Panel, over_sizes, saved, small_panels
+from trime.stages.report.tables import Lines
 
 Rows = list[dict[str, Any]]
 
@@ -80,18 +81,29 @@ def policies_grid(runs: Rows) -> tuple[list[str], Lines]:
 
 
 def answers_picture(runs: Rows, path: Path) -> Path:
-    """Exact match over M, a panel for each way of reading, a line for each policy."""
-    found = kinds(runs)
-    panels = list(dict.fromkeys((name, words, queries) for name, words, _, queries in found))
+    """Exact match over M, a panel for each way of reading."""
+    panels = answers_panels(runs)
     figure, axes = small_panels(len(panels), 3)
     for axis, panel in zip(axes, panels, strict=False):
-        cells = {size: own for (name, words, size, queries), own in found.items() if (name, words, queries) == panel}
-        for policy in dict.fromkeys(policy for own in cells.values() for policy in own):
-            points = [(size, 100 * own[policy]) for size, own in sorted(cells.items()) if policy in own]
-            style = {"color": GREY} if policy == "fifo" else {}
-            axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=policy, **style)
-        name, words, queries = panel
-        axis.set(xlabel="entries M of each layer", ylabel="exact match, %", ylim=(0, 105))
-        axis.set_title(f"{name}, {words or 'all'} words, N {queries}", fontsize=10)
-        over_sizes(axis, sorted(cells))
+        panel(axis)
     return saved(figure, path)
+
+
+def answers_panels(runs: Rows) -> list[Panel]:
+    """One for each model, length of context and N."""
+    found = kinds(runs)
+    wanted = dict.fromkeys((name, words, queries) for name, words, _, queries in found)
+    return [partial(answers_panel, found=found, wanted=own) for own in wanted]
+
+
+def answers_panel(axis: Any, found: dict[tuple[Any, ...], dict[str, float]], wanted: tuple[Any, ...]) -> None:
+    """A line for each policy."""
+    cells = {size: own for (name, words, size, queries), own in found.items() if (name, words, queries) == wanted}
+    for policy in dict.fromkeys(policy for own in cells.values() for policy in own):
+        points = [(size, 100 * own[policy]) for size, own in sorted(cells.items()) if policy in own]
+        style = {"color": GREY} if policy == "fifo" else {}
+        axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=policy, **style)
+    name, words, queries = wanted
+    axis.set(xlabel="entries M of each layer", ylabel="exact match, %", ylim=(0, 105))
+    axis.set_title(f"{name}, {words or 'all'} words, N {queries}", fontsize=10)
+    over_sizes(axis, sorted(cells))

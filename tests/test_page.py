@@ -1,0 +1,221 @@
+"""The report page: one file, escaped, readable in a real browser, wide and narrow; what W&B and Optuna are given."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from omegaconf import DictConfig
+
+from tests.conftest import ROOT, composed
+from tests.test_compare import made
+from trime.run import run
+from trime.stages.plan import Plan
+from trime.stages.report.page import Page, Section, Table, sampled, write_page
+from trime.stages.report.samples import Samples, passages, samples_of
+
+Tiny = Callable[..., DictConfig]
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+in_a_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium (.ci/run does)")
+
+MEASURE = """
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", () => {
+  const page = frame.contentDocument, root = page.documentElement, tokens = [...page.querySelectorAll(".token")];
+  const open = () => [...page.querySelectorAll(".told")].map((one) => !one.hidden);
+  const before = open();
+  tokens[0]?.click();
+  const boxes = [...page.querySelectorAll("h1, h2, p, figure svg, .wide")].map((one) => one.getBoundingClientRect());
+  document.body.textContent = JSON.stringify({
+    width: root.clientWidth, content: root.scrollWidth, height: root.scrollHeight, before, after: open(),
+    outside: boxes.filter((box) => box.right > root.clientWidth + 1 || box.left < 0).length,
+    letters: parseFloat(getComputedStyle(page.body).fontSize),
+    overlapping: boxes.some((box) => box.height === 0),
+  });
+});
+"""
+
+
+def looked_at(page: Path, width: int, folder: Path) -> dict[str, Any]:
+    """The page in a frame of that width, its first token chosen."""
+    frame = f'<iframe style="border:0;width:{width}px;height:900px" srcdoc="{html.escape(page.read_text())}"></iframe>'
+    room = folder / f"frame{width}.html"
+    room.write_text(f"<!doctype html><body>{frame}<script>{MEASURE}</script></body>")
+    given = [
+        str(BROWSER),
+        "--headless",
+        *QUIET,
+        f"--user-data-dir={folder}/profile",
+        "--virtual-time-budget=8000",
+        "--dump-dom",
+    ]
+    done = subprocess.run([*given, room.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    return json.loads(html.unescape(re.search(r"<body>(\{.*\})", done.stdout).group(1)))  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def ran(place: Path, tiny: Tiny) -> tuple[Plan, str]:
+    """A run with all memories, and its page."""
+    config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv")
+    run(config)
+    plan = Plan(config)
+    return plan, (plan.run_folder / "page.html").read_text()
+
+
+def test_a_page_needs_no_other_file(ran: tuple[Plan, str]) -> None:
+    plan, text = ran
+    assert not re.findall(r"(?:src|href)=[\"'](?!#)", text) and "@import" not in text and not re.findall(r"url\((?!#)", text)
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    for row in results["metrics"]["test"]:
+        assert f">{row['memories']}<" in text and f">{row['perplexity']:.2f}<" in text
+    assert text.count("<svg") == 4 + 3  # rows, training, memory's share, sizes; buckets, retrieval, sizes
+    assert len(text) < 600_000
+
+
+def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> None:
+    plan, _ = ran
+    (sample,) = samples_of(plan)
+    corpus = plan.corpus.corpus()
+    ((document, begin, middle, end),) = passages(corpus.split("test").offsets, plan.config.report.samples)
+    assert sample["document"] == corpus.names("test")[document] and len(sample["tokens"]) == end - middle == 8
+    words = [corpus.vocabulary.symbols[token] for token in corpus.split("test").tokens[begin:end]]
+    whole = sample["before"] + "".join(told["shown"] for told in sample["tokens"])
+    assert whole.split() == plan.corpus.dataset.tokenizer.text(words).split()
+    for told in sample["tokens"]:
+        assert sum(told["parts"].values()) == pytest.approx(told["probability"])
+        assert set(told["parts"]) == {"vocabulary", "local", "long", "external"}
+        assert sum(own["share"] for own in told["entries"]) <= told["probability"] + 1e-9
+    assert not Samples(plan).make()
+
+
+def test_memorys_share_is_what_the_vocabulary_leaves(ran: tuple[Plan, str]) -> None:
+    plan, _ = ran
+    plain, *rows = json.loads((plan.run_folder / "results.json").read_text())["metrics"]["test"]
+    assert "memory_share" not in plain
+    for row in rows:
+        *buckets, average = row["memory_share"]
+        assert sum(cell["tokens"] for cell in buckets) == average["tokens"] == row["tokens"]
+        assert all(cell["mean"] is None or 0 <= cell["mean"] <= 1 for cell in buckets) and 0 < average["mean"] < 1
+    means = [row["memory_share"][-1]["mean"] for row in rows]
+    assert means[0] < means[1] < means[2], "more memories give more"
+
+
+def test_passages_are_spread_and_within_documents() -> None:
+    wanted = composed().report.samples
+    offsets = [0, 10, 1000, 1005, 6000]
+    found = passages(np.array(offsets), wanted)
+    assert len(found) == 3
+    for document, begin, middle, end in found:
+        assert offsets[document] <= begin <= middle < end <= offsets[document + 1]
+        assert end - middle == 40 and middle - begin == 256
+    assert passages(np.array([0, 7]), wanted) == [(0, 0, 0, 7)]
+
+
+HOSTILE = '<script>document.title="x"</script> & "quoted" \u202e'
+
+
+def test_nothing_that_a_text_says_is_markup(tmp_path: Path) -> None:
+    told = {
+        "text": HOSTILE,
+        "shown": HOSTILE,
+        "probability": 0.5,
+        "parts": {"vocabulary": 0.2, "local": 0.3},
+        "entries": [{"memory": "local", "share": 0.1, "text": HOSTILE, "place": HOSTILE}],
+    }
+    sample = {"document": HOSTILE, "row": HOSTILE, "before": HOSTILE, "tokens": [told]}
+    sections = [Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE]), *sampled([sample])]
+    text = write_page(Page(HOSTILE, [HOSTILE], sections), tmp_path / "page.html").read_text()
+    assert text.count("<script>") == 1 and 'document.title="x"' not in text
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_browser_shows_it_wide_and_narrow(width: int, ran: tuple[Plan, str], tmp_path: Path) -> None:
+    """Nothing is wider than a phone; a token that is chosen shows what memories gave to it, alone."""
+    plan, _ = ran
+    seen = looked_at(plan.run_folder / "page.html", width, tmp_path)
+    assert 0 <= width - seen["width"] <= 20, "but for a scroll bar"
+    assert seen["content"] <= seen["width"] and seen["outside"] == 0 and seen["letters"] >= 16
+    assert not seen["overlapping"] and sum(seen["before"]) == 1
+    assert seen["after"][0] and sum(seen["after"]) == 1
+
+
+@in_a_browser
+def test_a_page_of_several_runs_is_narrow_too(tiny: Tiny, tmp_path: Path) -> None:
+    runs = [
+        made(name, seed, [4.0 + 0.1 * seed, 5.0]) for name in ("vanilla", "trime", "a_name_that_is_long") for seed in (0, 1)
+    ]
+    for number, own in enumerate(runs):
+        own["metrics"]["valid"][0]["by_memory_size"] = {}
+        own |= {"versions": {}, "hardware": {}, "commit": "abc", "tuned": {}, "command": f"python cli.py seed={number}"}
+        folder = tmp_path / f"run{number}"
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(own))
+    run(tiny(f"report.runs={tmp_path}/run*", f"paths.outputs={tmp_path}"))
+    page = tmp_path / "reports" / "comparison" / "page.html"
+    text = page.read_text()
+    assert "python cli.py seed=3" in text and "no difference shown" in text and "<svg" in text
+    seen = looked_at(page, 360, tmp_path)
+    assert seen["content"] <= seen["width"] and seen["outside"] == 0
+
+
+def test_wandb_is_given_tables_and_pictures(place: Path, tmp_path: Path) -> None:
+    fixed = ["size=tiny", "train.updates=2", "experiment=trime", "trainer.enable_progress_bar=false"]
+    config = composed(*fixed, f"paths.data={place}/data", f"paths.outputs={tmp_path}")
+    run(config)
+    (media,) = Plan(config).run_folder.glob("wandb/offline-run-*/files/media")
+    tables = {file.name.split("_")[0]: json.loads(file.read_text()) for file in media.glob("table/*.json")}
+    assert tables["results"]["columns"][0] == "memories" and len(tables["results"]["data"]) == 2
+    assert len(tables["samples"]["data"]) == 8
+    assert [file.name.split("_")[0] for file in media.glob("images/*.png")] == ["picture"]
+
+
+def test_a_search_by_optuna_goes_by_dev(place: Path, tmp_path: Path) -> None:
+    """Its trials are runs; the same command proposes the same ones and finds them."""
+    pytest.importorskip("optuna", reason="pip install 'trime[sweep]'")
+    given = [
+        "-m",
+        "experiment=trime",
+        "sweep=optuna",
+        "size=tiny",
+        "train.updates=2",
+        "hydra.sweeper.n_trials=2",
+        "logger=none",
+    ]
+    line = [
+        sys.executable,
+        "cli.py",
+        *given,
+        f"paths.data={place}/data",
+        f"paths.outputs={tmp_path}",
+        "report.samples.passages=0",
+    ]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(file.read_text()) for file in tmp_path.glob("runs/trime/*/results.json")]
+    (best,) = (tmp_path / "sweeps").rglob("optimization_results.yaml")
+    found = float(re.search(r"best_value: ([\d.]+)", best.read_text()).group(1))  # type: ignore[union-attr]
+    assert len(results) == 2 and found == pytest.approx(min(own["metrics"]["valid"][-1]["loss"] for own in results))
+    again = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0 and "fit: made" not in again.stdout and again.stdout.count("fit: found") == 2
+
+
+def test_the_sweep_of_wandb_is_of_settings_that_exist() -> None:
+    """Its command is a run, its metric is logged, its parameters compose."""
+    sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
+    assert (ROOT / sweep["program"]).is_file() and sweep["metric"]["name"] == "valid/loss"
+    values = [f"{name}={own.get('values', [own.get('min')])[0]}" for name, own in sweep["parameters"].items()]
+    named = [part for part in sweep["command"] if "=" in part]
+    config = composed(*named, *values)
+    assert config.name == "trime" and config.logger.offline is False

@@ -1,0 +1,1 @@
+"""What runs tell: results.json, tables, pictures, pages, comparisons, the ledger of published figures."""

@@ -1,0 +1,126 @@
+"""Pictures of several runs, and of a replay."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trime.stages.report.canvas import BLUE, GREY, Panel, bars, canvas, curve, over_sizes, saved, small_panels
+from trime.stages.report.compare import Group
+from trime.stages.report.tables import evaluated, replayed, unit, units
+
+
+def several_panels(groups: list[Group], runs: list[dict[str, Any]]) -> list[Panel]:
+    """The own row of each group; where there are: policies over sizes, curves over the size of the long memory."""
+    panels: list[Panel] = [partial(compare_panel, groups=groups)]
+    if len({group.row.get("eviction") for group in groups} - {None}) > 1:
+        panels.append(partial(policies_panel, groups=groups))
+    return panels + curves_panels(runs)
+
+
+def compare_picture(groups: list[Group], path: Path) -> Path:
+    """The own row of each group."""
+    figure, (axis,) = canvas(8, max(2.6, 1.2 + 0.42 * len(groups)), 1)
+    compare_panel(axis, groups)
+    return saved(figure, path)
+
+
+def compare_panel(axis: Any, groups: list[Group]) -> None:
+    """The worst first."""
+    groups = sorted(groups, key=lambda group: -group.mean("test"))
+    colours = [BLUE if group.first["name"].startswith("trime") else GREY for group in groups]
+    bars(axis, labels(groups), [group.mean("test") for group in groups], units([group.first for group in groups]), colours)
+    axis.set_title(", ".join(sorted({evaluated(group.first)[0] for group in groups})))
+
+
+def labels(groups: list[Group]) -> list[str]:
+    """Each group's name, and what tells it from others of that name: memory, policy, seeds."""
+    found = []
+    for group in groups:
+        name, same = group.first["name"], [other for other in groups if other.first["name"] == group.first["name"]]
+        parts = {
+            "M": (group.row["memory_size"], [other.row["memory_size"] for other in same]),
+            "": (group.row.get("eviction"), [other.row.get("eviction") for other in same]),
+            "seed": (group.seeds, [other.seeds for other in groups]),
+        }
+        apart = [f"{title} {own}".strip() for title, (own, others) in parts.items() if len(set(others)) > 1]
+        found.append(f"{name} ({', '.join(apart)})" if apart else name)
+    return found
+
+
+def policies_picture(groups: list[Group], path: Path) -> Path:
+    """Test measure over the size of the memory."""
+    figure, (axis,) = canvas(7.5, 4.8, 1)
+    policies_panel(axis, groups)
+    return saved(figure, path)
+
+
+def policies_panel(axis: Any, groups: list[Group]) -> None:
+    """A line for each experiment and policy, its mean over seeds (Attendre 3.1)."""
+    lines: dict[str, dict[int, float]] = {}
+    for group in groups:
+        name, row, value = group.first["name"], group.row, group.mean("test")
+        if row.get("eviction"):
+            lines.setdefault(f"{name}, {row['eviction']}", {})[row["memory_size"]] = value
+        elif row["memory_size"] == 0:
+            axis.axhline(value, color="black", lw=1, ls=":", label=f"{name}, no memory")
+    for label, points in sorted(lines.items()):
+        axis.plot(*zip(*sorted(points.items()), strict=True), marker="o", ms=4, label=label)
+    every, kind = sorted({size for points in lines.values() for size in points}), units([group.first for group in groups])
+    axis.set(xlabel="entries of the memory", ylabel=f"test {kind}", title="eviction policies")
+    over_sizes(axis, every)
+
+
+def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
+    """Every analysed run's curve over the size of the long memory (TRIME Figure 3)."""
+    panels = curves_panels(runs)
+    figure, axes = canvas(1 + 6 * len(panels), 4.2, len(panels))
+    for axis, panel in zip(axes, panels, strict=True):
+        panel(axis)
+    return saved(figure, path)
+
+
+def curves_panels(runs: list[dict[str, Any]]) -> list[Panel]:
+    """Words and bytes apart; none where no run was analysed."""
+    shown = [run for run in runs if run.get("analysis", {}).get("dev", {}).get("by_memory_size")]
+    kinds = sorted({unit(run["metrics"]["test"][-1]) for run in shown}, reverse=True)
+    return [partial(curves_panel, runs=shown, kind=kind) for kind in kinds]
+
+
+def curves_panel(axis: Any, runs: list[dict[str, Any]], kind: str) -> None:
+    for run in (run for run in runs if unit(run["metrics"]["test"][-1]) == kind):
+        label = f"{run['name']} on {evaluated(run)[0]}, seed {run['seed']}"
+        curve(axis, run["analysis"]["dev"]["by_memory_size"], label, kind)
+    axis.set(xlabel="contexts in long memory", ylabel=f"dev {kind}", title="size of long memory")
+    axis.legend(frameon=False, fontsize=8)
+
+
+def replay_picture(found: dict[str, Any], path: Path) -> Path:
+    """What each policy retains, and its perplexity, over the size of the memory; the oracle is black.
+
+    A panel for each memory and measure, and, where several c were asked for, for each policy.
+    """
+    panels = [
+        (memory["memory"], title, value, rows)
+        for memory in found["memories"]
+        for rows in by_policy(memory["rows"])
+        for title, value in replayed(found["unit"]).items()
+    ]
+    figure, axes = small_panels(len(panels), 4)
+    kind = "exact" if found["exact"] else "approximate"
+    for axis, (memory, title, value, rows) in zip(axes, panels, strict=False):
+        for name in dict.fromkeys(row["policy"] for row in rows):
+            points = sorted((row["size"], value(row)) for row in rows if row["policy"] == name)
+            style = {"oracle": {"color": "black", "ls": "--"}, "fifo": {"color": GREY}}.get(name, {})
+            axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=name, **style)
+        sizes = sorted({row["size"] for row in rows})
+        axis.set(xlabel="entries", ylabel=title, title=f"{memory}, {kind}")
+        over_sizes(axis, sizes)
+    return saved(figure, path)
+
+
+def by_policy(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """All rows; where policies come at several c, each policy's own, beside those that have none."""
+    swept = list(dict.fromkeys(row["policy"].split(" ")[0] for row in rows if " c=" in row["policy"]))
+    return [[row for row in rows if row["policy"].split(" ")[0] in (name, "fifo", "oracle")] for name in swept] or [rows]
