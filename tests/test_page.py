@@ -36,12 +36,12 @@ frame.addEventListener("load", () => {
   const open = () => [...page.querySelectorAll(".told")].map((one) => !one.hidden);
   const before = open();
   tokens[0]?.click();
-  const boxes = [...page.querySelectorAll("h1, h2, p, figure svg, .wide")].map((one) => one.getBoundingClientRect());
+  const boxes = [...page.querySelectorAll("h1, h2, pre, .note, .passage, figure svg, .wide")].map((one) => one.getBoundingClientRect());
   document.body.textContent = JSON.stringify({
     width: root.clientWidth, content: root.scrollWidth, height: root.scrollHeight, before, after: open(),
     outside: boxes.filter((box) => box.right > root.clientWidth + 1 || box.left < 0).length,
     letters: parseFloat(getComputedStyle(page.body).fontSize),
-    overlapping: boxes.some((box) => box.height === 0),
+    empty: boxes.some((box) => box.height === 0),
   });
 });
 """
@@ -147,7 +147,7 @@ def test_a_browser_shows_it_wide_and_narrow(width: int, ran: tuple[Plan, str], t
     seen = looked_at(plan.run_folder / "page.html", width, tmp_path)
     assert 0 <= width - seen["width"] <= 20, "but for a scroll bar"
     assert seen["content"] <= seen["width"] and seen["outside"] == 0 and seen["letters"] >= 16
-    assert not seen["overlapping"] and sum(seen["before"]) == 1
+    assert not seen["empty"] and sum(seen["before"]) == 1
     assert seen["after"][0] and sum(seen["after"]) == 1
 
 
