@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type test-slow test-gpu wikitext103 enwik8 bench bench-gpu ledger report clean
+.PHONY: help install run test lint type test-slow test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,14 @@ wikitext103: install ## TrimeLM_ext on WikiText-103 as TRIME Table 2 (SIZE=tiny:
 
 enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=dataset.path=FILE)
 	$(RUN) $(if $(PAPER),experiment=reproduce/table4/trime_long,experiment=trime_long size=$(SIZE) dataset=enwik8) $(ARGS)
+
+KEPT := benchmarks/results/tables
+tables: install ## the papers' tables in small (SIZE=small; each resumes), their results.json under benchmarks/results/tables
+	$(RUN) table=main size=$(SIZE) report.keep=$(KEPT)/main $(ARGS)
+	$(RUN) table=domain size=$(SIZE) report.keep=$(KEPT)/domain dataset@evaluate.dataset=folder_code \
+	  evaluate.dataset.path=$$($(VENV)/bin/python -c 'import networkx; print(networkx.__path__[0])') $(ARGS)
+	for name in $(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))); do \
+	  $(RUN) experiment=ablation/$$name size=$(SIZE) report.name=$$name report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
 
 bench: install ## what memory costs, side by side, into benchmarks/results
 	$(VENV)/bin/python -m benchmarks.memorizing

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 failed: list[str] = []
+settings: list[DictConfig] = []  # of each run that ended well
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 
 
@@ -25,7 +26,9 @@ def job(config: DictConfig) -> float | None:
     from trime.run import run  # here, so that --help and a wrong override answer at once
 
     try:
-        return run(config)
+        loss = run(config)
+        settings.append(config)
+        return loss
     except Exception as error:
         failed.append(told(error))
         print(f"error: {failed[-1]}", file=sys.stderr)
@@ -70,6 +73,10 @@ def main() -> int:
     """Exit status 1 where a run failed."""
     try:
         job()
+        if settings:
+            from trime.run import report_sweep
+
+            report_sweep(settings[-1])
     except (HydraException, OmegaConfBaseException) as error:
         mend = (
             "pip install 'trime[sweep]'"

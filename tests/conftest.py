@@ -56,5 +56,6 @@ def text_folder(tmp_path: Path) -> Path:
         for document in range(3):
             order = [words[(i * (7 + document + number) + i // 5) % len(words)] for i in range(600)]
             lines = [" ".join(order[i : i + 12]) for i in range(0, len(order), 12)]
-            (tmp_path / "text" / split / f"{document}.txt").write_text("\n".join(lines) + "\n")
+            for suffix in ("txt", "py"):
+                (tmp_path / "text" / split / f"{document}.{suffix}").write_text("\n".join(lines) + "\n")
     return tmp_path / "text"

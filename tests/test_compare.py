@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trime.stages.report.compare import Group, compare_table, difference, grouped, opponent
+from trime.stages.report.compare import Group, compare_table, difference, grouped, opponent, ordering
 
 
 def made(name: str, seed: int, losses: list[float], policy: str | None = None, size: int | None = None) -> dict[str, Any]:
@@ -98,7 +98,28 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
 
 def test_the_table_has_a_line_a_group() -> None:
     groups = grouped([made("m", seed, [4.0, 4.1], policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
-    header, lines = compare_table(groups, "fifo")
+    header, lines = compare_table(groups, "fifo", {})
     cells = [dict(zip(header, line, strict=True)) for line in lines]
     assert [cell["seeds"] for cell in cells] == ["0, 1", "0, 1"]
     assert sorted(cell["vs fifo, 95 % interval"] for cell in cells) == ["", "+0.00 [+0.00, +0.00] no difference shown"]
+
+
+def test_one_document_and_one_seed_have_no_interval() -> None:
+    one, other = (Group([made(name, 0, [loss])]) for name, loss in (("a", 4.0), ("b", 5.0)))
+    found = difference(one, other)
+    assert found.value < 0 and math.isnan(found.low) and not found.shown and "no interval" in str(found)
+
+
+def test_the_papers_order_is_compared_pair_by_pair() -> None:
+    """Signs agree, disagree, or no difference is shown; rows that a set does not have are left out."""
+    losses = {"a": [5.0, 5.0, 5.0, 5.0], "b": [4.0, 4.1, 4.0, 4.1], "c": [4.1, 4.0, 4.0, 4.1], "d": [1.0, 1.0, 1.0, 1.0]}
+    groups = grouped([made(name, 0, own) for name, own in losses.items()])
+    published = {"paper": {"a": [0.0, 50.0], "b": [0.0, 60.0], "c": [0.0, 40.0]}, "empty": {"z": [1.0, 1.0]}}
+    _, lines = ordering(groups, published)
+    assert {(one, other): order for _, one, other, _, _, order in lines} == {
+        ("b", "a"): "disagrees",
+        ("a", "c"): "agrees",
+        ("b", "c"): "no difference shown",
+    }
+    header, table = compare_table(groups, "a", published)
+    assert header[-1] == "paper*" and {line[0]: line[-1] for line in table}["b"] == "0.00 / 60.00"

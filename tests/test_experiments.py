@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -32,13 +33,45 @@ def test_an_ablation_is_a_sweep(name: str, tiny: Callable[..., DictConfig], tmp_
     """One command each; every value composes, and the second ones run."""
     config = tiny(f"experiment=ablation/{name}", return_hydra=True)
     assert config.hydra.mode.name == "MULTIRUN" and config.name.startswith(f"ablation_{name}")
-    params = {key: str(value).split(",") for key, value in config.hydra.sweeper.params.items()}
+    parser, params = OverridesParser.create(), {}
+    for key, value in config.hydra.sweeper.params.items():
+        asked = parser.parse_override(f"{key}={value}")
+        params[key] = list(asked.sweep_string_iterator()) if asked.is_sweep_override() else [value]
     for key, values in params.items():
         assert all(tiny(f"experiment=ablation/{name}", f"{key}={value}") for value in values)
     second = tiny(
-        f"experiment=ablation/{name}", *(f"{key}={values[1]}" for key, values in params.items()), "tune.memory_size=[64]"
+        f"experiment=ablation/{name}",
+        *(f"{key}={values[min(1, len(values) - 1)]}" for key, values in params.items()),
+        "tune.memory_size=[64]",
     )
     assert run(second) is not None
+
+
+TABLES = sorted(path.stem for path in (ROOT / "conf" / "table").glob("*.yaml"))
+DOMAINS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "domain").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_a_sweep_over_experiments_that_exist(name: str, tiny: Callable[..., DictConfig]) -> None:
+    """Its published figures are of rows that it makes."""
+    config = tiny(f"table={name}", return_hydra=True)
+    rows = [tiny(f"experiment={row}").name for row in config.hydra.sweeper.params.experiment.split(",")]
+    assert config.hydra.mode.name == "MULTIRUN" and config.report.name == name and len({*rows}) == len(rows) > 3
+    assert any({*own} & {*rows} for own in config.report.published.values())
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+    """B is read in A's vocabulary; memory is from A, or from B's own split."""
+    config = tiny(f"experiment=domain/{name}", f"evaluate.dataset.path={text_folder}")
+    run(config)
+    plan = Plan(config)
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    assert results["evaluated"]["name"] == "folder" and results["dataset"]["name"] == "stdlib"
+    assert plan.evaluated.corpus().vocabulary.fingerprint == plan.corpus.corpus().vocabulary.fingerprint
+    if name[-2:] in ("_a", "_b"):
+        assert results["datastore"]["dataset"] == {"_a": "stdlib", "_b": "folder"}[name[-2:]]
+        assert results["datastore"]["split"] == "train"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -46,7 +79,7 @@ def test_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
     config = tiny(f"experiment={name}")
     loss = run(config)
     results = json.loads((Plan(config).run_folder / "results.json").read_text())
-    assert results["name"] == name and loss == results["metrics"]["test"][-1]["loss"]
+    assert results["name"] == name and loss == results["metrics"]["valid"][-1]["loss"]
     assert (Plan(config).run_folder / "picture.png").stat().st_size > 5000
     keys = {"name", "seed", "commit", "versions", "hardware", "dataset", "parameters", "train", "tuned", "metrics"}
     assert keys <= results.keys()

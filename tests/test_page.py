@@ -36,7 +36,8 @@ frame.addEventListener("load", () => {
   const open = () => [...page.querySelectorAll(".told")].map((one) => !one.hidden);
   const before = open();
   tokens[0]?.click();
-  const boxes = [...page.querySelectorAll("h1, h2, pre, .note, .passage, figure svg, .wide")].map((one) => one.getBoundingClientRect());
+  const shown = page.querySelectorAll("h1, h2, pre, .note, .passage, figure svg, .wide");
+  const boxes = [...shown].map((one) => one.getBoundingClientRect());
   document.body.textContent = JSON.stringify({
     width: root.clientWidth, content: root.scrollWidth, height: root.scrollHeight, before, after: open(),
     outside: boxes.filter((box) => box.right > root.clientWidth + 1 || box.left < 0).length,

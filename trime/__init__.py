@@ -1,3 +1,7 @@
 """TRIME Lab: language models with local, long-term and external memory, and their baselines."""
 
+from omegaconf import OmegaConf
+
 __version__ = "0.1.0"
+
+OmegaConf.register_new_resolver("quotient", lambda a, b: int(a) // int(b), replace=True)  # ${quotient:4096,512} in a yaml

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from omegaconf import DictConfig
 
+from trime.stages.artefact import plain
 from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.generate import generate
@@ -20,13 +22,23 @@ STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "ev
 BY_NAME = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # these run when they are named
 
 
+reported: list[Path] = []  # folders of the runs of this process, in order
+
+
+def report_sweep(config: DictConfig) -> None:
+    """One table, picture and page of all runs of a sweep, or of one run that is to be kept."""
+    if len(set(reported)) > 1 or (reported and config.report.keep):
+        report_several(config, list(map(str, dict.fromkeys(reported))))
+
+
 def run(config: DictConfig) -> float | None:
     """Makes what is missing, then reports; returns the own row's loss on dev in nats, for sweeps."""
     unknown = [stage for stage in config.stages if stage not in (*STAGES, *BY_NAME)]
     if unknown:
         raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join((*STAGES, *BY_NAME))}")
     if config.report.runs:
-        report_several(config)
+        patterns = [config.report.runs] if isinstance(config.report.runs, str) else plain(config.report.runs)
+        report_several(config, patterns)
         return None
     if "ledger" in config.stages:
         write_ledger(config)
@@ -45,6 +57,7 @@ def run(config: DictConfig) -> float | None:
                 results = report_run(plan)
                 log_results(plan.logger, results, samples_of(plan), plan.run_folder)
                 loss = results["metrics"]["valid"][-1]["loss"]
+                reported.append(plan.run_folder)
                 continue
             if stage == "fit":
                 plan.check_windows()
@@ -54,5 +67,5 @@ def run(config: DictConfig) -> float | None:
             if stage == "replay":
                 report_replay(plan)
             if stage == "answer":
-                report_answers(plan)
+                reported.append(report_answers(plan))
     return loss

@@ -6,13 +6,15 @@ with replacement, for both sides alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trime.metrics import MEASURES
-from trime.stages.report.tables import PUBLISHED, Lines, evaluated, measure, unit, units
+from trime.stages.report.tables import Lines, evaluated, measure, unit, units
 
 DRAWS = 10_000
 Run = dict[str, Any]
@@ -56,18 +58,25 @@ class Group(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Of a measure: the first side's less the other's, with the interval that holds 95 % of the draws."""
+    """Of a measure: the first side's less the other's, with the interval that holds 95 % of the draws.
+
+    Of one document and one seed there is nothing to draw from: the interval is NaN.
+    """
 
     value: float
     low: float
     high: float
 
     @property
+    def interval(self) -> str:
+        return "one document, one seed: no interval" if math.isnan(self.low) else f"[{self.low:+.2f}, {self.high:+.2f}]"
+
+    @property
     def shown(self) -> bool:
-        return not self.low <= 0 <= self.high
+        return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]" + ("" if self.shown else " no difference shown")
+        return f"{self.value:+.2f} {self.interval}" + ("" if self.shown or math.isnan(self.low) else " no difference shown")
 
 
 def grouped(runs: list[Run]) -> list[Group]:
@@ -140,7 +149,7 @@ def difference(one: Group, other: Group) -> Difference:
     sums = np.einsum("rs,spdx,rd->rpx", of_seeds, sides, of_documents)
     measured = np.vectorize(MEASURES[unit(one.row)])
     drawn = measured(sums[..., 0] / sums[..., 1])
-    low, high = np.percentile(drawn[:, 0] - drawn[:, 1], [2.5, 97.5])
+    low, high = np.percentile(drawn[:, 0] - drawn[:, 1], [2.5, 97.5]) if seeds * count > 1 else (math.nan, math.nan)
     whole = sides.sum((0, 2))
     value = measured(whole[:, 0] / whole[:, 1])
     return Difference(float(value[0] - value[1]), float(low), float(high))
@@ -151,8 +160,11 @@ def documents(run: Run) -> list[list[float]]:
     return run["metrics"]["test"][-1]["documents"]
 
 
-def compare_table(groups: list[Group], against: str) -> tuple[list[str], Lines]:
-    """The own row of each group, its mean over seeds, the difference to its opponent, the paper's figures."""
+Published = dict[str, dict[str, list[float]]]  # dev and test of a paper's rows, by the experiment's name, set by set
+
+
+def compare_table(groups: list[Group], against: str, published: Published) -> tuple[list[str], Lines]:
+    """The own row of each group, its mean over seeds, the difference to its opponent, the papers' figures."""
     groups = sorted(groups, key=lambda group: (group.first["dataset"]["name"], -group.mean("test")))
     kind = units([group.first for group in groups])
     header = [
@@ -172,10 +184,38 @@ def compare_table(groups: list[Group], against: str) -> tuple[list[str], Lines]:
         "train tok/s",
         "eval tok/s",
         "memory MB",
-        "paper 7M*",
-        "paper 247M*",
     ]
-    return header, [compared(group, opponent(group, groups, against), "test BLEU" in header) for group in groups]
+    lines = [compared(group, opponent(group, groups, against), "test BLEU" in header) for group in groups]
+    for title, rows in published.items():
+        found = [rows.get(group.first["name"], []) for group in groups]
+        if any(found):
+            header.append(f"{title}*")
+            lines = [[*line, " / ".join(f"{x:.2f}" for x in own)] for line, own in zip(lines, found, strict=True)]
+    return header, lines
+
+
+def ordering(groups: list[Group], published: Published) -> tuple[list[str], Lines]:
+    """Every two rows that a set of published figures has: do they stand in the same order on test?
+
+    *agrees* and *disagrees* where a difference is shown at 95 %, else *no difference shown*.
+    """
+    lines = []
+    for title, rows in published.items():
+        known = [group for group in groups if group.first["name"] in rows]
+        for one, other in combinations(sorted(known, key=lambda group: -rows[group.first["name"]][-1]), 2):
+            theirs = rows[one.first["name"]][-1] - rows[other.first["name"]][-1]
+            if comparable(one, other):
+                lines.append([title, one.first["name"], other.first["name"], f"{theirs:+.2f}", *judged(one, other, theirs)])
+    return ["published in", "row", "less row", "paper", "here, 95 % interval", "order"], lines
+
+
+def judged(one: Group, other: Group, theirs: float) -> tuple[str, str]:
+    """The difference here, and whether its sign is the published one's."""
+    own = difference(one, other)
+    told = f"{own.value:+.2f} {own.interval}"
+    if not own.shown and not math.isnan(own.low):
+        return told, "no difference shown"
+    return told, "agrees" if own.value * theirs > 0 else "disagrees"
 
 
 def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
@@ -203,7 +243,6 @@ def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
         figure(speed, ",.0f"),
         figure(reading, ",.0f"),
         figure(peak, ",.0f"),
-        *(" / ".join(f"{x:.2f}" for x in PUBLISHED[size].get(run["name"], ())) for size in ("7m", "247m")),
     ]
 
 

@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import subprocess
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from trime.stages.evaluate import named
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
 from trime.stages.report.answers import answers_panels, answers_picture, answers_table, policies_grid
-from trime.stages.report.compare import compare_table, grouped
+from trime.stages.report.compare import Published, compare_table, grouped, ordering
 from trime.stages.report.ledger import config_hash, read_run
 from trime.stages.report.page import Page, Section, Table, pictured, sampled, write_page
 from trime.stages.report.picture_run import analysis_panels, analysis_picture, run_panels, run_picture
@@ -34,7 +35,7 @@ from trime.stages.report.picture_several import (
     several_panels,
 )
 from trime.stages.report.samples import samples_of
-from trime.stages.report.tables import analysis_text, csv_of, evaluated, markdown, replay_text, run_table
+from trime.stages.report.tables import Lines, analysis_text, csv_of, evaluated, markdown, replay_text, run_table
 from trime.types import UserError
 
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
@@ -106,8 +107,8 @@ def report_replay(plan: Plan) -> None:
     print(f"\n{text}\nreplay: {replay_picture(found, folder / 'replay.png')}")
 
 
-def report_answers(plan: Plan) -> None:
-    """results.json of an answering run, and its line."""
+def report_answers(plan: Plan) -> Path:
+    """results.json of an answering run, and its line; the folder that holds it."""
     config, found = plan.config, plan.answer.found()
     folder = Path(config.paths.outputs) / "runs" / config.name / f"seed{config.seed}-{plan.answer.fingerprint[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,6 +124,7 @@ def report_answers(plan: Plan) -> None:
     write_aside(folder / "results.json", json.dumps(results, indent=1, ensure_ascii=False))
     header, lines = answers_table([results])
     print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, lines)}\nresults: {folder / 'results.json'}")
+    return folder
 
 
 def collected(plan: Plan) -> dict[str, Any]:
@@ -233,12 +235,11 @@ def commit() -> str | None:
     return found.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
 
 
-def report_several(config: DictConfig) -> None:
-    """One table (Markdown and CSV) and one picture of the runs that ``report.runs`` finds."""
-    patterns = [config.report.runs] if isinstance(config.report.runs, str) else plain(config.report.runs)
+def report_several(config: DictConfig, patterns: list[str]) -> None:
+    """One table (Markdown and CSV), picture and page of the runs that the patterns find."""
     runs = found_runs(patterns)
     if not runs:
-        raise UserError(f"report.runs={config.report.runs} finds no results.json: name folders of finished runs")
+        raise UserError(f"report.runs={', '.join(patterns)} finds no results.json: name folders of finished runs")
     folder = Path(config.paths.outputs) / "reports" / config.report.name
     folder.mkdir(parents=True, exist_ok=True)
     if answering := [run for run in runs if "questions" in run]:
@@ -254,7 +255,19 @@ def report_several(config: DictConfig) -> None:
         sections += [*pictured("Exact match over memory size", answers_panels(answering)), commands(answering)]
         print(f"page: {write_page(Page(config.report.name, counted(answering), sections), folder / 'answers.html')}")
     if models := [run for run in runs if "questions" not in run]:
-        report_models(models, config.report.against, folder)
+        report_models(models, config.report.against, plain(config.report.published) or {}, folder)
+    if config.report.keep:
+        kept(runs, Path(config.report.keep))
+
+
+def kept(runs: list[dict[str, Any]], folder: Path) -> None:
+    """Their results.json side by side, without where things lie on this machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        own = {key: value for key, value in run.items() if key != "artefacts"}
+        name = f"{run['name']}-seed{run['seed']}-{run['config_hash'][:6]}.json"
+        write_aside(folder / name, json.dumps(own, indent=1, ensure_ascii=False))
+    print(f"kept: {len(runs)} results in {folder}")
 
 
 def counted(runs: list[dict[str, Any]]) -> list[str]:
@@ -271,14 +284,17 @@ def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
         print(f"\n{markdown(header, lines)}\npicture: {answers_picture(runs, folder / 'policies.png')}")
 
 
-def report_models(runs: list[dict[str, Any]], against: str, folder: Path) -> None:
-    """Table and pictures of language models."""
+def report_models(runs: list[dict[str, Any]], against: str, published: Published, folder: Path) -> None:
+    """Table and pictures of language models, and where they stand in the papers' order."""
     groups = grouped(runs)
-    header, lines = compare_table(groups, against)
+    header, lines = compare_table(groups, against, published)
+    order = ordering(groups, published)
+    ordered = f"\n{markdown(*order)}\n{verdicts(order[1])}\n" if order[1] else ""
     write_aside(folder / "table.md", markdown(header, lines))
     write_aside(folder / "table.csv", csv_of(header, lines))
     picture = compare_picture(groups, folder / "picture.png")
-    print(f"\n{markdown(header, lines)}\n* published dev / test (TRIME Tables 10 and 2), for the order of rows")
+    write_aside(folder / "table.md", markdown(header, lines) + ordered)
+    print(f"\n{markdown(header, lines)}\n* published dev / test, for the order of rows\n{ordered}")
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
     if any(run.get("analysis", {}).get("dev", {}).get("by_memory_size") for run in runs):
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
@@ -294,6 +310,15 @@ def report_models(runs: list[dict[str, Any]], against: str, folder: Path) -> Non
         commands(runs),
     ]
     print(f"page: {write_page(Page(folder.name, counted(runs), sections), folder / 'page.html')}")
+
+
+def verdicts(lines: Lines) -> str:
+    """How many comparisons have the published sign."""
+    counts = Counter(line[-1] for line in lines)
+    said = {"agrees": "agree in sign", "disagrees": "disagree", "no difference shown": "show no difference"}
+    return (
+        f"Of {len(lines)} comparisons {', '.join(f'{counts[name]} {words}' for name, words in said.items() if counts[name])}."
+    )
 
 
 def found_runs(patterns: list[str]) -> list[dict[str, Any]]:

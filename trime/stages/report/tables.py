@@ -12,29 +12,6 @@ from trime.metrics import MEASURES
 
 Lines = list[list[str]]
 
-# TRIME Table 10 (7M) and Table 2 (247M), WikiText-103, perplexity dev / test.
-PUBLISHED = {
-    "7m": {
-        "vanilla": (82.68, 83.66),
-        "cache": (67.45, 68.08),
-        "knn_lm": (51.88, 52.24),
-        "knn_lm_cache": (45.15, 45.82),
-        "trime": (54.78, 54.69),
-        "trime_long": (60.71, 60.10),
-        "trime_ext": (41.50, 42.36),
-    },
-    "247m": {
-        "vanilla": (18.04, 18.70),
-        "cache": (17.65, 18.26),
-        "trime": (17.10, 17.76),
-        "trime_long": (17.01, 17.64),
-        "knn_lm": (16.40, 16.37),
-        "knn_lm_cache": (16.23, 16.23),
-        "trime_ext_no_long": (15.62, 15.55),
-        "trime_ext": (15.51, 15.41),
-    },
-}
-
 
 def markdown(header: list[str], lines: Lines) -> str:
     """A Markdown table with aligned columns, numbers to the right."""
