@@ -19,7 +19,7 @@ import cli
 from tests.conftest import ROOT, composed
 from tests.golden.published import ROOT as GOLDEN
 from tests.test_pretrained_language import saved
-from trime.run import BY_NAME, STAGES, run
+from trime.run import BY_NAME, STAGES, reported, run
 from trime.stages.plan import Plan
 
 README = (ROOT / "README.md").read_text()
@@ -74,8 +74,14 @@ def test_readme_command_runs(
         words = [word for word in words if not word.startswith("questions")] + ["questions=rooms", "questions.count=6"]
     if any(word.startswith("experiment=attendre/") for word in words):
         words += ["model.memory_size=8,16", "model.chunk=8", "eviction=fifo"]
-    words = [re.sub(r"(path=)(DIR|\.\./shared/data/[\w-]+|\S*TEXT)$", rf"\1{text_folder}", word) for word in words]
+    words = [re.sub(r"(path=)(DIR|\.\./shared/data/[\w-]+|\S*(?:TEXT|CODE))$", rf"\1{text_folder}", word) for word in words]
     words = [re.sub(r"^((?:dataset|dataset@\w+\.dataset)=)wikitext\d+$", r"\1folder", word) for word in words]
+    for table in [word for word in words if word.startswith("table=")]:
+        rows = composed(table, return_hydra=True).hydra.sweeper.params.experiment.split(",")
+        words = ["-m", *words, f"experiment={','.join(rows[-2:])}"]
+    if "experiment=ablation/test_memory" in words:
+        words = ["-m", *words, "training=plain,local", "evaluate.rows=[{joint:[local]}]"]
+    words += ["hydra.sweeper.n_trials=1"] * ("sweep=optuna" in words)
     large = ("size=", "train.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
     words = [word for word in words if not word.startswith(large)]
     if any(word.startswith("checkpoint=") for word in words):
@@ -95,7 +101,8 @@ def test_readme_command_runs(
         f"paths.outputs={place}/outputs",
     ]
     monkeypatch.setattr("sys.argv", ["cli.py", *words, *tiny])
-    cli.failed.clear()
+    for kept in (cli.failed, cli.settings, reported):
+        kept.clear()  # type: ignore[attr-defined]
     assert cli.main() == 0
 
 
