@@ -295,3 +295,19 @@ def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> 
         found = backend.nearest([0, 1, 3], 3)
         assert found[0, 0] == 1 and found[1, 0] == 0, "a duplicate stands first, whichever comes first in the list"
         assert all(query not in row for query, row in zip([0, 1, 3], found, strict=True))
+
+
+def test_a_folder_is_filled_by_tokens(tmp_path: Path) -> None:
+    """Whole files: valid first, then test, then train, as many tokens as asked for at least; a suffix chooses files."""
+    for number in range(12):
+        (tmp_path / f"{number:02d}.py").write_text("a b c d e\n" * 2)  # 12 tokens with the ends of lines
+        (tmp_path / f"{number:02d}.txt").write_text("x\n")
+    wanted: dict[str, int | str] = {"train": 40, "valid": 12, "test": 13}
+    found = Folder(str(tmp_path), Whitespace(), suffix=".py", tokens=wanted)
+    assert [len(found.files(split)) for split in ("valid", "test", "train")] == [1, 2, 4]
+    every = [path for split in ("valid", "test", "train") for path in found.files(split)]
+    assert len({*every}) == 7 and all(path.suffix == ".py" for path in every)
+    with pytest.raises(UserError, match=r"dataset\.tokens\.valid"):
+        Folder(str(tmp_path), Whitespace(), suffix=".py", tokens=wanted | {"test": 1000}).files("train")
+    with pytest.raises(UserError, match="train, valid, test"):
+        Folder(str(tmp_path), Whitespace(), tokens={"valid": 3})

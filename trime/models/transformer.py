@@ -38,7 +38,7 @@ class Transformer(nn.Module):
 
     ``inner_dropout`` applies to attention weights and ReLU outputs, ``dropout`` elsewhere.
     Cells that hold the token ``pad`` have no position and are hidden from each other, as in fairseq; null:
-    there is none.
+    there is none. ``key`` says what memories are keyed by: g, or f, what the output layer reads.
     """
 
     carries = False
@@ -54,8 +54,12 @@ class Transformer(nn.Module):
         inner_dropout: float = 0.0,
         final_norm: bool = True,
         pad: int | None = None,
+        key: str = "g",
     ):
         super().__init__()
+        if key not in ("f", "g"):
+            raise ValueError(f"key={key}: memories are keyed by f or g: mend model.backbone.key")
+        self.key = key
         self.position: Tensor
         width = embedding.width
         self.embedding, self.positions, self.width, self.pad = embedding, positions, width, pad
@@ -84,4 +88,5 @@ class Transformer(nn.Module):
         x = g = self.dropout(math.sqrt(self.width) * self.embedding(tokens) + position)
         for layer in self.layers:
             x, g = layer(x, padding)
-        return Encoding(self.final_norm(x), g), None
+        f = self.final_norm(x)
+        return Encoding(f, f if self.key == "f" else g), None
