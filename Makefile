@@ -50,6 +50,7 @@ enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=data
 	$(RUN) $(if $(PAPER),experiment=reproduce/table4/trime_long,experiment=trime_long size=$(SIZE) dataset=enwik8) $(ARGS)
 
 KEPT := benchmarks/results/tables
+tables: SIZE := $(if $(filter command line,$(origin SIZE)),$(SIZE),small)
 tables: install ## the papers' tables in small (SIZE=small; each resumes), their results.json under benchmarks/results/tables
 	$(RUN) table=main size=$(SIZE) report.keep=$(KEPT)/main $(ARGS)
 	$(RUN) table=domain size=$(SIZE) report.keep=$(KEPT)/domain dataset@evaluate.dataset=folder_code \

@@ -15,6 +15,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+import trime  # noqa: F401 (its resolvers)
+
 failed: list[str] = []
 settings: list[DictConfig] = []  # of each run that ended well
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
@@ -33,6 +35,17 @@ def job(config: DictConfig) -> float | None:
         failed.append(told(error))
         print(f"error: {failed[-1]}", file=sys.stderr)
         return float("nan")
+
+
+def end_of_sweep(config: DictConfig) -> None:
+    """One report of all runs."""
+    from trime.run import report_sweep
+
+    try:
+        report_sweep(config)
+    except Exception as error:
+        failed.append(told(error))
+        print(f"error: {failed[-1]}", file=sys.stderr)
 
 
 def told(error: BaseException) -> str:
@@ -74,9 +87,7 @@ def main() -> int:
     try:
         job()
         if settings:
-            from trime.run import report_sweep
-
-            report_sweep(settings[-1])
+            end_of_sweep(settings[-1])
     except (HydraException, OmegaConfBaseException) as error:
         mend = (
             "pip install 'trime[sweep]'"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from trime.metrics import Meter
-from trime.stages.report.runs import commit, hardware, versions
+from trime.stages.report.provenance import commit, hardware, versions
 from trime.stages.report.tables import markdown
 
 RESULTS = Path(__file__).parent / "results"

@@ -115,7 +115,9 @@ def test_the_papers_order_is_compared_pair_by_pair() -> None:
     losses = {"a": [5.0, 5.0, 5.0, 5.0], "b": [4.0, 4.1, 4.0, 4.1], "c": [4.1, 4.0, 4.0, 4.1], "d": [1.0, 1.0, 1.0, 1.0]}
     groups = grouped([made(name, 0, own) for name, own in losses.items()])
     published = {"paper": {"a": [0.0, 50.0], "b": [0.0, 60.0], "c": [0.0, 40.0]}, "empty": {"z": [1.0, 1.0]}}
-    _, lines = ordering(groups, published)
+    _, lines = ordering(
+        [*groups, *grouped([made("d", 0, own) for own in ([2.0], [3.0])])], published | {"d": {"d": [1.0, 1.0]}}
+    )
     assert {(one, other): order for _, one, other, _, _, order in lines} == {
         ("b", "a"): "disagrees",
         ("a", "c"): "agrees",

@@ -88,15 +88,18 @@ def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> 
     plan, _ = ran
     (sample,) = samples_of(plan)
     corpus = plan.corpus.corpus()
-    ((document, begin, middle, end),) = passages(corpus.split("test").offsets, plan.config.report.samples)
+    wanted = {"passages": 1, "tokens": 8, "before": Samples(plan).before()}
+    ((document, begin, middle, end),) = passages(corpus.split("test").offsets, wanted)
     assert sample["document"] == corpus.names("test")[document] and len(sample["tokens"]) == end - middle == 8
     words = [corpus.vocabulary.symbols[token] for token in corpus.split("test").tokens[begin:end]]
     whole = sample["before"] + "".join(told["shown"] for told in sample["tokens"])
-    assert whole.split() == plan.corpus.dataset.tokenizer.text(words).split()
+    assert whole.replace("↵", "").split() == plan.corpus.dataset.tokenizer.text(words).split()
     for told in sample["tokens"]:
         assert sum(told["parts"].values()) == pytest.approx(told["probability"])
         assert set(told["parts"]) == {"vocabulary", "local", "long", "external"}
         assert sum(own["share"] for own in told["entries"]) <= told["probability"] + 1e-9
+    assert all(told["shown"].strip() for told in sample["tokens"]), "every token can be chosen"
+    assert max(told["parts"]["long"] for told in sample["tokens"]) > 0, "the memories are full"
     assert not Samples(plan).make()
 
 
@@ -113,7 +116,7 @@ def test_memorys_share_is_what_the_vocabulary_leaves(ran: tuple[Plan, str]) -> N
 
 
 def test_passages_are_spread_and_within_documents() -> None:
-    wanted = composed().report.samples
+    wanted = {"passages": 3, "tokens": 40, "before": 256}
     offsets = [0, 10, 1000, 1005, 6000]
     found = passages(np.array(offsets), wanted)
     assert len(found) == 3

@@ -155,8 +155,11 @@ def test_a_resumed_run_is_the_unbroken_run(
     resumed = trained(broken)
     assert resumed.keys() == unbroken.keys()
     assert all(torch.equal(resumed[name], unbroken[name]) for name in unbroken)
-    updates = (Plan(broken).model.path() / "metrics.csv").read_text()
-    assert updates == updates and not (Plan(broken).model.path() / "checkpoints").exists()
+    histories = []
+    for config in (broken, tiny(*options)):
+        with open(Plan(config).model.path() / "metrics.csv", newline="") as file:
+            histories.append([{key: row[key] for key in row if key != "tokens_per_second"} for row in csv.DictReader(file)])
+    assert histories[0] == histories[1] and not (Plan(broken).model.path() / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("experiment", ["vanilla", "trime_ext", "trime_long", "memorizing", "srupp_trime_long"])

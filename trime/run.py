@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from trime.stages.checks import check
 from trime.stages.generate import generate
 from trime.stages.plans import plan_of
 from trime.stages.report.ledger import write_ledger
-from trime.stages.report.runs import report_answers, report_replay, report_run, report_several
+from trime.stages.report.runs import report_answers, report_replay, report_run
 from trime.stages.report.samples import samples_of
+from trime.stages.report.several import report_several
 from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
@@ -28,7 +30,7 @@ reported: list[Path] = []  # folders of the runs of this process, in order
 def report_sweep(config: DictConfig) -> None:
     """One table, picture and page of all runs of a sweep, or of one run that is to be kept."""
     if len(set(reported)) > 1 or (reported and config.report.keep):
-        report_several(config, list(map(str, dict.fromkeys(reported))))
+        report_several(config, [glob.escape(str(folder)) for folder in dict.fromkeys(reported)])
 
 
 def run(config: DictConfig) -> float | None:

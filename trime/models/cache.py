@@ -24,7 +24,7 @@ class Laid(NamedTuple):
 
     def seen(self, position: Int[Tensor, "b l"]) -> Bool[Tensor, "b 1 l k"]:
         """No later states, and no empty slots."""
-        return ((self.distance(position) >= 0) & (self.position >= 0)[:, None])[:, None]
+        return ((self.position[:, None] <= position[:, :, None]) & (self.position >= 0)[:, None])[:, None]
 
     def looked(self, weight: Float[Tensor, "b h l k"]) -> Looked:
         """Where the last query looked in the cache."""

@@ -61,6 +61,16 @@ def check(config: DictConfig) -> None:
     demand(config, ("generate.entries",), lambda value: is_whole(value) and value >= 0, "a whole number, at least 0")
     demand(config, ("generate.temperature",), lambda value: is_number(value) and value >= 0, "a number, at least 0")
     demand(config, ("generate.top_p",), lambda value: is_number(value) and 0 < value <= 1, "a number above 0, at most 1")
+    samples = ("passages", "tokens", "entries", "before")
+    for name, least in zip(samples, (0, 1, 0, 0), strict=True):
+        allowed = f"a whole number, at least {least}" + (", or null" if name == "before" else "")
+        demand(config, (f"report.samples.{name}",), partial(is_at_least, least, name == "before"), allowed)
+    if (
+        config.memory.get("stale")
+        and "Previous" in config.memory.visibility["_target_"]
+        and "streams" not in config.batching["_target_"]
+    ):
+        raise UserError("memory=previous wants rows that read on: set batching=streams")
     if config.task == "translation":
         check_translation(config)
     for policy in (config.eviction, config.train.eviction):
@@ -182,6 +192,11 @@ def demand(config: DictConfig, keys: tuple[str, ...], right: Callable[[Any], boo
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_at_least(least: int, none: bool, value: Any) -> bool:
+    """A whole number, or null where that is allowed."""
+    return (none and value is None) or (is_whole(value) and value >= least)
 
 
 def is_whole(value: Any) -> bool:

@@ -155,11 +155,12 @@ class LanguageModel(pl.LightningModule):
         checkpoint["stale"] = stale.saved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        carried = checkpoint.get("carried", [])
-        if carried and len(carried[0]) != processes():
-            raise UserError(f"this training began on {len(carried[0])} devices: go on with trainer.devices={len(carried[0])}")
+        carried, stale = checkpoint.get("carried", []), checkpoint.get("stale", [])
+        for began in {len(parts) for parts in [*carried, *(column for own in stale for column in own)]}:
+            if began != processes():
+                raise UserError(f"this training began on {began} devices: go on with trainer.devices={began}")
         self.carried = [parts[self.global_rank] for parts in carried]
-        self.carried_contexts = checkpoint.get("stale", [])
+        self.carried_contexts = stale
 
     def on_train_start(self) -> None:
         """Rows go on where the checkpoint left them."""

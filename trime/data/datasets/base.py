@@ -71,7 +71,9 @@ def lines_of(path: Path) -> Iterator[bytes]:
 def existing_folder(path: str | None, what: str) -> Path:
     """The folder a user named, or an error that says how to name one."""
     if path is None:
-        raise UserError(f"{what} needs a folder: add dataset.path=DIR")
+        raise UserError(
+            f"{what} needs a folder: add dataset.path=DIR (of other text evaluate.dataset.path or datastore.dataset.path)"
+        )
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise UserError(f"{what}: there is no folder {folder}: set dataset.path to one that exists")

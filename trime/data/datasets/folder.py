@@ -17,7 +17,8 @@ class Folder(Dataset):
     """``train/ valid/ test/`` of files that end in ``suffix``, one file a document; or one folder, split at random by ``seed``.
 
     A split may also be a single file ``train.txt``. ``ratio`` is the share of files for valid and for test; or ``tokens``
-    says how many tokens of each split whole files shall have at least: valid is filled first, then test, then train.
+    says how many tokens of each split whole files shall have at least (null: all that are left): valid is filled first, then
+    test, then train with what there is.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Folder(Dataset):
     ):
         self.place = existing_folder(path, f"dataset {name}")
         self.tokenizer, self.name, self.ratio, self.seed, self.suffix = tokenizer, name, ratio, seed, suffix
-        if tokens is not None and {*tokens} != {*SPLITS}:
+        if tokens is not None and (not isinstance(tokens, dict) or {*tokens} != {*SPLITS}):
             raise UserError(f"dataset {name}: tokens={tokens} names the tokens of {', '.join(SPLITS)}")
         self.tokens = tokens
         self.characters = isinstance(tokenizer, Bytes | ByteNumbers)
@@ -61,13 +62,15 @@ class Folder(Dataset):
 
     def filled(self, files: list[Path], tokens: dict[str, int | str]) -> tuple[list[Path], list[Path], list[Path]]:
         left = iter(files)
-        valid, test, train = (self.taken(left, count_of(tokens[split]) or 0) for split in ("valid", "test", "train"))
+        valid, test, train = (self.taken(left, count_of(tokens[split])) for split in ("valid", "test", "train"))
         if not train:
             raise UserError(f"{self.place} holds no more than valid and test ask for: lower dataset.tokens.valid and .test")
         return train, valid, test
 
-    def taken(self, files: Iterator[Path], wanted: int) -> list[Path]:
-        """The next files, until they have as many tokens."""
+    def taken(self, files: Iterator[Path], wanted: int | None) -> list[Path]:
+        """The next files, until they have as many tokens; null: all that are left."""
+        if wanted is None:
+            return [*files]
         found: list[Path] = []
         while wanted > 0 and (path := next(files, None)):
             found.append(path)
@@ -79,4 +82,4 @@ class Folder(Dataset):
 
     def documents(self, split: str) -> Iterator[Document]:
         for path in self.files(split):
-            yield Document(path.name, lines_of(path))
+            yield Document(str(path.relative_to(self.place)), lines_of(path))

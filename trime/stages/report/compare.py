@@ -7,6 +7,7 @@ with replacement, for both sides alike.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -124,9 +125,11 @@ def opponent(group: Group, groups: list[Group], against: str) -> Group | None:
 
 
 def comparable(one: Group, other: Group) -> bool:
-    """The same text and training budget, and seeds in common."""
+    """The same text, cut into the same documents, the same training budget, and seeds in common."""
     budgets = one.first["train"].get("updates"), other.first["train"].get("updates")
-    return evaluated(one.first) == evaluated(other.first) and budgets[0] == budgets[1] and bool(pairs(one, other))
+    counts = [[count for _, count in documents(group.first)] for group in (one, other)]
+    same = evaluated(one.first) == evaluated(other.first) and counts[0] == counts[1]
+    return same and budgets[0] == budgets[1] and bool(pairs(one, other))
 
 
 def sized(one: Group, other: Group) -> bool:
@@ -197,11 +200,13 @@ def compare_table(groups: list[Group], against: str, published: Published) -> tu
 def ordering(groups: list[Group], published: Published) -> tuple[list[str], Lines]:
     """Every two rows that a set of published figures has: do they stand in the same order on test?
 
-    *agrees* and *disagrees* where a difference is shown at 95 %, else *no difference shown*.
+    *agrees* and *disagrees* where a difference is shown at 95 %, else *no difference shown*, or *no interval* where there is
+    but one document and seed. Rows of which there are several settings here are left out.
     """
+    names = Counter(group.first["name"] for group in groups)
     lines = []
     for title, rows in published.items():
-        known = [group for group in groups if group.first["name"] in rows]
+        known = [group for group in groups if group.first["name"] in rows and names[group.first["name"]] == 1]
         for one, other in combinations(sorted(known, key=lambda group: -rows[group.first["name"]][-1]), 2):
             theirs = rows[one.first["name"]][-1] - rows[other.first["name"]][-1]
             if comparable(one, other):
@@ -213,8 +218,8 @@ def judged(one: Group, other: Group, theirs: float) -> tuple[str, str]:
     """The difference here, and whether its sign is the published one's."""
     own = difference(one, other)
     told = f"{own.value:+.2f} {own.interval}"
-    if not own.shown and not math.isnan(own.low):
-        return told, "no difference shown"
+    if not own.shown:
+        return told, "no interval" if math.isnan(own.low) else "no difference shown"
     return told, "agrees" if own.value * theirs > 0 else "disagrees"
 
 

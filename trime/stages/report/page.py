@@ -90,10 +90,18 @@ def token_of(told: dict[str, Any]) -> dict[str, Any]:
     given = whole - parts["vocabulary"]
     return told | {
         "open": False,
-        "text": told["text"].strip() or "end of line",
-        "shown": told["shown"].replace("\n", "↵\n"),
+        "text": "end of line" if "\n" in told["text"] else told["text"].strip() or "space",
         "given": given,
         "share": min(1.0, max(0.0, given / whole)) if whole else 0.0,
         "split": ", ".join(f"{name} {part:.4f}" for name, part in parts.items()),
         "bars": [{"width": 100 * part / (whole or 1), "colour": COLOURS.get(name, BLUE)} for name, part in parts.items()],
     }
+
+
+def commands(runs: list[dict[str, Any]]) -> Section:
+    """The command of each run."""
+    known = list(dict.fromkeys(run["command"] for run in runs if run.get("command")))
+    note = (
+        "Each is skipped as far as its artefacts exist." if known else "No run tells its command: config.yaml lies beside it."
+    )
+    return Section("Commands", note, commands=known)

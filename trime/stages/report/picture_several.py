@@ -40,11 +40,12 @@ def labels(groups: list[Group]) -> list[str]:
     for group in groups:
         name, same = group.first["name"], [other for other in groups if other.first["name"] == group.first["name"]]
         parts = {
+            "with": (group.row["memories"], [other.row["memories"] for other in same]),
             "M": (group.row["memory_size"], [other.row["memory_size"] for other in same]),
             "": (group.row.get("eviction"), [other.row.get("eviction") for other in same]),
             "seed": (group.seeds, [other.seeds for other in groups]),
         }
-        apart = [f"{title} {own}".strip() for title, (own, others) in parts.items() if len(set(others)) > 1]
+        apart = [f"{title} {own}".strip() for title, (own, others) in parts.items() if own is not None and len(set(others)) > 1]
         found.append(f"{name} ({', '.join(apart)})" if apart else name)
     return found
 
