@@ -38,7 +38,7 @@ def tiny(place: Path) -> Callable[..., DictConfig]:
     """Composes an experiment at size=tiny, two updates long, under the session's place."""
 
     def make(*overrides: str, return_hydra: bool = False) -> DictConfig:
-        fixed = [f"paths.data={place}/data", f"paths.outputs={place}/outputs", "logger=none"]
+        fixed = [f"paths.data={place}/data", f"paths.outputs={place}/outputs", "logger=none", "report.samples.passages=0"]
         return composed(
             "size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", *fixed, *overrides, return_hydra=return_hydra
         )

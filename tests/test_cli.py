@@ -94,6 +94,7 @@ def test_readme_command_runs(
         "train.updates=2",
         "trainer.enable_progress_bar=false",
         "logger=none",
+        "report.samples.passages=0",
         "index.k=16",
         "index.factory=null",
         "evaluate.tokens=200",

@@ -68,7 +68,7 @@ def looked_at(page: Path, width: int, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def ran(place: Path, tiny: Tiny) -> tuple[Plan, str]:
     """A run with all memories, and its page."""
-    config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv")
+    config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1")
     run(config)
     plan = Plan(config)
     return plan, (plan.run_folder / "page.html").read_text()

@@ -472,6 +472,7 @@ def test_a_replay_of_the_long_memory_is_the_run(tiny: Tiny) -> None:
     for name, more in (("fifo", []), ("lra_sum", ["eviction.initial.c=0.0"])):
         for size in (32, 96):
             given = [f"tune.memory_size=[{size}]", f"tune.temperature=[{chosen}]", "evaluate.tokens=6000"]
-            loss = run(tiny("experiment=trime_long", f"eviction={name}", *more, *given))
+            ran = Plan(tiny("experiment=trime_long", f"eviction={name}", *more, *given))
+            run(ran.config)
             own = rows[name if name == "fifo" else f"{name} c=0", size]["loss"]
-            assert own == pytest.approx(loss, abs=1e-6)
+            assert own == pytest.approx(ran.evaluate.rows()[-1]["loss"], abs=1e-6)
