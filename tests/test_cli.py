@@ -82,7 +82,7 @@ def test_readme_command_runs(
     if "experiment=ablation/test_memory" in words:
         words = ["-m", *words, "training=plain,local", "evaluate.rows=[{joint:[local]}]"]
     words += ["hydra.sweeper.n_trials=1"] * ("sweep=optuna" in words)
-    large = ("size=", "train.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
+    large = ("size=", "train.", "taught.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
     words = [word for word in words if not word.startswith(large)]
     if any(word.startswith("checkpoint=") for word in words):
         words = released(words)
