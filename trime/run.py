@@ -15,7 +15,6 @@ from trime.stages.generate import generate
 from trime.stages.plans import plan_of
 from trime.stages.report.ledger import write_ledger
 from trime.stages.report.runs import report_answers, report_replay, report_run
-from trime.stages.report.samples import samples_of
 from trime.stages.report.several import report_several
 from trime.stages.tracking import closing, log_results
 from trime.types import UserError
@@ -56,8 +55,8 @@ def run(config: DictConfig) -> float | None:
                 generate(plan)
                 continue
             if stage == "report":
-                results = report_run(plan)
-                log_results(plan.logger, results, samples_of(plan), plan.run_folder)
+                results, samples = report_run(plan)
+                log_results(plan.logger, results, samples, plan.run_folder)
                 loss = results["metrics"]["valid"][-1]["loss"]
                 reported.append(plan.run_folder)
                 continue

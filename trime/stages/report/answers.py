@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trime.stages.report.canvas import GREY, Panel, over_sizes, saved, small_panels
+from trime.stages.report.canvas import GREY, Panel, fill, over_sizes, saved, small_panels
 from trime.stages.report.tables import Lines
 
 Rows = list[dict[str, Any]]
@@ -84,8 +84,7 @@ def answers_picture(runs: Rows, path: Path) -> Path:
     """Exact match over M, a panel for each way of reading."""
     panels = answers_panels(runs)
     figure, axes = small_panels(len(panels), 3)
-    for axis, panel in zip(axes, panels, strict=False):
-        panel(axis)
+    fill(axes, panels)
     return saved(figure, path)
 
 

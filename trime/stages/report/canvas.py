@@ -27,6 +27,12 @@ def canvas(width: float, height: float, columns: int, lines: int = 1) -> Any:
     return figure, list(axes.flat)
 
 
+def fill(axes: list[Any], panels: list[Panel]) -> None:
+    """Each panel on an axis of its own; axes may be left over."""
+    for axis, panel in zip(axes, panels, strict=False):
+        panel(axis)
+
+
 def saved(figure: Any, path: Path) -> Path:
     """Writes the picture whole and closes it."""
     from matplotlib import pyplot

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.metrics import MEASURES
-from trime.stages.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, bars, canvas, curve, saved
+from trime.stages.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, bars, canvas, curve, fill, saved
 from trime.stages.report.tables import evaluated, measure, unit
 
 
@@ -16,8 +16,7 @@ def run_picture(results: dict[str, Any], history: Path, path: Path) -> Path:
     """All panels of a run, side by side."""
     panels, rows = run_panels(results, history), len(results["metrics"]["test"])
     figure, axes = canvas(1.5 + 5.2 * len(panels), max(3.2, 1.6 + 0.55 * rows), len(panels))
-    for axis, panel in zip(axes, panels, strict=True):
-        panel(axis)
+    fill(axes, panels)
     axes[0].set_title(f"{results['name']} on {evaluated(results)[0]}, seed {results['seed']}")
     return saved(figure, path)
 
@@ -112,8 +111,7 @@ def analysis_picture(results: dict[str, Any], path: Path) -> Path:
     """All panels of an analysis, side by side."""
     panels = analysis_panels(results)
     figure, axes = canvas(1 + 5.4 * len(panels), 4, len(panels))
-    for axis, panel in zip(axes, panels, strict=True):
-        panel(axis)
+    fill(axes, panels)
     figure.suptitle(f"{results['name']} on {evaluated(results)[0]}, test")
     return saved(figure, path)
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trime.stages.report.canvas import BLUE, GREY, Panel, bars, canvas, curve, over_sizes, saved, small_panels
+from trime.stages.report.canvas import BLUE, GREY, Panel, bars, canvas, curve, fill, over_sizes, saved, small_panels
 from trime.stages.report.compare import Group
 from trime.stages.report.tables import evaluated, replayed, unit, units
 
@@ -77,8 +77,7 @@ def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
     """Every analysed run's curve over the size of the long memory (TRIME Figure 3)."""
     panels = curves_panels(runs)
     figure, axes = canvas(1 + 6 * len(panels), 4.2, len(panels))
-    for axis, panel in zip(axes, panels, strict=True):
-        panel(axis)
+    fill(axes, panels)
     return saved(figure, path)
 
 

@@ -22,8 +22,11 @@ from trime.stages.report.samples import samples_of
 from trime.stages.report.tables import analysis_text, evaluated, markdown, replay_text, run_table
 
 
-def report_run(plan: Plan) -> dict[str, Any]:
-    """Writes results.json, config.yaml, metrics.csv, table and picture; prints the table and the picture's path."""
+def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Writes results.json, config.yaml, metrics.csv, table, picture and page; prints the table and where they lie.
+
+    The results, and the samples of the page.
+    """
     config, folder = plan.config, plan.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     results = collected(plan)
@@ -38,10 +41,11 @@ def report_run(plan: Plan) -> dict[str, Any]:
         write_aside(folder / "analysis.md", text)
         print(f"\n{text}\nanalysis: {analysis_picture(results, folder / 'analysis.png')}")
     picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
-    page = write_page(run_page(results, folder / "metrics.csv", samples_of(plan)), folder / "page.html")
+    samples = samples_of(plan)
+    page = write_page(run_page(results, folder / "metrics.csv", samples), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{markdown(header, lines)}")
     print(f"results: {folder / 'results.json'}\npicture: {picture}\npage: {page}")
-    return results
+    return results, samples
 
 
 def run_page(results: dict[str, Any], history: Path, samples: list[dict[str, Any]]) -> Page:
