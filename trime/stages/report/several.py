@@ -83,8 +83,9 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
     ordered = f"\n{markdown(*order)}\n{verdicts(order[1])}\n" if order[1] else ""
     write_aside(folder / "table.csv", csv_of(header, lines))
     picture = compare_picture(groups, folder / "picture.png")
-    write_aside(folder / "table.md", markdown(header, lines) + ordered)
-    print(f"\n{markdown(header, lines)}\n* published dev / test, for the order of rows\n{ordered}")
+    text = markdown(header, lines) + ordered
+    write_aside(folder / "table.md", text)
+    print(f"\n{text}\n* published dev / test, for the order of rows")
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
     if any(run.get("analysis", {}).get("dev", {}).get("by_memory_size") for run in runs):
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
