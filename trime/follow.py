@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from trime.cpu import prepare_cpu
 from trime.stages.plans import plan_of
 from trime.types import UserError
 
@@ -18,6 +19,7 @@ def main() -> int:
     """Takes part in the training; ends with the first process, however that ends."""
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     folder = Path(sys.argv[1])
+    prepare_cpu()
     try:
         plan_of(OmegaConf.load(folder / "config.yaml")).fit.train(folder)  # type: ignore[arg-type]
     except UserError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from trime.cpu import prepare_cpu
 from trime.stages.artefact import plain
 from trime.stages.audit import audit
 from trime.stages.checks import check
@@ -45,6 +46,7 @@ def run(config: DictConfig) -> float | None:
         write_ledger(config)
         return None
     check(config)
+    prepare_cpu()
     plan, loss = plan_of(config), None
     with closing(plan):
         for stage in (stage for stage in (*STAGES, *BY_NAME) if stage in config.stages):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from trime.cpu import attend
 from trime.types import Bool, Float, Tensor
 
 
@@ -33,7 +33,7 @@ class CausalAttention(nn.Module):
         query, key, value = self.inward(x).view(b, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         mask = None if padding is None else visible(padding)
-        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=mask is None)
+        mixed = attend(query, key, value, mask, dropout, causal=mask is None)
         return self.outward(mixed.transpose(1, 2).reshape(b, length, width))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional as F
 
+from trime.cpu import attend
 from trime.models.relative import RelativeBias, in_window
 from trime.types import Bool, Float, Tensor
 
@@ -90,7 +90,7 @@ def block_attention(
     if not window.itself:  # the first token of a document sees nothing
         nothing = (mask[:, :1] == -torch.inf).all(-1, keepdim=True)
         mask = mask.masked_fill(nothing, 0.0)
-    mixed = F.scaled_dot_product_attention(query, own.key, own.value, mask, dropout, scale=1.0)
+    mixed = attend(query, own.key, own.value, mask, dropout, scale=1.0)
     return mixed if nothing is None else mixed.masked_fill(nothing, 0.0)
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from trime.cpu import attend
 from trime.models.attention import feed_forward, head_width
 from trime.models.embeddings import PlainInput, sinusoids
 from trime.models.transformer import FIRST
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         """Attended values."""
         query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, keys[0], keys[1], seen, dropout, is_causal=causal)
+        mixed = attend(query, keys[0], keys[1], seen, dropout, causal)
         return self.outward(mixed.transpose(1, 2).flatten(2))
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from trime.cpu import attend
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.attention import head_width
 from trime.models.cache import Laid, after, laid
@@ -103,7 +104,7 @@ class SruLayer(nn.Module):
         (wanted,) = projected_heads(query, 1, self.heads)
         seen = around.seen(position)
         dropout = self.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(wanted, key, value, seen, dropout).transpose(1, 2).flatten(2)
+        mixed = attend(wanted, key, value, seen, dropout).transpose(1, 2).flatten(2)
         if not self.cache.policy.by_attention and self.looked is None:
             return mixed, None
         with torch.no_grad():

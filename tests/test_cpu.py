@@ -1,0 +1,61 @@
+"""The CPU is used well, and nothing but the time changes by it."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from trime.cpu import EXACT, attend, choose_products, error, keep_memory
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """The precision of other tests."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_products_stay_float32() -> None:
+    choose_products()
+    for shape in ((700, 300, 500), (5, 2000, 7), (129, 31, 1)):
+        assert error(*shape) < EXACT
+
+
+def test_a_library_that_rounds_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor whose oneDNN multiplies in bfloat16."""
+    torch.set_float32_matmul_precision("highest")
+    monkeypatch.setattr("trime.cpu.error", lambda *shape: 3e-3)
+    choose_products()
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("length", [3, 600])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_the_same_in_both_forms(length: int, masked: bool) -> None:
+    """Its values and gradients, causal or under a mask."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, length, 8).requires_grad_()
+    mask = torch.rand(2, 1, length, length) < 0.7 if masked else None
+    mask = None if mask is None else mask | torch.eye(length, dtype=torch.bool)
+    found = []
+    for precision in ("highest", "medium"):
+        torch.set_float32_matmul_precision(precision)
+        mixed = attend(query, key, value, mask, causal=mask is None)
+        found.append((mixed, *torch.autograd.grad(mixed.square().sum(), (query, key, value))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
+def test_freed_memory_is_kept() -> None:
+    """A large tensor after another one of its size takes hardly a new page (of 4 KiB)."""
+    keep_memory()
+    torch.ones(3_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(3_000_000)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 12_000_000 / 4096 / 10
