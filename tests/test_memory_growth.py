@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import ROOT
-from trime.memory.blockwise import blockwise_mass
+from trime.memory.blockwise import BLOCK, blockwise_mass
 from trime.memory.visibility import External, Local, Long
 from trime.metrics import process_peak, reset_process_peak
 from trime.mixtures.joint import joint
@@ -64,7 +64,7 @@ def test_no_tensor_grows_faster_than_n(kind: str, visibility: Any, monkeypatch: 
             step(n, HEADS[kind](), visibility, width=16)
         largest[n] = watch.cells
     assert largest[4096] <= 2 * largest[2048]
-    assert largest[4096] <= 2 * 2**18 < 4096 * 2000, "a block, not [n, v] and not [n, n]"
+    assert largest[4096] <= 2 * BLOCK**2 < 4096 * 2000, "a block, not [n, v] and not [n, n]"
 
 
 LARGE = 16384

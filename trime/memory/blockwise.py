@@ -6,23 +6,25 @@ With scores s_ij = g_i . g_j / divisor over visible j (TRIME Eq. 5, 6):
     target_i = logsumexp_(j: x_j = x_i) s_ij
     d s_ij   = exp(s_ij - total_i) d total_i + [x_j = x_i] exp(s_ij - target_i) d target_i
 
-Forward keeps 2 t n numbers; backward computes the scores again. Memory is O((n + m) d + t n + block^2),
-time 2 t n m d forward and 3 products backward, less the tiles that a visibility rules out.
-The target's running maximum is kept apart from the total's: it may lie far below it.
+Forward keeps 2 t n numbers; backward computes the scores again. Memory is O((n + m) d + t n + block^2). Tiles that a
+visibility rules out are left out. Where the queries are the memory, as in training, s is symmetric: one tile serves its
+rows and its columns, and 2 n^2 d multiplications do forward and backward, instead of 4 (the matrix at once: 3).
+The definition below is what ``blockwise_cpu`` is tested against, and does the tiles that it may not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from trime.memory import blockwise_cpu
 from trime.memory.visibility import Extent, Visibility
 from trime.types import Bool, Contexts, Float, Mass, Place, Tensor
 
-BLOCK = 512
+BLOCK = 1024
 
 
 def slices(length: int, block: int) -> list[slice]:
@@ -38,31 +40,83 @@ def extents(place: Place, block: int) -> list[Extent]:
     return [Extent(*((low, high) for low, high in blocks)) for blocks in torch.stack(bounds, 1).tolist()]
 
 
+class Tile(NamedTuple):
+    """Rows of queries, columns of memory, and what a row sees of a column; null: all.
+
+    ``both``: the columns are queries to the rows too, and ``back`` is what they see of them.
+    """
+
+    row: slice
+    column: slice
+    seen: Bool[Tensor, "n m"] | None
+    both: bool = False
+    back: Bool[Tensor, "n m"] | None = None
+
+
 class Tiles:
-    """The tiles of a visibility over queries and memory, each with what is visible and what hits the target."""
+    """The tiles of a visibility over queries and memory in which something is visible."""
 
     def __init__(self, query: Contexts, memory: Contexts, visibility: Visibility, block: int = BLOCK):
-        self.query, self.memory, self.visibility, self.block = query, memory, visibility, block
+        self.query, self.memory, self.visibility = query, memory, visibility
+        self.symmetric = query is memory
+        self.rows, self.row_extents = slices(len(query.token), block), extents(query.place, block)
+        self.columns, self.column_extents = slices(len(memory.token), block), extents(memory.place, block)
 
-    def __iter__(self) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-        reach = extents(self.memory.place, self.block)
-        columns = slices(len(self.memory.token), self.block)
-        rows = slices(len(self.query.token), self.block)
-        for row, row_extent in zip(rows, extents(self.query.place, self.block), strict=True):
-            for column, extent in zip(columns, reach, strict=True):
-                if not self.visibility.rules_out(row_extent, extent):
-                    yield row, column, *self.masks(row, column)
+    def __iter__(self) -> Iterator[Tile]:
+        for row in range(len(self.rows)):
+            for column in range(row + 1 if self.symmetric else len(self.columns)):
+                there = not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
+                if self.symmetric and column < row and self.looks_back(row, column):
+                    back = self.seen(column, row)
+                    if there:
+                        yield Tile(
+                            self.rows[row],
+                            self.columns[column],
+                            self.seen(row, column),
+                            True,
+                            None if back is None else back.T.contiguous(),
+                        )
+                    else:
+                        yield Tile(self.rows[column], self.columns[row], back)
+                elif there:
+                    yield Tile(self.rows[row], self.columns[column], self.seen(row, column))
 
-    def masks(self, row: slice, column: slice) -> tuple[Bool[Tensor, "n m"], Bool[Tensor, "n m"]]:
-        """Invisible pairs, and pairs that are invisible or miss the target: both are set to -inf."""
-        hidden = ~self.visibility.sees(self.query.place.take(row), self.memory.place.take(column))
-        return hidden, hidden | (self.query.token[row, None] != self.memory.token[None, column])
+    def looks_back(self, row: int, column: int) -> bool:
+        """Whether queries of the column's block see anything of the row's."""
+        return not self.visibility.rules_out(self.row_extents[column], self.column_extents[row])
+
+    def seen(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
+        """What the queries of a block see of a block of memory; null: all."""
+        if self.visibility.shows_all(self.row_extents[row], self.column_extents[column]):
+            return None
+        return self.visibility.sees(self.query.place.take(self.rows[row]), self.memory.place.take(self.columns[column]))
 
 
-def accumulate(running: Tensor, scores: Float[Tensor, "t n m"], hidden: Bool[Tensor, "n m"]) -> None:
-    """running <- logaddexp(running, logsumexp of the scores that are not hidden), in place."""
-    found = scores.masked_fill(hidden, -math.inf).logsumexp(-1)
-    torch.logaddexp(running, found, out=running)
+def masked(scores: Float[Tensor, "t n m"], seen: Bool[Tensor, "n m"] | None) -> Tensor:
+    """Scores, -inf where nothing is to be seen."""
+    return scores if seen is None else scores.masked_fill(~seen, -math.inf)
+
+
+def add_masses(target: Tensor, total: Tensor, scores: Float[Tensor, "t n m"], seen: Tensor | None, hit: Tensor) -> None:
+    """By the definition: what a tile's columns add to the masses of its rows, in place."""
+    torch.logaddexp(total, masked(scores, seen).logsumexp(-1), out=total)
+    if hit.any():
+        torch.logaddexp(target, masked(scores, hit if seen is None else hit & seen).logsumexp(-1), out=target)
+
+
+Pair = Sequence[Float[Tensor, "t all"]]  # of target and total
+
+
+def slopes(
+    masses: Pair, gradients: Pair, rows: slice, scores: Float[Tensor, "t n m"], seen: Tensor | None, hit: Tensor
+) -> Float[Tensor, "t n m"]:
+    """By the definition: the gradient of a tile's scores as its rows see them."""
+    # Where nothing is visible the mass is -inf: any finite stand-in gives exp(-inf - 0) = 0, never NaN.
+    target, total = (torch.where(part.isinf(), 0, part)[:, rows, None] for part in masses)
+    grad_target, grad_total = (part[:, rows, None] for part in gradients)
+    slope = (masked(scores, seen) - total).exp_() * grad_total
+    reached = hit if seen is None else hit & seen
+    return slope.add_((masked(scores, reached) - target).exp_() * grad_target)
 
 
 class _Blockwise(torch.autograd.Function):
@@ -70,30 +124,43 @@ class _Blockwise(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, memory: Tensor, divisor: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
         total = query.new_full((len(divisor), len(query)), -math.inf)
         target = total.clone()
-        for row, column, hidden, missed in tiles:
-            scores = (query[row] @ memory[column].T) / divisor[:, None, None]
-            accumulate(total[:, row], scores, hidden)
-            if not missed.all():
-                accumulate(target[:, row], scores, missed)
+        for tile in tiles:
+            product = query[tile.row] @ memory[tile.column].T
+            if blockwise_cpu.add_masses(target, total, product, divisor, tile, tiles):
+                continue
+            scores, hit = product / divisor[:, None, None], hits(tiles, tile)
+            add_masses(target[:, tile.row], total[:, tile.row], scores, tile.seen, hit)
+            if tile.both:
+                back = None if tile.back is None else tile.back.T
+                add_masses(target[:, tile.column], total[:, tile.column], scores.mT, back, hit.T)
         ctx.save_for_backward(query, memory, divisor, target, total)
         ctx.tiles = tiles
         return target, total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        query, memory, divisor, target, total = ctx.saved_tensors
-        grad_target, grad_total = (part[:, :, None] for part in gradients)
-        # Where nothing is visible the mass is -inf: any finite stand-in gives exp(-inf - 0) = 0, never NaN.
-        target, total = (torch.where(part.isinf(), 0, part)[:, :, None] for part in (target, total))
-        grad_query, grad_memory = torch.zeros_like(query), torch.zeros_like(memory)
-        for row, column, hidden, missed in ctx.tiles:
-            scores = (query[row] @ memory[column].T) / divisor[:, None, None]
-            slope = (scores - total[:, row]).masked_fill_(hidden, -math.inf).exp_().mul_(grad_total[:, row])
-            hit = (scores - target[:, row]).masked_fill_(missed, -math.inf).exp_().mul_(grad_target[:, row])
-            slope = (slope.add_(hit) / divisor[:, None, None]).sum(0)
-            grad_query[row] += slope @ memory[column]
-            grad_memory[column] += slope.T @ query[row]
-        return grad_query, grad_memory, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        query, memory, divisor, *masses = ctx.saved_tensors
+        grad_query = torch.zeros_like(query)
+        grad_memory = grad_query if ctx.tiles.symmetric else torch.zeros_like(memory)
+        for tile in ctx.tiles:
+            row, column = tile.row, tile.column
+            product = query[row] @ memory[column].T
+            slope = blockwise_cpu.slopes(masses, gradients, product, divisor, tile, ctx.tiles)
+            if slope is None:
+                scores, hit = product / divisor[:, None, None], hits(ctx.tiles, tile)
+                whole = slopes(masses, gradients, row, scores, tile.seen, hit)
+                if tile.both:
+                    back = None if tile.back is None else tile.back.T
+                    whole += slopes(masses, gradients, column, scores.mT, back, hit.T).mT
+                slope = (whole / divisor[:, None, None]).sum(0)
+            grad_query[row].addmm_(slope, memory[column])
+            grad_memory[column].addmm_(slope.T, query[row])
+        return grad_query, None if ctx.tiles.symmetric else grad_memory, None, None
+
+
+def hits(tiles: Tiles, tile: Tile) -> Bool[Tensor, "n m"]:
+    """Where a row's target is a column's token."""
+    return tiles.query.token[tile.row, None] == tiles.memory.token[None, tile.column]
 
 
 def blockwise_mass(
@@ -105,10 +172,13 @@ def blockwise_mass(
 ) -> Mass:
     """Mass [t n] of the visible memory for each query; -inf where nothing (with the target) is visible.
 
-    Differentiable in both g. Scores are computed in float32 at least.
+    Differentiable in both g. Scores are computed in float32 at least. Half of the work falls away where ``query`` is
+    ``memory``, the same object.
     """
     dtype = torch.promote_types(torch.promote_types(query.g.dtype, memory.g.dtype), torch.float32)
-    tiles = Tiles(query._replace(g=query.g.detach()), memory._replace(g=memory.g.detach()), visibility, block)
+    asked = query._replace(g=query.g.detach())
+    held = asked if query is memory else memory._replace(g=memory.g.detach())
+    tiles = Tiles(asked, held, visibility, block)
     with torch.autocast(query.g.device.type, enabled=False):
         target, total = _Blockwise.apply(query.g.to(dtype), memory.g.to(dtype), divisor.to(query.g.device, dtype), tiles)
     return Mass(target, total)

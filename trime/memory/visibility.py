@@ -1,6 +1,7 @@
 """Which memory entry may a query see? Pure functions of places (TRIME Fig. 2, Eq. 2-4).
 
-Each visibility also says which tiles hold no visible pair at all, so that they are never computed.
+Each visibility also says which tiles hold no visible pair at all, so that they are never computed, and may say where all
+pairs are visible, so that they need not be asked one by one.
 """
 
 from __future__ import annotations
@@ -20,16 +21,23 @@ class Extent(NamedTuple):
 
 @runtime_checkable
 class Visibility(Protocol):
-    """``sees`` answers pair by pair; ``rules_out`` only where no pair of two tiles can be visible."""
+    """``sees`` answers pair by pair; of tiles, ``rules_out`` may say that no pair is visible, ``shows_all`` that all are."""
 
     def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]: ...
 
     def rules_out(self, query: Extent, memory: Extent) -> bool: ...
 
+    def shows_all(self, query: Extent, memory: Extent) -> bool: ...
+
 
 def apart(one: tuple[int, int], other: tuple[int, int]) -> bool:
     """Two ranges share no value."""
     return one[1] < other[0] or other[1] < one[0]
+
+
+def alike(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Two ranges are one value."""
+    return one == other and one[0] == one[1]
 
 
 def same(one: Int[Tensor, " n"], other: Int[Tensor, " m"]) -> Bool[Tensor, "n m"]:
@@ -49,6 +57,9 @@ class Local:
     def rules_out(self, query: Extent, memory: Extent) -> bool:
         return apart(query.segment, memory.segment) or query.position[1] <= memory.position[0]
 
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        return alike(query.segment, memory.segment) and memory.position[1] < query.position[0]
+
 
 class Long:
     """Preceding contexts of the same document, whichever segment they are in (Eq. 3 with Eq. 2)."""
@@ -58,6 +69,9 @@ class Long:
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
         return apart(query.document, memory.document) or query.position[1] <= memory.position[0]
+
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        return alike(query.document, memory.document) and memory.position[1] < query.position[0]
 
 
 class Previous:
@@ -71,6 +85,10 @@ class Previous:
         far = query.segment[0] - memory.segment[1] > 1
         return far or apart(query.document, memory.document) or query.position[1] <= memory.position[0]
 
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        near = query.segment[1] - memory.segment[0] <= 1
+        return near and alike(query.document, memory.document) and memory.position[1] < query.position[0]
+
 
 class Others:
     """All contexts of other segments, before or after: section 4.3 with the local memory dropped."""
@@ -79,7 +97,10 @@ class Others:
         return ~same(query.segment, memory.segment)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
-        return query.segment == memory.segment and query.segment[0] == query.segment[1]
+        return alike(query.segment, memory.segment)
+
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        return apart(query.segment, memory.segment)
 
 
 class External:
@@ -89,8 +110,10 @@ class External:
         return ~same(query.segment, memory.segment) | earlier(query, memory)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
-        alone = query.segment == memory.segment and query.segment[0] == query.segment[1]
-        return alone and query.position[1] <= memory.position[0]
+        return alike(query.segment, memory.segment) and query.position[1] <= memory.position[0]
+
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        return apart(query.segment, memory.segment) or memory.position[1] < query.position[0]
 
 
 class Everything:
@@ -103,6 +126,9 @@ class Everything:
     def rules_out(self, query: Extent, memory: Extent) -> bool:
         return False
 
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        return True
+
 
 class SameDocument:
     """Every entry of the query's document: a memory of earlier windows that is bounded by documents."""
@@ -113,6 +139,9 @@ class SameDocument:
     def rules_out(self, query: Extent, memory: Extent) -> bool:
         return apart(query.document, memory.document)
 
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        return alike(query.document, memory.document)
+
 
 class OtherDocuments:
     """Every entry of another document: a datastore built from the very split that is being scored."""
@@ -121,4 +150,7 @@ class OtherDocuments:
         return ~same(query.document, memory.document)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
-        return query.document == memory.document and query.document[0] == query.document[1]
+        return alike(query.document, memory.document)
+
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        return apart(query.document, memory.document)

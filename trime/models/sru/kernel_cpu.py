@@ -6,32 +6,21 @@ a shift. Measured at 16 x 512 x 1,920 on 2 cores: 4 times faster than PyTorch st
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
-import numba
 import numpy as np
 import torch
-from numba import njit, prange
-from numpy.polynomial import Chebyshev, Polynomial
+from numba import prange
 
 from trime.types import Tensor
+from trime.vectors import HALF, LOG2_E, ONE, P0, P1, P2, P3, P4, P5, P6, compiled, on_threads
 
 LANES = 128  # of a job
 LIMIT = np.float32(80.0)  # beyond it a sigmoid is 0 or 1 in float32
-LOG2_E = np.float32(np.log2(np.e))
-ONE, HALF = np.float32(1), np.float32(0.5)
-# 2^r for r in [-1/2, 1/2], to 2e-9
-P0, P1, P2, P3, P4, P5, P6 = (
-    np.float32(c) for c in Chebyshev.interpolate(np.exp2, 6, [-0.5, 0.5]).convert(kind=Polynomial).coef
-)
 
 
 def forward(u: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """h and c, [b l d] in float32."""
     h, c = torch.empty_like(x), torch.empty_like(x)
-    walk(_forward, u, x, weight, bias, mask, start, h, c)
+    on_threads(_forward, u, x, weight, bias, mask, start, h, c)
     return h, c
 
 
@@ -40,23 +29,11 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u and x, and row by row those of weight (2) and bias (2): [b 4 d]."""
     du, dx, rows = torch.empty_like(u), torch.empty_like(x), u.new_zeros(len(u), 4, x.shape[2])
-    walk(_backward, u, x, weight, bias, mask, start, c, dh, du, dx, rows)
+    on_threads(_backward, u, x, weight, bias, mask, start, c, dh, du, dx, rows)
     return du, dx, rows
 
 
-def walk(kernel, *tensors: Tensor) -> None:  # type: ignore[no-untyped-def]
-    """Runs a kernel on as many threads as PyTorch has."""
-    most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    numba.set_num_threads(min(torch.get_num_threads(), most))
-    kernel(*(tensor.detach().numpy() for tensor in tensors))
-
-
-def compiled(parallel: bool) -> Callable[[Any], Any]:
-    """What numba makes of a function as it is written, whatever an import hook has put around it."""
-    return lambda function: njit(inspect.unwrap(function), parallel=parallel, cache=True)
-
-
-@compiled(parallel=False)
+@compiled()
 def sigmoids(z, bits, power):  # type: ignore[no-untyped-def]
     """In place. ``power`` is ``bits`` read as float32: an exponent that is shifted to its place is a power of two."""
     for j in range(len(z)):

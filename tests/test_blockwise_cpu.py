@@ -1,0 +1,144 @@
+"""The CPU's kernels are the definition: every visibility, both directions of a tile, scores far apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tests.test_laws import VISIBILITIES, WORDS, direct_mass
+from trime.memory import blockwise_cpu
+from trime.memory.blockwise import blockwise_mass
+from trime.memory.visibility import Everything, Extent, External, Visibility
+from trime.types import Contexts, Mass, Place, Tensor
+
+LENGTHS = [(0, 40), (0, 40), (0, 23), (1, 40), (1, 7), (2, 1)]  # of segments in their documents
+
+
+def contexts(scale: float = 1.0) -> Contexts:
+    """Segments that follow one another, one after the other, in float32."""
+    torch.manual_seed(1)
+    places, end = [], dict.fromkeys(range(3), 0)
+    for segment, (document, length) in enumerate(LENGTHS):
+        places += [(document, segment, end[document] + i) for i in range(length)]
+        end[document] += length
+    columns = torch.tensor(places).T
+    return Contexts(scale * torch.randn(len(places), 8), torch.randint(WORDS, (len(places),)), Place(*columns))
+
+
+def both(query: Contexts, memory: Contexts, visibility: Any, divisor: Tensor, block: int) -> list[list[Tensor]]:
+    """Masses and the gradients of a weighted sum of them: by blocks in float32, at once in float64."""
+    torch.manual_seed(2)
+    weights, found = torch.randn(2, len(divisor), len(query.token)), []
+    for dtype in (torch.float32, torch.float64):
+        g = query.g.to(dtype, copy=True).requires_grad_()
+        asked = query._replace(g=g)
+        held = asked if memory is query else memory._replace(g=memory.g.to(dtype, copy=True).requires_grad_())
+        if dtype == torch.float32:
+            mass = blockwise_mass(asked, held, visibility, divisor, block)
+        else:
+            mass = direct_mass(asked, held, visibility, divisor.double())
+        parts = [torch.where(part.isinf(), 0, part) for part in (mass.target, mass.total)]
+        (torch.stack(parts) * weights).sum().backward()
+        found.append([mass.target, mass.total, g.grad, held.g.grad])
+    return found
+
+
+def close(found: list[list[Tensor]], tolerance: float = 1e-5) -> None:
+    for ours, exact in zip(*found, strict=True):
+        assert torch.equal(ours.isinf(), exact.isinf())
+        finite = ~exact.isinf()
+        assert (ours[finite] - exact[finite]).abs().max() <= tolerance * exact[finite].abs().max()
+
+
+@pytest.fixture()
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each tile, whether the kernels did it."""
+    noted = []
+    for name in ("add_masses", "slopes"):
+        own = getattr(blockwise_cpu, name)
+
+        def noting(*given: Any, own: Any = own) -> Any:
+            answer = own(*given)
+            noted.append(answer is not None and answer is not False)
+            return answer
+
+        monkeypatch.setattr(blockwise_cpu, name, noting)
+    return noted
+
+
+@pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("block", [16, 64, 1024])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_masses_and_gradients(visibility: Visibility, block: int, symmetric: bool, calls: list[bool]) -> None:
+    query = contexts()
+    memory = query if symmetric else query.take(torch.randperm(len(query.token))[:90])
+    close(both(query, memory, visibility, torch.tensor([1.3]), block))
+    assert all(calls)
+
+
+def test_in_any_order_of_contexts() -> None:
+    """Columns may come after their rows: a tile of which only the columns see something is turned round."""
+    query = contexts()
+    query = query.take(torch.arange(len(query.token)).flip(0))
+    for visibility in VISIBILITIES:
+        close(both(query, query, visibility, torch.tensor([1.3]), 16))
+
+
+def test_several_temperatures(calls: list[bool]) -> None:
+    """Masses by the kernels, one temperature after the other; gradients of several are done by the definition."""
+    query = contexts()
+    close(both(query, query, External(), torch.tensor([0.5, 1.0, 4.0]), 64))
+    assert any(calls) and not all(calls)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_scores_far_apart(symmetric: bool, calls: list[bool]) -> None:
+    """A thousand nats between scores, of which float32 keeps seven digits: what would underflow is done by the definition."""
+    query = contexts(scale=12.0)
+    memory = query if symmetric else query.take(slice(30, None))
+    close(both(query, memory, External(), torch.tensor([1.0]), 64), 1e3 * 2**-22)
+    assert not all(calls)
+
+
+def test_a_target_far_below_the_rest() -> None:
+    """The only memory of a query's target scores 90 nats less than the others."""
+    g = torch.zeros(4, 2)
+    g[0, 0] = g[2, 0] = g[3, 0] = 9.5
+    g[1, 0] = -0.0001
+    memory = Contexts(g, torch.tensor([3, 5, 4, 4]), Place(*torch.zeros(3, 4).long()))
+    query = Contexts(g[:1], torch.tensor([5]), Place(*torch.zeros(3, 1).long()))
+    close(both(query, memory, Everything(), torch.tensor([1.0]), 64))
+
+
+def test_what_is_not_a_number_stays_so() -> None:
+    query = contexts()
+    query.g[7, 3] = math.nan
+    mass = blockwise_mass(query, query, External(), torch.tensor([1.0]))
+    assert mass.total.isnan().any()
+
+
+def test_nothing_to_ask_or_to_see() -> None:
+    query, nothing = contexts(), contexts().take(slice(0, 0))
+    divisor = torch.tensor([1.0])
+    seen: Mass = blockwise_mass(query, nothing, External(), divisor)
+    assert seen.total.isinf().all() and blockwise_mass(nothing, query, External(), divisor).total.shape == (1, 0)
+
+
+@pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
+def test_all_is_shown_only_where_every_pair_is_seen(visibility: Visibility) -> None:
+    """And nothing is visible where a tile is ruled out."""
+    place, told = contexts().place, 0
+    parts = [slice(low, low + size) for size in (1, 5, 40) for low in range(0, len(place.segment), 7)]
+    extents = [Extent(*((int(c[part].min()), int(c[part].max())) for c in place)) for part in parts]
+    for row, query in zip(parts, extents, strict=True):
+        for column, memory in zip(parts, extents, strict=True):
+            seen = visibility.sees(place.take(row), place.take(column))
+            if visibility.shows_all(query, memory):
+                told += 1
+                assert seen.all()
+            if visibility.rules_out(query, memory):
+                assert not seen.any()
+    assert told
