@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from trime.data.batching.bm25 import chain
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.in_batch import InBatch, local_draw
 from trime.memory.recent import Recent
+from trime.memory.search import Exact
+from trime.memory.similarity import similarity
 from trime.memory.visibility import Everything, External, Local, Long, OtherDocuments, Others, Previous, SameDocument
-from trime.mixtures.interpolate import interpolate, union
-from trime.mixtures.joint import joint, memory_share
+from trime.mixtures.interpolate import interpolate
+from trime.mixtures.joint import joint, memory_share, union
 from trime.types import Contexts, Mass, Place
 
 VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), SameDocument(), OtherDocuments()]
@@ -243,3 +246,49 @@ def test_algorithm_1() -> None:
         unused.remove(current)
         current = next((int(other) for other in neighbours[current] if int(other) in unused), None)
     assert order == expected and sorted(order) == list(range(40))
+
+
+METRIC = {
+    "ip": lambda q, k: float(q @ k),
+    "l2": lambda q, k: -float((q - k).square().sum()),
+    "cosine": lambda q, k: len(q) * float(q @ k) / float(q.norm() * k.norm()),
+}
+
+
+@pytest.mark.parametrize("metric", list(METRIC))
+def test_similarities(metric: str) -> None:
+    """Pair by pair as they are defined; the same in a memory's mass, with gradients, and to nearest neighbours."""
+    query, memory = contexts(11, ROWS[:2]), contexts(12, ROWS[2:])
+    expected = torch.tensor([[METRIC[metric](q, k) for k in memory.g] for q in query.g], dtype=torch.float64)
+    assert torch.allclose(similarity(query.g, memory.g, metric), expected)
+    divisor = torch.tensor([1.5], dtype=torch.float64)
+    found = blockwise_mass(query, memory, Everything(), divisor, 4, metric)
+    assert torch.allclose(found.total[0], (expected / 1.5).logsumexp(1))
+    search = Exact(lambda: iter([memory.g]), metric)
+    score, index = search.nearest(query.g, 3)
+    assert torch.allclose(score.double(), expected.topk(3).values, atol=1e-4) and torch.equal(index, expected.topk(3).indices)
+    g = query.g.clone().requires_grad_()
+
+    def total(g: Tensor) -> Tensor:
+        own = query._replace(g=g)
+        return blockwise_mass(own, own, External(), divisor, 4, metric).total
+
+    assert torch.autograd.gradcheck(total, g)
+
+
+def test_a_gate_sets_the_memories_share() -> None:
+    """P = (1 - s) P_vocabulary + s P_memories, s = sigmoid(gate); where the memories are empty, the vocabulary's alone."""
+    torch.manual_seed(0)
+    vocabulary = plain_mass(torch.randn(9, WORDS, dtype=torch.float64), torch.randint(WORDS, (9,)))
+    target = torch.randn(2, 9, dtype=torch.float64)
+    found = [Mass(own, own + torch.rand(9)) for own in target]
+    found[0].target[2] = found[0].total[2] = found[1].target[2] = found[1].total[2] = -math.inf
+    gate = torch.randn(9, dtype=torch.float64, requires_grad=True)
+    gated, share = replace(vocabulary, gate=gate), gate.sigmoid() * (torch.arange(9) != 2)
+    inside = (union(found).target - union(found).total).exp().nan_to_num(0)
+    expected = (1 - share) * (vocabulary.target - vocabulary.total).exp() + share * inside
+    result = joint(gated, found)
+    assert torch.allclose(result.exp(), expected) and torch.allclose(memory_share(gated, found), share)
+    result.sum().backward()
+    assert gate.grad is not None and gate.grad.isfinite().all() and gate.grad[2] == 0
+    assert torch.allclose(joint(gated, []), joint(vocabulary, []))

@@ -80,10 +80,14 @@ class Encoding(NamedTuple):
 
 @dataclass(frozen=True)
 class Mass:
-    """Unnormalised log-evidence for the target and in all; leading axes broadcast (sizes, temperatures)."""
+    """Unnormalised log-evidence for the target and in all; leading axes broadcast (sizes, temperatures).
+
+    ``gate``, of a vocabulary's alone: log-odds of the memories' share, where the model has learned them.
+    """
 
     target: Float[Tensor, "*#s n"]
     total: Float[Tensor, "*#s n"]
+    gate: Float[Tensor, " n"] | None = None
 
 
 class Ranking(NamedTuple):

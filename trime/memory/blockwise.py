@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trime.memory import blockwise_cpu
+from trime.memory.similarity import as_products
 from trime.memory.visibility import Extent, Visibility
 from trime.types import Bool, Contexts, Float, Mass, Place, Tensor
 
@@ -56,9 +57,8 @@ class Tile(NamedTuple):
 class Tiles:
     """The tiles of a visibility over queries and memory in which something is visible."""
 
-    def __init__(self, query: Contexts, memory: Contexts, visibility: Visibility, block: int = BLOCK):
-        self.query, self.memory, self.visibility = query, memory, visibility
-        self.symmetric = query is memory
+    def __init__(self, query: Contexts, memory: Contexts, visibility: Visibility, block: int, symmetric: bool):
+        self.query, self.memory, self.visibility, self.symmetric = query, memory, visibility, symmetric
         self.rows, self.row_extents = slices(len(query.token), block), extents(query.place, block)
         self.columns, self.column_extents = slices(len(memory.token), block), extents(memory.place, block)
 
@@ -169,16 +169,17 @@ def blockwise_mass(
     visibility: Visibility,
     divisor: Float[Tensor, " t"],
     block: int = BLOCK,
+    metric: str = "ip",
 ) -> Mass:
     """Mass [t n] of the visible memory for each query; -inf where nothing (with the target) is visible.
 
     Differentiable in both g. Scores are computed in float32 at least. Half of the work falls away where ``query`` is
-    ``memory``, the same object.
+    ``memory``, the same object, unless the metric is l2.
     """
     dtype = torch.promote_types(torch.promote_types(query.g.dtype, memory.g.dtype), torch.float32)
-    asked = query._replace(g=query.g.detach())
-    held = asked if query is memory else memory._replace(g=memory.g.detach())
-    tiles = Tiles(asked, held, visibility, block)
     with torch.autocast(query.g.device.type, enabled=False):
-        target, total = _Blockwise.apply(query.g.to(dtype), memory.g.to(dtype), divisor.to(query.g.device, dtype), tiles)
+        g = query.g.to(dtype)
+        asked, held = as_products(g, g if query is memory else memory.g.to(dtype), metric)
+        tiles = Tiles(query, memory, visibility, block, query is memory and asked is held)
+        target, total = _Blockwise.apply(asked, held, divisor.to(g), tiles)
     return Mass(target, total)

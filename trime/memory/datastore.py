@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trime.memory.search import Search, similarity
+from trime.memory.search import Search
+from trime.memory.similarity import similarity
 from trime.types import Contexts, Float, Int, Mass, Tensor, UserError
 
 

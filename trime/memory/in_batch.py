@@ -18,7 +18,7 @@ class InBatch:
     ``draw``, uniform in [0, 1), comes from outside: a pure function of (seed, update). ``own_gradient_only``
     is the published code's quirk: the contexts of other processes are constants; without ``gradient`` all are
     (TRIME Table 11's ablation). Contexts of the last ``stale`` batches are memory too, as they were then (Appendix E;
-    footnote 7). Similarities are divided by ``temperature`` too (Eq. 5 has none).
+    footnote 7). Similarities are divided by ``temperature`` too (Eq. 5 has none); ``metric`` says which they are.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class InBatch:
         gradient: bool = True,
         stale: int = 0,
         temperature: float = 1.0,
+        metric: str = "ip",
     ):
         if not 0 <= drop_local <= 1:
             raise ValueError(f"drop_local={drop_local} is a probability: choose memory.drop_local in [0, 1]")
@@ -42,14 +43,14 @@ class InBatch:
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be positive: mend memory.temperature")
         self.own_gradient_only, self.gradient, self.stale = own_gradient_only, gradient, stale
-        self.temperature = temperature
+        self.temperature, self.metric = temperature, metric
 
     def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0) -> Mass:
         """Mass [t n] of the batch's contexts, of which ``seen`` are this process's, for the queries."""
         memory = gathered(seen, not self.own_gradient_only)
         if not self.gradient:
             memory = memory._replace(g=memory.g.detach())
-        return blockwise_mass(query, memory, self.seen_by(draw), divisor * self.temperature)
+        return blockwise_mass(query, memory, self.seen_by(draw), divisor * self.temperature, metric=self.metric)
 
     def seen_by(self, draw: float) -> Visibility:
         """What queries see in an update with this draw."""

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trime.memory.across import gathered
 from trime.memory.blockwise import slices
-from trime.memory.search import similarity
+from trime.memory.similarity import similarity
 from trime.memory.visibility import Visibility
 from trime.types import Contexts, Float, Mass, Tensor
 

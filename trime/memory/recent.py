@@ -20,8 +20,8 @@ class Recent:
     published way counts them twice): sizes count from there.
     """
 
-    def __init__(self, sizes: list[int], crossing: bool = False, repeats: bool = False):
-        self.sizes, self.repeats = rising(sizes), repeats
+    def __init__(self, sizes: list[int], crossing: bool = False, repeats: bool = False, metric: str = "ip"):
+        self.sizes, self.repeats, self.metric = rising(sizes), repeats, metric
         self.visibility = Everything() if crossing else SameDocument()
         self.seen: Contexts | None = None
 
@@ -61,7 +61,7 @@ class Recent:
         if self.seen is None or low >= high:
             nothing = query.g.new_full((len(divisor), len(query.token)), -math.inf)
             return Mass(nothing, nothing)
-        return blockwise_mass(query, self.seen.take(slice(low, high)), self.visibility, divisor)
+        return blockwise_mass(query, self.seen.take(slice(low, high)), self.visibility, divisor, metric=self.metric)
 
 
 def rising(sizes: list[int]) -> list[int]:

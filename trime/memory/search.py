@@ -9,19 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from trime.memory.similarity import at_one_length, similarity
 from trime.types import Float, Int, Tensor, UserError
 
 Blocks = Callable[[], Iterator[Tensor]]  # all keys, in blocks
 SAVED_EVERY = 2**24  # keys: a killed build of an index goes on from the last of these
 TRAINING_POINTS = 64  # per centroid: a quarter of FAISS's default costs no recall here and a quarter of the time
-
-
-def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> Float[Tensor, "*n q m"]:
-    """Inner products, or negated squared distances."""
-    product = query @ key.transpose(-1, -2)
-    if metric == "ip":
-        return product
-    return 2 * product - query.square().sum(-1, keepdim=True) - key.square().sum(-1).unsqueeze(-2)
 
 
 @runtime_checkable
@@ -85,8 +78,9 @@ class Faiss:
             self.index.nprobe = probe
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        found, index = self.index.search(query.float().cpu().numpy(), k)
-        score = torch.from_numpy(found) if self.metric == "ip" else -torch.from_numpy(found)
+        asked = at_one_length(query.float()) if self.metric == "cosine" else query.float()
+        found, index = self.index.search(asked.cpu().numpy(), k)
+        score = -torch.from_numpy(found) if self.metric == "l2" else torch.from_numpy(found)
         index_ = torch.from_numpy(index)
         return score.masked_fill(index_ < 0, -math.inf).to(query.device), index_.to(query.device)
 
@@ -98,6 +92,8 @@ def build_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: 
     """
     import faiss
 
+    if metric == "cosine":
+        blocks = lengthened(blocks)
     if not file.exists():
         save_index(trained(blocks, entries, width, factory, metric), file)
     index = faiss.read_index(str(file))
@@ -116,11 +112,16 @@ def build_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: 
         save_index(index, file)
 
 
+def lengthened(blocks: Blocks) -> Blocks:
+    """All keys at one length."""
+    return lambda: (at_one_length(keys.float()) for keys in blocks())
+
+
 def trained(blocks: Blocks, entries: int, width: int, factory: str, metric: str) -> Any:
     """An empty index that is ready to be filled."""
     import faiss
 
-    kind = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
+    kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
     try:
         index = faiss.index_factory(width, factory.replace("_", ","), kind)
     except RuntimeError:

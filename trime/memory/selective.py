@@ -12,6 +12,7 @@ from trime.eviction.base import EvictionPolicy
 from trime.memory.blockwise import BLOCK, blockwise_mass
 from trime.memory.bounded import BoundedMemory, Held
 from trime.memory.recent import rising
+from trime.memory.similarity import similarity
 from trime.memory.visibility import Everything, SameDocument
 from trime.types import Attended, Contexts, Float, Int, Mass, Place, Tensor
 
@@ -22,8 +23,10 @@ class Selective:
     The newest entries wait while a window holds them itself as context, unless ``repeats``.
     """
 
-    def __init__(self, sizes: list[int], policy: EvictionPolicy, crossing: bool = False, repeats: bool = False):
-        self.sizes, self.crossing, self.repeats = rising(sizes), crossing, repeats
+    def __init__(
+        self, sizes: list[int], policy: EvictionPolicy, crossing: bool = False, repeats: bool = False, metric: str = "ip"
+    ):
+        self.sizes, self.crossing, self.repeats, self.metric = rising(sizes), crossing, repeats, metric
         self.memories = [BoundedMemory(size, policy) for size in self.sizes]
         self.visibility = Everything() if crossing else SameDocument()
         self.reset()
@@ -57,7 +60,7 @@ class Selective:
         masses = []
         for number, memory in enumerate(self.memories):
             held = self.held[number] if self.held else memory.empty(columns_of(query.take(slice(0, 0))))
-            masses.append(blockwise_mass(query, contexts_in(held), self.visibility, divisor))
+            masses.append(blockwise_mass(query, contexts_in(held), self.visibility, divisor, metric=self.metric))
             if self.held and memory.policy.by_attention:
                 self.held[number] = self.attended(memory.policy, held, query, position)
         return Mass(torch.stack([mass.target for mass in masses]), torch.stack([mass.total for mass in masses]))
@@ -80,7 +83,7 @@ class Selective:
         summary = policy.begin(held.ranking)
         for rows in torch.arange(len(position), device=position.device).split(BLOCK):
             seen = self.visibility.sees(query.place.take(rows), place) & filled
-            score = query.g[rows] @ held.columns[0][0].to(query.g).T / query.g.shape[1] ** 0.5
+            score = similarity(query.g[rows], held.columns[0][0].to(query.g), self.metric) / query.g.shape[1] ** 0.5
             mass = score.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, -torch.inf)
             summary = policy.observe(summary, Attended(mass[None, None], position[rows][None]))
         return held._replace(ranking=policy.settle(held.ranking, summary))

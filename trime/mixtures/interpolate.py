@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trime.mixtures.joint import stacked
 from trime.types import Float, Mass, Tensor
-
-
-def union(found: list[Mass]) -> Mass:
-    """Several memories as one."""
-    return Mass(
-        torch.logsumexp(stacked([mass.target for mass in found]), 0),
-        torch.logsumexp(stacked([mass.total for mass in found]), 0),
-    )
 
 
 def interpolate(

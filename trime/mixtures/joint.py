@@ -1,4 +1,8 @@
-"""One softmax over the vocabulary and every memory (TRIME Eq. 5 and 6)."""
+"""One softmax over the vocabulary and every memory (TRIME Eq. 5 and 6); or, where the model has one, a learned gate.
+
+The gate z(c) (footnote 6; Merity et al. 2017) sets the memories' share to sigmoid(z), whatever their mass: that is Eq. 5
+with their mass scaled so that their total is e^z times the vocabulary's.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,34 @@ from trime.types import Float, Mass, Tensor
 
 def joint(vocabulary: Mass, found: list[Mass]) -> Float[Tensor, "*s n"]:
     """log P(target): all masses enter one logsumexp, which always holds the vocabulary's finite one."""
+    found = gated(vocabulary, found)
     target = torch.logsumexp(stacked([vocabulary.target, *(mass.target for mass in found)]), 0)
     return target - torch.logsumexp(stacked([vocabulary.total, *(mass.total for mass in found)]), 0)
 
 
 def memory_share(vocabulary: Mass, found: list[Mass]) -> Float[Tensor, "*s n"]:
     """The share of all mass that the memories hold, in [0, 1]."""
+    found = gated(vocabulary, found)
     total = torch.logsumexp(stacked([vocabulary.total, *(mass.total for mass in found)]), 0)
     return 1 - (vocabulary.total - total).exp()
+
+
+def gated(vocabulary: Mass, found: list[Mass]) -> list[Mass]:
+    """The memories as they enter the softmax; an empty one stays empty."""
+    if vocabulary.gate is None or not found:
+        return found
+    memory = union(found)
+    empty = memory.total.isinf()
+    total = torch.where(empty, -torch.inf, vocabulary.total + vocabulary.gate)
+    return [Mass(memory.target - torch.where(empty, 0, memory.total) + total, total)]
+
+
+def union(found: list[Mass]) -> Mass:
+    """Several memories as one."""
+    return Mass(
+        torch.logsumexp(stacked([mass.target for mass in found]), 0),
+        torch.logsumexp(stacked([mass.total for mass in found]), 0),
+    )
 
 
 def stacked(parts: list[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,23 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from trime.models.looked import Looked, mean_of
 from trime.types import Batch, Encoding, Int, Mass, Tensor, UserError
 
+FIRST_ODDS = -2.0  # of a gate before it has learned: the memories have 12 %
 PART = "part"  # a file that does not hold the weights that were frozen
 
 
 class Network(nn.Module):
-    """Tokens to (f, g) by ``backbone``, f to evidence by ``head``; tables may be shared between them."""
+    """Tokens to (f, g) by ``backbone``, f to evidence by ``head``; tables may be shared between them.
 
-    def __init__(self, backbone: nn.Module, head: nn.Module):
+    ``gate``: what f says of the memories' share is learned, in place of their mass (footnote 6 of TRIME).
+    """
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, gate: bool = False):
         super().__init__()
         self.backbone, self.head = backbone, head
+        self.gate = nn.Linear(backbone.width, 1) if gate else None  # type: ignore[arg-type]
+        if self.gate is not None:
+            nn.init.zeros_(self.gate.weight)
+            nn.init.constant_(self.gate.bias, FIRST_ODDS)
 
     @property
     def carries(self) -> bool:
@@ -54,8 +63,9 @@ class Network(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> Mass:
-        """The vocabulary's evidence for targets."""
-        return self.head.evidence(f, target)  # type: ignore[operator]
+        """The vocabulary's evidence for targets, with the gate where there is one."""
+        mass: Mass = self.head.evidence(f, target)  # type: ignore[operator]
+        return mass if self.gate is None else replace(mass, gate=self.gate(f).squeeze(1).to(mass.total))
 
 
 class Reader:
@@ -87,7 +97,7 @@ def build_network(model: Any, vocabulary: int) -> Network:
         parts = (instantiate(model[part], _partial_=True, _convert_="all") for part in ("embedding", "backbone", "head"))
         embedding, backbone, head = parts
         table = embedding(vocabulary=vocabulary)
-        return Network(backbone(embedding=table), head(embedding=table))
+        return Network(backbone(embedding=table), head(embedding=table), model.get("gate", False))
     except (ValueError, TypeError) as error:  # impossible values, or names that a part does not know
         raise UserError(str(error)) from error
     except InstantiationException as error:  # of a part inside a part

@@ -87,7 +87,9 @@ class Audit:
             contexts = contexts._replace(place=contexts.place._replace(segment=contexts.place.segment + number))
             scored = batch.scored.flatten()
             mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], asked[scored])
-            yield Window(contexts, int((~scored).sum()), Mass(mass.target.float(), mass.total.float()), asked[scored])
+            yield Window(
+                contexts, int((~scored).sum()), Mass(mass.target.float(), mass.total.float(), mass.gate), asked[scored]
+            )
 
     def altered(self, positions: np.ndarray, seed: int) -> Split:
         """The text with other tokens at some positions."""

@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.segments import count_of
+from trime.memory.similarity import METRICS
 from trime.models.network import build_network
 from trime.models.pretrained.rope import POSITIONS, STORED
 from trime.stages.artefact import plain
@@ -48,7 +49,7 @@ def check(config: DictConfig) -> None:
     )
     demand(config, NATURAL, lambda value: is_number(value) and value >= 0, "a number, at least 0")
     demand(config, ("evaluate.dtype", "datastore.dtype"), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
-    demand(config, ("index.metric",), ("ip", "l2").__contains__, "ip (inner product) or l2 (squared distance)")
+    demand(config, ("similarity", "index.metric"), METRICS.__contains__, "ip (inner product), l2 (squared distance) or cosine")
     demand(config, ("vocabulary.limit",), lambda value: value is None or (is_whole(value) and value > 2), "a number or null")
     demand(config, ("trainer.devices",), lambda value: value == "auto" or (is_whole(value) and value > 0), "a number or auto")
     demand(config, ("trainer.accelerator",), ("auto", "cpu", "gpu", "cuda").__contains__, "auto, cpu or gpu")

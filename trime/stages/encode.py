@@ -151,10 +151,12 @@ class Encode(Artefact):
             return self.stored(contexts_of(batch, reader.encode(batch).g).take(scored), first)
         contexts, vocabulary = vocabulary_evidence(reader, batch)
         kept = is_token(batch).flatten()
-        masses = torch.full((2, len(scored)), math.nan, device=scored.device)
-        masses[:, scored] = torch.stack([vocabulary.target, vocabulary.total]).float()
+        given = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
+        columns = {name: part for name, part in given.items() if part is not None}
+        masses = torch.full((len(columns), len(scored)), math.nan, device=scored.device)
+        masses[:, scored] = torch.stack(list(columns.values())).float()
         masses_kept = masses[:, kept].cpu()
-        return self.stored(contexts.take(kept), first) | {"target": masses_kept[0], "total": masses_kept[1]}
+        return self.stored(contexts.take(kept), first) | dict(zip(columns, masses_kept.unbind(), strict=True))
 
     def stored(self, chosen: Contexts, first: int) -> dict[str, Tensor]:
         """Contexts as columns on the host; ``first`` is the number of the shard's first window."""
@@ -194,12 +196,14 @@ def carried_file(folder: Path, shard: int) -> Path:
 def windows_of(folder: Path, device: torch.device) -> Iterator[Window]:
     """The windows of an encoded split, in stream order, on the device where memories are read."""
     names = ("g", "token", "document", "segment", "position", "target", "total")
-    for columns in Shards(folder).each(*names):
-        g, token, document, segment, position, target, total = (column.to(device) for column in columns)
+    shards = Shards(folder)
+    gated = "gate" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are no dictionaries)
+    for columns in shards.each(*names, *(["gate"] if gated else [])):
+        g, token, document, segment, position, target, total, *gate = (column.to(device) for column in columns)
         place = Place(document.long(), segment.long(), position.long())
         whole = Contexts(g.float(), token.long(), place)
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for low, high in pairwise(edges):
             context = int(total[low:high].isnan().sum())
-            mass = Mass(target[low + context : high], total[low + context : high])
+            mass = Mass(*(part[low + context : high] for part in (target, total, *gate)))
             yield Window(whole.take(slice(low, high)), context, mass)

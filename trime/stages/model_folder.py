@@ -18,13 +18,22 @@ from trime.types import UserError
 
 def model_of(config: DictConfig) -> dict[str, Any]:
     """The parts of conf/model that build a network."""
-    return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")}
+    return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")} | gate_of(config)
+
+
+def gate_of(config: DictConfig) -> dict[str, bool]:
+    """Of a model that has a gate, that it has one."""
+    return {"gate": True} if config.model.get("gate") else {}
 
 
 def trained_part(config: DictConfig) -> dict[str, Any]:
     """What decides the weights: all of conf/model, or of a pretrained model what it is and how it is trained."""
     if is_pretrained(config):
-        return {"weights": identity(config.model.name), "lora": plain(config.model.lora), "dtype": config.model.dtype}
+        return {
+            "weights": identity(config.model.name),
+            "lora": plain(config.model.lora),
+            "dtype": config.model.dtype,
+        } | gate_of(config)
     return model_of(config)
 
 

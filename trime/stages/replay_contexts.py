@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from trime.eviction.base import EvictionPolicy
 from trime.memory.selective import Selective
+from trime.memory.similarity import similarity
 from trime.stages.artefact import Artefact
 from trime.stages.encode import Encode, windows_of
 from trime.stages.processes import device_of
@@ -78,13 +79,14 @@ class ContextDocument:
         overlap = 0 if self.config.long.repeats else self.windows[number].context
         held = max(int(self.starts[number]) - overlap, 0)
         if held:
-            found[:held] = (query @ self.g[:held].T / query.shape[1] ** 0.5).softmax(-1).sum(0)
+            score = similarity(query, self.g[:held], self.config.similarity) / query.shape[1] ** 0.5
+            found[:held] = score.softmax(-1).sum(0)
         return found
 
     def replayed(self, policy: EvictionPolicy, sizes: list[int]) -> list[Kept]:
         """One pass for all sizes."""
-        memory = Selective(sizes, policy, self.config.long.crossing, self.config.long.repeats)
-        scorer = Scorer([self.row], memory, None, self.config.evaluate.scaled_interpolation)
+        memory = Selective(sizes, policy, self.config.long.crossing, self.config.long.repeats, self.config.similarity)
+        scorer = Scorer([self.row], memory, None, self.config.evaluate.scaled_interpolation, metric=self.config.similarity)
         mass, loss = [0.0] * len(sizes), torch.zeros(len(sizes), dtype=torch.float64)
         for step, (_, (score,)) in enumerate(scorer.scores(iter(self.windows))):
             loss -= score[:, 0].double().sum(-1).cpu()

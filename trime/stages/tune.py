@@ -142,6 +142,7 @@ def reading(config: DictConfig) -> dict[str, Any]:
     index = {key: plain(config.index)[key] for key in ("k", "probe", "rescore")} if uses_external(config) else {}
     return {
         "long": plain(config.long) | {"eviction": plain(config.eviction)},
+        "similarity": config.similarity,
         "jumps_clear": config.compatibility.sorted_windows,
         "scaled_interpolation": config.evaluate.scaled_interpolation,
         "index": index,
@@ -155,15 +156,16 @@ def scorer_of(config: DictConfig, rows: list[Row], index: Index | None, asked: E
     recent = long_memory(config, sizes) if sizes else None
     external = any("external" in row.memories for row in rows)
     nearest = index.nearest(asked.information()) if external and index else None
-    return Scorer(rows, recent, nearest, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
+    quirk = config.compatibility.sorted_windows
+    return Scorer(rows, recent, nearest, config.evaluate.scaled_interpolation, quirk, config.similarity)
 
 
 def long_memory(config: DictConfig, sizes: list[int]) -> Recent | Selective:
     """The last M contexts at every size at once, or a memory of each size that another policy fills."""
     policy = instantiate(config.eviction, _convert_="all")
     if policy.is_window:
-        return Recent(sizes, config.long.crossing, config.long.repeats)
-    return Selective(sizes, policy, config.long.crossing, config.long.repeats)
+        return Recent(sizes, config.long.crossing, config.long.repeats, config.similarity)
+    return Selective(sizes, policy, config.long.crossing, config.long.repeats, config.similarity)
 
 
 def watched(encoded: Encode, what: str) -> Iterator[Window]:

@@ -149,7 +149,8 @@ class Writer:
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
         self.source = Source(plan, nearest.store) if nearest else None
         size = len(self.vocabulary)
-        self.continuation = Continuation(network.to(device), self.row, recent, nearest, windows, eos, size, scaled)
+        memories = recent, nearest, windows
+        self.continuation = Continuation(network.to(device), self.row, *memories, eos, size, scaled, config.similarity)
         self.written: list[int] = []
 
     def read(self, prompt: str) -> list[int]:

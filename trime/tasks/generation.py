@@ -15,6 +15,7 @@ import torch
 from trime.memory.datastore import Nearest
 from trime.memory.recent import Recent
 from trime.memory.selective import Selective
+from trime.memory.similarity import similarity
 from trime.models.looked import Looked
 from trime.models.network import Network
 from trime.tasks.rows import Row, scales
@@ -69,9 +70,10 @@ class Continuation:
         start: int,
         vocabulary: int,
         scaled_interpolation: bool = True,
+        metric: str = "ip",
     ):
         self.network, self.row, self.recent, self.nearest = network, row, recent, nearest
-        self.windows, self.start, self.scaled = windows, start, scaled_interpolation
+        self.windows, self.start, self.scaled, self.metric = windows, start, scaled_interpolation, metric
         self.vocabulary = vocabulary  # an output layer may have more rows
         self.device = next(network.parameters()).device
         self.tokens: list[int] = []
@@ -128,19 +130,19 @@ class Continuation:
         query, local = contexts.take(slice(-1, None)), contexts.take(slice(0, -1))
         found = {name: self.shown(name, query, local, first) for name in sorted(self.row.memories)}
         some = torch.zeros(1, dtype=torch.long, device=self.device)
-        total = self.network.vocabulary_mass(self.f[-1:], some).total
-        vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + total.double()  # type: ignore[operator]
-        return spread(self.row, vocabulary, found, query.g.shape[1], self.scaled), found
+        mass = self.network.vocabulary_mass(self.f[-1:], some)
+        vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + mass.total.double()  # type: ignore[operator]
+        return spread(self.row, vocabulary, found, query.g.shape[1], self.scaled, mass.gate), found
 
     def shown(self, name: str, query: Contexts, local: Contexts, first: int) -> Entries:
         """What a memory shows to a context."""
         if name == "external" and self.nearest is not None:
-            similarity, token, number = self.nearest.entries(query)
-            return Entries(similarity[0], token[0], number[0].to(token.device))
+            score, token, number = self.nearest.entries(query)
+            return Entries(score[0], token[0], number[0].to(token.device))
         seen = local
         if name == "long" and self.recent is not None:
             seen = self.recent.entries(query, overlap=first - int(local.place.position[0]) if len(local.token) else 0)
-        return Entries(seen.g.to(query.g) @ query.g[0], seen.token, seen.place.position)
+        return Entries(similarity(query.g, seen.g.to(query.g), self.metric)[0], seen.token, seen.place.position)
 
     def generate(self, count: int, choice: Choice, seed: int, stop: int | None = None) -> Iterator[Step]:
         """Up to ``count`` tokens, or as far as ``stop``."""

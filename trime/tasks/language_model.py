@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -89,7 +89,7 @@ class LanguageModel(pl.LightningModule):
         if self.training_.padding_is_memory and batch.length.any():
             contexts, mass = vocabulary_evidence(self.reader, batch._replace(scored=torch.ones_like(batch.scored)))
             free = torch.where(is_token(batch).flatten(), mass.target, mass.total)  # log P of padding is 0
-            return contexts, contexts, Mass(free, mass.total)
+            return contexts, contexts, replace(mass, target=free)
         contexts, mass = vocabulary_evidence(self.reader, batch)
         scored, there = batch.scored.flatten(), is_token(batch).flatten()
         seen = contexts if there.all() else contexts.take(there)

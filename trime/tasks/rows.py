@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from trime.mixtures.interpolate import interpolate, union
-from trime.mixtures.joint import joint
+from trime.mixtures.interpolate import interpolate
+from trime.mixtures.joint import joint, union
 from trime.types import Float, Mass, Tensor, UserError
 
 MEMORIES = ("local", "long", "external")

@@ -56,9 +56,10 @@ class Scorer:
         nearest: Nearest | None,
         scaled_interpolation: bool,
         jumps_clear: bool = False,
+        metric: str = "ip",
     ):
         self.rows, self.recent, self.nearest = rows, recent, nearest
-        self.scaled_interpolation, self.jumps_clear = scaled_interpolation, jumps_clear
+        self.scaled_interpolation, self.jumps_clear, self.metric = scaled_interpolation, jumps_clear, metric
 
     def scores(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
         """For each window in stream order, log P(target) of each row over its grid."""
@@ -90,7 +91,7 @@ class Scorer:
         query, names = window.query, set().union(*(row.memories for row in self.rows))
         found = {}
         if "local" in names:
-            found["local"] = blockwise_mass(query, window.contexts, Local(), divisor)
+            found["local"] = blockwise_mass(query, window.contexts, Local(), divisor, metric=self.metric)
         if "external" in names and self.nearest is not None:
             found["external"] = self.nearest.evidence(query, divisor)
         result = {name: Mass(mass.target[None], mass.total[None]) for name, mass in found.items()}

@@ -34,11 +34,20 @@ class Spread(NamedTuple):
 
 
 def spread(
-    row: Row, vocabulary: Float[Tensor, "*n v"], found: dict[str, Entries], width: int, scaled_interpolation: bool
+    row: Row,
+    vocabulary: Float[Tensor, "*n v"],
+    found: dict[str, Entries],
+    width: int,
+    scaled_interpolation: bool,
+    gate: Float[Tensor, "*n 1"] | None = None,
 ) -> Spread:
-    """For a row with one choice of everything; ``vocabulary`` is each token's log-mass, in float64."""
+    """For a row with one choice of everything; ``vocabulary`` is each token's log-mass, in float64; ``gate`` as in Mass."""
     divisors = iter(row.divisors(*scales(width, scaled_interpolation)))
     scores = scored(found, row.joint, next(divisors) if row.joint else 1.0)
+    if gate is not None and scores:
+        mass = torch.cat(list(scores.values()), -1).logsumexp(-1, keepdim=True)
+        scale = vocabulary.logsumexp(-1, keepdim=True) + gate - mass.nan_to_num(neginf=0)
+        scores = {name: score + scale for name, score in scores.items()}
     total = torch.cat([vocabulary, *scores.values()], -1).logsumexp(-1, keepdim=True)
     base = (vocabulary - total).exp()
     weights = {name: torch.zeros_like(entries.similarity, dtype=base.dtype) for name, entries in found.items()}
