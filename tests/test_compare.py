@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from trime.stages.report.compare import Group, compare_table, difference, grouped, opponent, ordering
+from trime.stages.tune import FEW, PARTS, STRETCH, Sums
+from trime.tasks.scoring import Window
+from trime.types import Contexts, Mass, Place
 
 
 def made(name: str, seed: int, losses: list[float], policy: str | None = None, size: int | None = None) -> dict[str, Any]:
@@ -125,3 +129,30 @@ def test_the_papers_order_is_compared_pair_by_pair() -> None:
     }
     header, table = compare_table(groups, "a", published)
     assert header[-1] == "paper*" and {line[0]: line[-1] for line in table}["b"] == "0.00 / 60.00"
+
+
+def window(document: int, begin: int, count: int) -> Window:
+    """A window of contexts that are all scored."""
+    place = Place(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
+    nothing = torch.zeros(count)
+    return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), place), 0, Mass(nothing, nothing))
+
+
+@pytest.mark.parametrize("documents", [1, 3, FEW])
+@pytest.mark.parametrize("length", [1, 40, 900])
+def test_what_is_drawn_holds_every_token_once(documents: int, length: int) -> None:
+    """Documents, or of few documents at most so many parts, in their order."""
+    sums, step, losses = Sums(), STRETCH // 4, torch.arange(documents * length).double()
+    for document in range(documents):
+        for number in range(length):
+            score = torch.full((1, 2, step), -float(losses[document * length + number])) / torch.tensor([1.0, step])[:, None]
+            sums.add(window(document, number * step, step), score)
+    told, units = sums.drawn(0, 1)
+    assert sums.tokens == documents * length * step == sum(count for _, count in units)
+    assert sum(loss for loss, _ in units) == pytest.approx(float(losses.sum())) == float(sums.total[0, 1])
+    if documents == FEW:
+        assert told == "documents" and len(units) == FEW
+    else:
+        assert told.startswith("parts of") and documents <= len(units) <= PARTS + documents
+        if length == 900:
+            assert len(units) > PARTS / 3

@@ -20,7 +20,7 @@ from trime.tasks.rows import Row
 class Evaluate(Artefact):
     """``rows.json``: loss and perplexity of every row on test."""
 
-    kind, stage, format = "evaluate", "evaluate", 2
+    kind, stage, format = "evaluate", "evaluate", 3
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: Tune):
         super().__init__(config)

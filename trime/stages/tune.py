@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from trime.tasks.rows import Row, rows_of
 from trime.tasks.scoring import Scorer, Window
 from trime.types import Float, Tensor
 
+FEW = 10  # documents below which a bootstrap draws parts of them
+STRETCH, PARTS = 1024, 200  # tokens of the shortest part, and how many parts there are at most
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
@@ -73,26 +76,38 @@ class Tune(Artefact):
 
 
 class Sums:
-    """Summed loss over the grid, document by document."""
+    """Summed loss over the grid, and how many tokens it is of, stretch by stretch of each document."""
 
     def __init__(self) -> None:
-        self.by_document: dict[int, Tensor] = {}
-        self.counts: dict[int, int] = {}
+        self.found: dict[tuple[int, int], tuple[Tensor, int]] = {}
 
     def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
-        document = int(window.contexts.place.document[0])
-        loss = -score.double().sum(-1)
-        self.by_document[document] = self.by_document.get(document, torch.zeros_like(loss)) + loss
-        self.counts[document] = self.counts.get(document, 0) + score.shape[-1]
+        key = int(window.contexts.place.document[0]), window.scored_from // STRETCH
+        loss, count = self.found.get(key, (torch.zeros(()), 0))
+        self.found[key] = loss - score.double().sum(-1), count + score.shape[-1]
 
     @property
     def total(self) -> Float[Tensor, "s a"]:
-        return torch.stack(list(self.by_document.values())).sum(0)
+        return torch.stack([loss for loss, _ in self.found.values()]).sum(0)
+
+    @property
+    def tokens(self) -> int:
+        return sum(count for _, count in self.found.values())
+
+    def drawn(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
+        """What a bootstrap draws from, and of each its summed loss and tokens: documents; of few, parts of them."""
+        few, part = len({document for document, _ in self.found}) < FEW, math.ceil(len(self.found) / PARTS)
+        units: dict[tuple[int, int], list[float]] = {}
+        for (document, stretch), (loss, count) in self.found.items():
+            own = units.setdefault((document, stretch // part if few else 0), [0.0, 0])
+            own[0] += float(loss[size, choice])
+            own[1] += count
+        return f"parts of {part * STRETCH:,} tokens" if few else "documents", list(units.values())
 
 
 def outcome(row: Row, sums: Sums) -> dict[str, Any]:
     """The best choice of a row, its loss there, and the best loss at each memory size."""
-    tokens = sum(sums.counts.values())
+    tokens = sums.tokens
     mean = sums.total / tokens
     best = int(mean.argmin())
     size, choice = divmod(best, mean.shape[1])
@@ -102,7 +117,7 @@ def outcome(row: Row, sums: Sums) -> dict[str, Any]:
         tuned["memory_size"] = row.sizes[size]
         curve = dict(zip(map(str, row.sizes), mean.min(1).values.tolist(), strict=True))
     loss = float(mean[size, choice])
-    documents = [[float(part[size, choice]), sums.counts[d]] for d, part in sums.by_document.items()]
+    drawn, documents = sums.drawn(size, choice)
     return {
         "memories": row.label,
         "mixture": row.mixture,
@@ -112,6 +127,7 @@ def outcome(row: Row, sums: Sums) -> dict[str, Any]:
         "tokens": tokens,
         "by_memory_size": curve,
         "documents": documents,
+        "drawn": drawn,
     }
 
 

@@ -1,7 +1,7 @@
 """Runs side by side: those that differ in their seed alone are one group; differences come with an interval.
 
 Intervals are of the paired difference, by bootstrap over documents and seeds: a draw takes as many of both,
-with replacement, for both sides alike.
+with replacement, for both sides alike. Where there are few documents, such as one stream, it draws parts of them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Group(NamedTuple):
 class Difference(NamedTuple):
     """Of a measure: the first side's less the other's, with the interval that holds 95 % of the draws.
 
-    Of one document and one seed there is nothing to draw from: the interval is NaN.
+    Of one part and one seed there is nothing to draw from: the interval is NaN.
     """
 
     value: float
@@ -70,7 +70,7 @@ class Difference(NamedTuple):
 
     @property
     def interval(self) -> str:
-        return "one document, one seed: no interval" if math.isnan(self.low) else f"[{self.low:+.2f}, {self.high:+.2f}]"
+        return "one part, one seed: no interval" if math.isnan(self.low) else f"[{self.low:+.2f}, {self.high:+.2f}]"
 
     @property
     def shown(self) -> bool:
@@ -201,7 +201,7 @@ def ordering(groups: list[Group], published: Published) -> tuple[list[str], Line
     """Every two rows that a set of published figures has: do they stand in the same order on test?
 
     *agrees* and *disagrees* where a difference is shown at 95 %, else *no difference shown*, or *no interval* where there is
-    but one document and seed. Rows of which there are several settings here are left out.
+    but one part and seed. Rows of which there are several settings here are left out.
     """
     names = Counter(group.first["name"] for group in groups)
     lines = []

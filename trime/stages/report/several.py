@@ -91,8 +91,10 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
     if len({group.row.get("eviction") for group in groups} - {None}) > 1:
         print(f"policies: {policies_picture(groups, folder / 'policies.png')}")
+    drawn = sorted({group.row.get("drawn", "documents") for group in groups})
     note = (
-        f"The worst first. Differences to {against} are paired, with a 95 % interval by bootstrap over documents and seeds; "
+        f"The worst first. Differences to {against} are paired, with a 95 % interval by bootstrap over seeds and "
+        f"{' or '.join(drawn)}; "
         "no difference is shown where zero lies inside. Columns with * hold published figures, dev / test."
     )
     sections = [
