@@ -58,13 +58,13 @@ tables: install ## the papers' tables in small (SIZE=small; each resumes), their
 	for name in $(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))); do \
 	  $(RUN) experiment=ablation/$$name size=$(SIZE) report.name=$$name report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
 
-bench: install ## what memory costs, side by side, into benchmarks/results
-	$(VENV)/bin/python -m benchmarks.memorizing
-	$(VENV)/bin/python -m benchmarks.attendre
+BENCHMARKS := objective memorizing attendre
+bench: install ## every claim of speed, side by side, into benchmarks/results (under 20 minutes)
+	for name in $(BENCHMARKS); do $(VENV)/bin/python -m benchmarks $$name --device cpu || exit 1; done
 
 bench-gpu: install ## the same on the CUDA device
-	$(VENV)/bin/python -m benchmarks.memorizing --device cuda --results benchmarks/results/gpu
-	$(VENV)/bin/python -m benchmarks.attendre --device cuda --results benchmarks/results/gpu
+	for name in $(BENCHMARKS); do \
+	  $(VENV)/bin/python -m benchmarks $$name --device cuda --json benchmarks/results/gpu/$$name.json || exit 1; done
 
 ledger: install ## every published figure beside what was measured here: outputs/ledger.md
 	$(RUN) 'stages=[ledger]'

@@ -10,12 +10,11 @@ import argparse
 import gc
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.measure import RESULTS, alternately, report
+from benchmarks.measure import Claim, Measured, alternately
 from trime.eviction.base import EvictionPolicy
 from trime.eviction.fifo import FIFO
 from trime.eviction.initial import BelowMean
@@ -71,15 +70,15 @@ def measured(step: Callable[[], Any], rounds: int) -> dict[str, float]:
     return alternately({"step": step}, rounds, warmup=0)["step"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens of the input")
     parser.add_argument("--whole", type=int, default=16384, help="longest input that is kept or attended to whole")
     parser.add_argument("--queries", type=int, nargs="+", default=[128, 512, 1024], help="N, with M twice as large")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> Measured:
+    """Every length and way, then the query memory."""
     model, rows = decoder(options.device), []
     tokens = torch.randint(2, WORDS, (1, max(options.lengths)), device=options.device)
     for length in options.lengths:
@@ -94,8 +93,17 @@ def main() -> None:
             memory = Attendre(BoundedMemory(2 * queries, FIFO()), queries, TOP_K)
             found = measured(partial(reads, model, memory, end, tokens[:, :length]), options.rounds)
             rows.append(row(f"both ways, {end}", length, 2 * queries, queries, found))
-    asked = f"--lengths {' '.join(map(str, options.lengths))} --rounds {options.rounds} --whole {options.whole}"
-    report("attendre", f"python -m benchmarks.attendre {asked}", rows, options.results)
+    return Measured(rows, claims(rows))
+
+
+def claims(rows: list[dict[str, Any]]) -> list[Claim]:
+    """Bounded memories: time linear in the length, memory constant; the worst policy, the longest input over the shortest."""
+    read = {name: [row for row in rows if row["what"] == f"read, {name}"] for name in policies()}
+    ends = [(min(own, key=lambda row: row["tokens"]), max(own, key=lambda row: row["tokens"])) for own in read.values()]
+    return [
+        Claim("seconds a token, longest input over shortest", max(a["tokens/s"] / b["tokens/s"] for a, b in ends), 1.1),
+        Claim("peak memory, longest input over shortest", max(b["peak MB"] / a["peak MB"] for a, b in ends), 1.1),
+    ]
 
 
 def row(what: str, length: int, size: int, queries: int | str, found: dict[str, float]) -> dict[str, Any]:
@@ -109,7 +117,3 @@ def row(what: str, length: int, size: int, queries: int | str, found: dict[str, 
         "tokens/s": round(length / seconds),
         "peak MB": found["peak_memory_mb"],
     }
-
-
-if __name__ == "__main__":
-    main()

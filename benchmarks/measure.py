@@ -1,4 +1,4 @@
-"""Side by side in one run: contestants take turns, medians and ratios, as JSON and as a table."""
+"""Side by side in one run: contestants take turns, medians and ratios; claims with their bounds; as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,25 @@ from trime.stages.report.provenance import commit, hardware, versions
 from trime.stages.report.tables import markdown
 
 RESULTS = Path(__file__).parent / "results"
+
+
+class Claim(NamedTuple):
+    """What is said of the rows, its value and the most that it may be; no value: it was not run here."""
+
+    claim: str
+    value: float | None
+    bound: float
+
+    @property
+    def holds(self) -> bool | str:
+        return "not run" if self.value is None else self.value <= self.bound
+
+
+class Measured(NamedTuple):
+    """What a benchmark found."""
+
+    rows: list[dict[str, Any]]
+    claims: list[Claim]
 
 
 def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, float]]:
@@ -44,19 +63,31 @@ def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: 
     }
 
 
-def report(name: str, command: str, rows: list[dict[str, Any]], folder: Path = RESULTS) -> None:
-    """Writes FOLDER/NAME.json and prints the table."""
+def publish(name: str, command: str, found: Measured, file: Path) -> None:
+    """Writes the figures and prints them as tables."""
     content = {
+        "name": name,
         "command": command,
         "date": date.today().isoformat(),
         "commit": commit(),
         "hardware": hardware() | {"threads": torch.get_num_threads()},
         "versions": versions(),
-        "rows": rows,
+        "rows": found.rows,
+        "claims": [claim._asdict() | {"holds": claim.holds} for claim in found.claims],
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    header = list(rows[0])
-    print(markdown(header, [[f"{row[key]}" for key in header] for row in rows]))
-    print(f"written: {path}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    header = list(dict.fromkeys(key for row in found.rows for key in row))
+    print(markdown(header, [[f"{row.get(key, '')}" for key in header] for row in found.rows]))
+    if found.claims:
+        lines = [
+            [claim.claim, "" if claim.value is None else f"{claim.value:.3g}", f"{claim.bound:g}", told(claim)]
+            for claim in found.claims
+        ]
+        print(markdown(["claim", "value", "at most", "holds"], lines))
+    print(f"written: {file}")
+
+
+def told(claim: Claim) -> str:
+    """Whether it holds, in a word."""
+    return claim.holds if isinstance(claim.holds, str) else "yes" if claim.holds else "no"

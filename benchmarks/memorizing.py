@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from benchmarks.measure import RESULTS, alternately, report
+from benchmarks.measure import Measured, alternately
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.eviction.fifo import FIFO
 from trime.models.carrying import CarryingBackbone
@@ -125,13 +124,13 @@ def rows_of_text(device: torch.device) -> torch.Tensor:
     return tokens[: len(tokens) // BATCH * BATCH].view(BATCH, -1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[4096, 65536], help="entries of the memory")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> Measured:
+    """Every kind of memory beside the plain model."""
     text, rows = rows_of_text(torch.device(options.device)), []
     plain, asked = Kind(0, "exact"), kinds(options.sizes)
     weights = taught(text)
@@ -155,9 +154,4 @@ def main() -> None:
                     "peak MB": own["peak_memory_mb"],
                 }
             )
-    sizes = " ".join(map(str, options.sizes))
-    report("memorizing", f"python -m benchmarks.memorizing --sizes {sizes} --rounds {options.rounds}", rows, options.results)
-
-
-if __name__ == "__main__":
-    main()
+    return Measured(rows, [])

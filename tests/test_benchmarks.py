@@ -1,38 +1,58 @@
-"""Every benchmark runs; what it measures is asserted nowhere."""
+"""Every benchmark runs; what it measures is asserted nowhere, but that what it compares is the same."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import attendre, memorizing
+from benchmarks import __main__, attendre, memorizing, objective
+from benchmarks.measure import Claim
+
+Bench = Callable[..., dict[str, Any]]
 
 
-def test_memorizing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture()
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A benchmark by its command line; what it writes."""
+
+    def run(name: str, *words: str) -> dict[str, Any]:
+        file = tmp_path / f"{name}.json"
+        monkeypatch.setattr(sys, "argv", ["benchmarks", name, "--json", str(file), *words])
+        assert __main__.main() == 0
+        found = json.loads(file.read_text())
+        assert {"name", "command", "date", "commit", "hardware", "versions", "rows", "claims"} == found.keys()
+        assert found["name"] == name and all(claim.keys() == {"claim", "value", "bound", "holds"} for claim in found["claims"])
+        return found
+
+    return run
+
+
+def test_a_claim_holds_up_to_its_bound() -> None:
+    assert Claim("", 0.4, 0.4).holds is True and Claim("", 0.41, 0.4).holds is False and Claim("", None, 1.0).holds == "not run"
+
+
+def test_memorizing(bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"SEGMENT": 64, "WIDTH": 32, "EXACT": 128, "TRAINED": 2, "ASKED": 2}.items():
         monkeypatch.setattr(memorizing, name, value)
-    monkeypatch.setattr(sys, "argv", ["memorizing", "--sizes", "128", "256", "--rounds", "1", "--results", str(tmp_path)])
-    memorizing.main()
-    found = json.loads((tmp_path / "memorizing.json").read_text())
-    assert {"command", "date", "commit", "hardware", "versions", "rows"} == found.keys()
-    told = [(row["step"], row["memory"], row["search"]) for row in found["rows"]]
+    rows = bench("memorizing", "--sizes", "128", "256", "--rounds", "1")["rows"]
+    told = [(row["step"], row["memory"], row["search"]) for row in rows]
     kinds = ((128, "exact"), (256, "approximate"), (256, "faiss"))
     assert told == [(step, *own) for step in ("training", "evaluation") for own in kinds]
-    assert all(row["recall"] == 1 if row["search"] == "exact" else 0 < row["recall"] <= 1 for row in found["rows"])
+    assert all(row["recall"] == 1 if row["search"] == "exact" else 0 < row["recall"] <= 1 for row in rows)
     assert "| training" in capsys.readouterr().out
 
 
-def test_attendre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attendre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     for name, value in {"WIDTH": 16, "CHUNK": 16, "TOP_K": 8, "SIZE": 32, "LONGEST": 64}.items():
         monkeypatch.setattr(attendre, name, value)
-    sizes = ["--lengths", "64", "128", "--queries", "16", "--rounds", "1"]
-    monkeypatch.setattr(sys, "argv", ["attendre", *sizes, "--results", str(tmp_path)])
-    attendre.main()
-    rows = json.loads((tmp_path / "attendre.json").read_text())["rows"]
+    rows = bench("attendre", "--lengths", "64", "128", "--queries", "16", "--rounds", "1")["rows"]
     ways = {
         "read, fifo",
         "read, lra_sum",
@@ -42,3 +62,27 @@ def test_attendre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "both ways, drain",
     }
     assert {row["what"] for row in rows} == ways and len(rows) == 10 and all(row["tokens/s"] > 0 for row in rows)
+
+
+def test_objective(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Claims about a device that is not there read not run."""
+    found = bench("objective", "--n", "512", "1024", "--d", "16", "--rounds", "1", "--device", "cpu")
+    assert {(row["what"], row["n"]) for row in found["rows"] if "seconds" in row} == {
+        (way, n)
+        for way in ("blockwise", "direct", "three products", "blockwise, local", "blockwise, long")
+        for n in (512, 1024)
+    }
+    not_run = {claim["claim"] for claim in found["claims"] if claim["holds"] == "not run"}
+    assert any("CUDA" in claim for claim in not_run) and not any(claim.startswith("CPU") for claim in not_run)
+    assert "| not run |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sight", objective.SIGHTS)
+def test_the_direct_formulation_is_the_objective(sight: str) -> None:
+    contest = objective.Contest(1200, 16, "cpu")
+    torch.testing.assert_close(contest.blockwise(sight), contest.direct(sight), rtol=1e-3, atol=1e-5)
+
+
+def test_the_heads_are_the_same() -> None:
+    head = objective.Head(300, 16, "cpu")
+    torch.testing.assert_close(head.blockwise(), head.direct(), rtol=1e-3, atol=1e-5)
