@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from benchmarks.objective import Contest
 from tests.test_laws import ROWS, contexts
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.search import Exact
@@ -28,6 +29,13 @@ def test_blockwise_mass() -> None:
     seen, divisor = contexts(1, ROWS), torch.tensor([math.sqrt(6)], dtype=torch.float64)
     host, device = (blockwise_mass(part, part, External(), divisor, 4) for part in (seen, on_device(seen)))
     assert torch.allclose(host.total, device.total.cpu()) and torch.allclose(host.target, device.target.cpu())
+
+
+@pytest.mark.parametrize("sight", ["external", "local", "long"])
+def test_the_objective_is_the_direct_formulation(sight: str) -> None:
+    """By the kernels, in float32, several tiles and one that is not full."""
+    contest = Contest(9000, 64, "cuda")
+    torch.testing.assert_close(contest.blockwise(sight), contest.direct(sight), rtol=1e-3, atol=1e-5)
 
 
 def test_exact_search() -> None:

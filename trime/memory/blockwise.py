@@ -9,7 +9,7 @@ With scores s_ij = g_i . g_j / divisor over visible j (TRIME Eq. 5, 6):
 Forward keeps 2 t n numbers; backward computes the scores again. Memory is O((n + m) d + t n + block^2). Tiles that a
 visibility rules out are left out. Where the queries are the memory, as in training, s is symmetric: one tile serves its
 rows and its columns, and 2 n^2 d multiplications do forward and backward, instead of 4 (the matrix at once: 3).
-The definition below is what ``blockwise_cpu`` is tested against, and does the tiles that it may not.
+The definition below is what ``blockwise_cpu`` and ``blockwise_cuda`` are tested against, and does the tiles that they may not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,18 @@ from trime.memory.similarity import as_products
 from trime.memory.visibility import Extent, Visibility
 from trime.types import Bool, Contexts, Float, Mass, Place, Tensor
 
-BLOCK = 1024
+BLOCK, CUDA_BLOCK = 1024, 4096  # rows and columns of a tile: in the cache of a CPU; on CUDA few launches
+
+
+def kernels(product: Tensor) -> Any:
+    """Those of the device for products like these; none where the definition is to do."""
+    if product.dtype != torch.float32 or not product.numel():
+        return None
+    if product.device.type == "cuda":
+        from trime.memory import blockwise_cuda  # triton comes with torch for CUDA only
+
+        return blockwise_cuda
+    return blockwise_cpu if product.device.type == "cpu" else None
 
 
 def slices(length: int, block: int) -> list[slice]:
@@ -126,7 +137,8 @@ class _Blockwise(torch.autograd.Function):
         target = total.clone()
         for tile in tiles:
             product = query[tile.row] @ memory[tile.column].T
-            if blockwise_cpu.add_masses(target, total, product, divisor, tile, tiles):
+            own = kernels(product)
+            if own and own.add_masses(target, total, product, divisor, tile, tiles):
                 continue
             scores, hit = product / divisor[:, None, None], hits(tiles, tile)
             add_masses(target[:, tile.row], total[:, tile.row], scores, tile.seen, hit)
@@ -145,7 +157,8 @@ class _Blockwise(torch.autograd.Function):
         for tile in ctx.tiles:
             row, column = tile.row, tile.column
             product = query[row] @ memory[column].T
-            slope = blockwise_cpu.slopes(masses, gradients, product, divisor, tile, ctx.tiles)
+            own = kernels(product)
+            slope = own.slopes(masses, gradients, product, divisor, tile, ctx.tiles) if own else None
             if slope is None:
                 scores, hit = product / divisor[:, None, None], hits(ctx.tiles, tile)
                 whole = slopes(masses, gradients, row, scores, tile.seen, hit)
@@ -168,7 +181,7 @@ def blockwise_mass(
     memory: Contexts,
     visibility: Visibility,
     divisor: Float[Tensor, " t"],
-    block: int = BLOCK,
+    block: int | None = None,
     metric: str = "ip",
 ) -> Mass:
     """Mass [t n] of the visible memory for each query; -inf where nothing (with the target) is visible.
@@ -180,6 +193,7 @@ def blockwise_mass(
     with torch.autocast(query.g.device.type, enabled=False):
         g = query.g.to(dtype)
         asked, held = as_products(g, g if query is memory else memory.g.to(dtype), metric)
+        block = block or (CUDA_BLOCK if g.device.type == "cuda" else BLOCK)
         tiles = Tiles(query, memory, visibility, block, query is memory and asked is held)
         target, total = _Blockwise.apply(asked, held, divisor.to(g), tiles)
     return Mass(target, total)

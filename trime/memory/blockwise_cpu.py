@@ -30,8 +30,6 @@ MOST = 57.0  # e to that is 1 / LEAST_SUM
 
 def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> bool:
     """Adds a tile to the masses [t n], in place; false, and nothing added, where it is to be done by the definition."""
-    if not suits(product):
-        return False
     rows, columns = product.new_empty(len(divisor), 2, len(product)), product.new_empty(len(divisor), 2, product.shape[1])
     sights, tops = sights_of(product, tile, tiles), []
     for number, scale in enumerate((1 / divisor).tolist()):
@@ -51,7 +49,7 @@ def slopes(
     masses: Sequence[Tensor], gradients: Sequence[Tensor], product: Tensor, divisor: Tensor, tile: Any, tiles: Any
 ) -> Tensor | None:
     """The gradient [n m] of a tile's products; null where it is to be done by the definition."""
-    if not suits(product) or len(divisor) > 1:
+    if len(divisor) > 1:
         return None
     scale = 1 / float(divisor)
     top = float(product.amax()) * scale
@@ -64,11 +62,6 @@ def slopes(
     )
     given = product, np.float32(scale), np.float32(top), *sights_of(product, tile, tiles), *of_rows, *of_columns, slope
     return slope if on_threads(tile_slopes, *given) else None
-
-
-def suits(product: Tensor) -> bool:
-    """Whether this is a tile for these kernels."""
-    return product.device.type == "cpu" and product.dtype == torch.float32 and product.numel() > 0
 
 
 def sights_of(product: Tensor, tile: Any, tiles: Any) -> tuple[Any, ...]:

@@ -1,15 +1,16 @@
-"""The CPU's kernels are the definition: every visibility, both directions of a tile, scores far apart."""
+"""The kernels are the definition: every visibility, both directions of a tile, scores far apart."""
 
 from __future__ import annotations
 
+import importlib
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from tests.test_laws import VISIBILITIES, WORDS, direct_mass
-from trime.memory import blockwise_cpu
+from trime.memory import blockwise
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.visibility import Everything, Extent, External, Visibility
 from trime.types import Contexts, Mass, Place, Tensor
@@ -53,33 +54,47 @@ def close(found: list[list[Tensor]], tolerance: float = 1e-5) -> None:
         assert (ours[finite] - exact[finite]).abs().max() <= tolerance * exact[finite].abs().max()
 
 
-@pytest.fixture()
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+class Calls(NamedTuple):
     """Of each tile, whether the kernels did it."""
-    noted = []
-    for name in ("add_masses", "slopes"):
-        own = getattr(blockwise_cpu, name)
 
-        def noting(*given: Any, own: Any = own) -> Any:
+    device: str
+    done: list[bool]
+
+    def hear(self, own: Any) -> Any:
+        """A kernel that is listened to."""
+
+        def heard(*given: Any) -> Any:
             answer = own(*given)
-            noted.append(answer is not None and answer is not False)
+            self.done.append(answer is not None and answer is not False)
             return answer
 
-        monkeypatch.setattr(blockwise_cpu, name, noting)
+        return heard
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Of the CPU, and of CUDA in Triton's interpreter."""
+    noted = Calls(request.param, [])
+    if request.param == "cuda":
+        pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
+    module = importlib.import_module(f"trime.memory.blockwise_{request.param}")
+    monkeypatch.setattr(blockwise, "kernels", lambda product: module if product.dtype == torch.float32 else None)
+    for name in ("add_masses", "slopes"):
+        monkeypatch.setattr(module, name, noted.hear(getattr(module, name)))
     return noted
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("block", [16, 64, 1024])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_masses_and_gradients(visibility: Visibility, block: int, symmetric: bool, calls: list[bool]) -> None:
+def test_masses_and_gradients(visibility: Visibility, block: int, symmetric: bool, calls: Calls) -> None:
     query = contexts()
     memory = query if symmetric else query.take(torch.randperm(len(query.token))[:90])
     close(both(query, memory, visibility, torch.tensor([1.3]), block))
-    assert all(calls)
+    assert all(calls.done)
 
 
-def test_in_any_order_of_contexts() -> None:
+def test_in_any_order_of_contexts(calls: Calls) -> None:
     """Columns may come after their rows: a tile of which only the columns see something is turned round."""
     query = contexts()
     query = query.take(torch.arange(len(query.token)).flip(0))
@@ -87,23 +102,23 @@ def test_in_any_order_of_contexts() -> None:
         close(both(query, query, visibility, torch.tensor([1.3]), 16))
 
 
-def test_several_temperatures(calls: list[bool]) -> None:
+def test_several_temperatures(calls: Calls) -> None:
     """Masses by the kernels, one temperature after the other; gradients of several are done by the definition."""
     query = contexts()
     close(both(query, query, External(), torch.tensor([0.5, 1.0, 4.0]), 64))
-    assert any(calls) and not all(calls)
+    assert any(calls.done) and not all(calls.done)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_scores_far_apart(symmetric: bool, calls: list[bool]) -> None:
+def test_scores_far_apart(symmetric: bool, calls: Calls) -> None:
     """A thousand nats between scores, of which float32 keeps seven digits: what would underflow is done by the definition."""
     query = contexts(scale=12.0)
     memory = query if symmetric else query.take(slice(30, None))
     close(both(query, memory, External(), torch.tensor([1.0]), 64), 1e3 * 2**-22)
-    assert not all(calls)
+    assert all(calls.done) == (calls.device == "cuda"), "there each row has a maximum of its own"
 
 
-def test_a_target_far_below_the_rest() -> None:
+def test_a_target_far_below_the_rest(calls: Calls) -> None:
     """The only memory of a query's target scores 90 nats less than the others."""
     g = torch.zeros(4, 2)
     g[0, 0] = g[2, 0] = g[3, 0] = 9.5
@@ -113,7 +128,7 @@ def test_a_target_far_below_the_rest() -> None:
     close(both(query, memory, Everything(), torch.tensor([1.0]), 64))
 
 
-def test_what_is_not_a_number_stays_so() -> None:
+def test_what_is_not_a_number_stays_so(calls: Calls) -> None:
     query = contexts()
     query.g[7, 3] = math.nan
     mass = blockwise_mass(query, query, External(), torch.tensor([1.0]))
