@@ -38,8 +38,8 @@ class Measured(NamedTuple):
     claims: list[Claim]
 
 
-def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, float]]:
-    """Seconds (median, least, most) and peak memory of each, one after the other in every round."""
+def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, Any]]:
+    """Seconds (median, least, most, of every round) and peak memory of each, one after the other in every round."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     peaks = dict.fromkeys(contestants, 0.0)
     for number in range(warmup + rounds):
@@ -58,9 +58,15 @@ def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: 
             "least_seconds": round(min(own), 5),
             "most_seconds": round(max(own), 5),
             "peak_memory_mb": peaks[name],
+            "rounds": own,
         }
         for name, own in seconds.items()
     }
+
+
+def ratio(one: list[float], other: list[float]) -> float:
+    """The median over rounds of one contestant's time over another's: what slows a round down slows both."""
+    return round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 3)
 
 
 def publish(name: str, command: str, found: Measured, file: Path) -> None:

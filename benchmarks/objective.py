@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import math
 import subprocess
 import sys
@@ -22,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.measure import Claim, Measured, alternately
-from trime.cpu import prepare_cpu
+from benchmarks.measure import Claim, Measured, alternately, ratio
+from trime.cpu import choose_products
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.visibility import External, Local, Long, Visibility
 from trime.metrics import process_peak, reset_process_peak
@@ -109,7 +110,7 @@ def measure(options: argparse.Namespace) -> Measured:
     cells = [(n, d) for d in options.d for n in options.n]
     rows = [row for n, d in cells for row in of_cell(n, d, options.device, options.rounds)]
     n = min(12288, max(options.n))
-    heads = {way: extra("head", n, min(options.d), options.device, way) for way in ("blockwise", "direct")}
+    heads = extra("head", n, min(options.d), options.device, ["blockwise", "direct"])
     rows += [{"what": f"adaptive softmax, {way}", "n": n, "d": min(options.d), "extra MB": heads[way]} for way in heads]
     return Measured(rows, claims(rows, n, heads, options.device))
 
@@ -120,16 +121,17 @@ def of_cell(n: int, d: int, device: str, rounds: int) -> list[dict[str, Any]]:
     ways: dict[str, Callable[[], Any]] = {"blockwise": contest.blockwise, "three products": contest.bare}
     ways |= {f"blockwise, {sight}": partial(contest.blockwise, sight) for sight in ("local", "long")}
     ways |= {"direct": contest.direct} if fits else {}
-    found = alternately(ways, rounds, warmup=1)
+    found = alternately(ways, rounds if fits else 1, warmup=1)
+    asked = [name for name in ways if name != "three products"]
     del contest, ways
     gc.collect()
-    rows = []
+    peaks, rows = extra("contest", n, d, device, asked), []
     for name, own in found.items():
         seconds = own["median_seconds"]
         row = {"what": name, "n": n, "d": d, "seconds": round(seconds, 3), "least": own["least_seconds"]}
         others = [other for other in ("direct", "three products") if other in found]
-        row |= {f"over {other}": round(seconds / found[other]["median_seconds"], 3) for other in others}
-        rows.append(row if name == "three products" else row | {"extra MB": extra("contest", n, d, device, *name.split(", "))})
+        row |= {f"over {other}": ratio(own["rounds"], found[other]["rounds"]) for other in others}
+        rows.append(row | ({"extra MB": peaks[name]} if name in peaks else {}))
     return rows
 
 
@@ -161,24 +163,28 @@ def memory(device: str) -> int:
     return int(told["MemAvailable"].split()[0]) * 1024
 
 
-def extra(kind: str, n: int, d: int, device: str, way: str, *sight: str) -> float:
-    """MB that a way takes at its peak beyond what was there, in a process of its own."""
-    asked = f"from benchmarks.objective import peak; print(peak{(kind, n, d, device, way, *sight)})"
+def extra(kind: str, n: int, d: int, device: str, ways: list[str]) -> dict[str, float]:
+    """MB that each way takes at its peak beyond what was there, in a process that does nothing else."""
+    asked = f"from benchmarks.objective import peaks; print(peaks{(kind, n, d, device, ways)})"
     run = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
-    return round(float(run.stdout.split()[-1]), 1)
+    return dict(zip(ways, json.loads(run.stdout.splitlines()[-1]), strict=True))
 
 
-def peak(kind: str, n: int, d: int, device: str, way: str, *sight: str) -> float:
-    """MB at the peak less those before, once libraries have taken their working memory."""
-    prepare_cpu()
-    getattr(KINDS[kind](1024, d, device), way)(*sight)
-    contest = KINDS[kind](n, d, device)
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        getattr(contest, way)(*sight)
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    reset_process_peak()
-    before = process_peak()
-    getattr(contest, way)(*sight)
-    return (process_peak() - before) / 2**20
+def peaks(kind: str, n: int, d: int, device: str, ways: list[str]) -> list[float]:
+    """MB at the peak less those before, once libraries have taken their working memory; what is freed is given back."""
+    choose_products()
+    small, contest, found = KINDS[kind](1024, d, device), KINDS[kind](n, d, device), []
+    for way in ways:
+        name, *sight = way.split(", ")
+        getattr(small, name)(*sight)
+        if device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            getattr(contest, name)(*sight)
+            found.append((torch.cuda.max_memory_allocated() - before) / 2**20)
+            continue
+        reset_process_peak()
+        before = process_peak()
+        getattr(contest, name)(*sight)
+        found.append((process_peak() - before) / 2**20)
+    return [round(own, 1) for own in found]
