@@ -63,8 +63,13 @@ class BoundedMemory:
         gone = self.gone(held, columns, torch.cat([held.ranking.position, position], 1), kept)
         return Held(tuple(map(moved.into, held.columns, columns)), ranking), gone
 
+    def update(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> Held:
+        """The best of old and new entries; what had to go is lost."""
+        moved, ranking, _ = self.decided(held.ranking, position)
+        return Held(tuple(map(moved.into, held.columns, columns)), ranking)
+
     def overwrite(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> Held:
-        """The same within the tensors of ``held``, at the cost of the new entries alone; what had to go is lost.
+        """The same within the tensors of ``held``, at the cost of the new entries alone.
 
         ``held`` itself may be written to again with the same entries: the same slots are freed for them.
         """
@@ -124,7 +129,8 @@ class Moved(NamedTuple):
         """The same, written into the column itself."""
         true = self.true.view(*self.true.shape, *[1] * (old.dim() - 2))
         value = torch.where(true, taken(new, self.source), taken(old, self.slot))
-        return old.scatter_(1, wide(self.slot, old), value)
+        old[torch.arange(len(old), device=old.device)[:, None], self.slot] = value
+        return old
 
 
 def first(chosen: Bool[Tensor, "b n"], count: int) -> Int[Tensor, "b _"]:
@@ -139,7 +145,11 @@ def wide(index: Tensor, column: Tensor) -> Tensor:
 
 def taken(column: Tensor, index: Int[Tensor, "b n"]) -> Tensor:
     """Cells of a column [b m ...]."""
-    return column.gather(1, wide(index, column))
+    if column.dim() == 2:
+        return column.gather(1, index)
+    b, m = column.shape[:2]
+    rows = m * torch.arange(b, device=index.device)[:, None]  # whole cells are copied, which gather does number by number
+    return column.flatten(0, 1).index_select(0, (rows + index).flatten()).unflatten(0, index.shape)
 
 
 def of_both(old: Tensor, new: Tensor, index: Int[Tensor, "b n"]) -> Tensor:

@@ -74,7 +74,7 @@ class Selective:
         position = self.count + torch.arange(ready, device=query.g.device)
         before = self.held or [memory.empty(columns) for memory in self.memories]
         pairs = zip(self.memories, before, strict=True)
-        self.held = [memory.insert(held, columns, position[None])[0] for memory, held in pairs]
+        self.held = [memory.update(held, columns, position[None]) for memory, held in pairs]
         self.waiting, self.count = self.waiting.take(slice(ready, None)), self.count + ready
 
     def attended(self, policy: EvictionPolicy, held: Held, query: Contexts, position: Int[Tensor, " n"]) -> Held:

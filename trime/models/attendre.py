@@ -97,7 +97,7 @@ class Attendre:
 
     def step(self, state: Waiting, own: tuple[Tensor, ...], queries: Queries, score: Score) -> tuple[Waiting, Left]:
         """Reads a chunk: entries, and queries of the same positions."""
-        keys, _ = self.keys.insert(state.keys, own, queries.position)
+        keys = self.keys.update(state.keys, own, queries.position)
         waiting = state.queries.joined(queries)
         return self.release(Waiting(keys, waiting), max(0, waiting.position.shape[1] - self.waiting), score)
 

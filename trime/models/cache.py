@@ -54,5 +54,4 @@ def after(
         score = score.scatter(-1, slot[:, None, None].expand_as(score), logits[..., :size].detach())
         seen = policy.observe(policy.begin(held.ranking), Attended(score, position))
         held = held._replace(ranking=policy.settle(held.ranking, seen))
-    held, _ = cache.insert(held, (x.detach(),), position)
-    return held
+    return cache.update(held, (x.detach(),), position)

@@ -118,7 +118,7 @@ class KeyValueMemory(nn.Module):
 
     def entered(self, state: Remembered) -> Held:
         """The entries with those that wait; the state stays as it is."""
-        return self.memory.insert(state.held, *self.entering(state))[0]
+        return self.memory.update(state.held, *self.entering(state))
 
     def entering(self, state: Remembered) -> tuple[tuple[Tensor, ...], Int[Tensor, "r l"]]:
         """What waits, as columns and positions of the memory's rows."""

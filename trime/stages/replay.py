@@ -194,7 +194,7 @@ class KeyDocument:
             if policy.by_attention:
                 summary = policy.observe(policy.begin(held.ranking), self.block(own, position))
                 held = held._replace(ranking=policy.settle(held.ranking, summary))
-            held, _ = memory.insert(held, (own.float(),), own)
+            held = memory.update(held, (own.float(),), own)
         return found
 
     def block(self, own: Int[Tensor, "_ q"], position: Int[Tensor, "_ m"]) -> Attended:

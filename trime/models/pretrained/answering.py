@@ -105,7 +105,7 @@ class EncoderDecoderAnswers:
         for part in (lambda: reader.feed(tokens, position), lambda: reader.end(self.reading.ending)):
             for hidden in part():
                 held = self.memory.empty((hidden.x,)) if held is None else held
-                held, _ = self.memory.insert(held, (hidden.x,), hidden.position)
+                held = self.memory.update(held, (hidden.x,), hidden.position)
         assert held is not None
         return held
 
