@@ -38,7 +38,12 @@ def read(memory: BoundedMemory, sizes: list[int]) -> tuple[Held, set, set]:
     held, came, went, start = memory.empty((torch.zeros(ROWS, 0, 2),)), set(), set(), 0
     for size in sizes:
         position = chunk(start, size)
-        held, evicted = memory.insert(held, (torch.stack([position, -position], 2).float(),), position)
+        columns = (torch.stack([position, -position], 2).float(),)
+        updated = memory.update(held, columns, position)
+        within = memory.overwrite(held._replace(columns=tuple(own.clone() for own in held.columns)), columns, position)
+        held, evicted = memory.insert(held, columns, position)
+        for same in (updated, within):  # they differ only in what becomes of the evicted
+            assert all(map(torch.equal, (*held.columns, *held.ranking), (*same.columns, *same.ranking)))
         came |= entries(position)
         fresh = entries(evicted.position)
         assert len(fresh) == int((evicted.position >= 0).sum()) and not fresh & went
