@@ -58,7 +58,7 @@ def slopes(
     slope = torch.empty_like(product)
     of_rows, of_columns = (
         [torch.cat([part[:, own] for part in reversed(which)]) for which in (masses, gradients)]
-        for own in (tile.row, tile.column)
+        for own in (tile.row, tile.column if tile.both else slice(0, 0))
     )
     given = product, np.float32(scale), np.float32(top), *sights_of(product, tile, tiles), *of_rows, *of_columns, slope
     return slope if on_threads(tile_slopes, *given) else None
