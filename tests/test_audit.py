@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import DictConfig
-from torch.nn import functional as F
 
 from trime.memory.datastore import Nearest
 from trime.memory.visibility import Extent, Local, SameDocument, same
@@ -68,8 +67,7 @@ def test_later_tokens_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyP
     def unmasked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         return torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5, -1) @ value
 
-    whole = type("Whole", (), {name: getattr(F, name) for name in dir(F)} | {"scaled_dot_product_attention": unmasked})
-    monkeypatch.setattr(attention, "F", whole)
+    monkeypatch.setattr(attention, "attend", unmasked)
     with pytest.raises(UserError, match="those after it"):
         audit(Plan(honest))
 

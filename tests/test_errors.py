@@ -144,7 +144,7 @@ def test_impossible_settings(said: Said) -> None:
     assert "lower index.k" in said("experiment=knn_lm", "index.k=100000")
     assert "index=exact" in said("experiment=knn_lm", "index.factory=IVF4096_SQ8")
     assert "factory string" in said("experiment=knn_lm", "index.factory=Nonsense99")
-    assert "ip" in said("experiment=knn_lm", "index.metric=cosine")
+    assert all("cosine" in said("experiment=knn_lm", f"{key}=tanimoto") for key in ("index.metric", "similarity"))
     for wrong in ("batching.size=0", "batching.size=8k", "train.log_every=0", "evaluate.block=0", "segments.length=0"):
         assert wrong.split("=")[0] in said(wrong)
     for wrong in ("seed=-1", "evaluate.context=-1", "evaluate.dtype=fp16", "vocabulary.limit=32k", "tune.lambda=0.3"):
