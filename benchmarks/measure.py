@@ -64,6 +64,11 @@ def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: 
     }
 
 
+def share(one: float, other: float) -> float | None:
+    """One over another; of nothing there is no share."""
+    return one / other if other else None
+
+
 def ratio(one: list[float], other: list[float]) -> float:
     """The median over rounds of one contestant's time over another's: what slows a round down slows both."""
     return round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 3)

@@ -13,7 +13,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.measure import Claim, Measured, alternately, ratio
+from benchmarks.measure import Claim, Measured, alternately, ratio, share
 from trime.cpu import choose_products
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.visibility import External, Local, Long, Visibility
@@ -140,9 +140,9 @@ def claims(rows: list[dict[str, Any]], n: int, heads: dict[str, float], device: 
     ours = {(row["n"], row["d"]): row for row in rows if row["what"] == "blockwise"}
     theirs = {(row["n"], row["d"]): row for row in rows if row["what"] == "direct"}
     at = [key for key in ours if key[0] == n and key in theirs]
-    products, direct = (max((ours[key][f"over {other}"] for key in at), default=None) for other in ("three products", "direct"))
-    memory = max((ours[key]["extra MB"] / theirs[key]["extra MB"] for key in at), default=None)
-    growth = max((ours[2 * n, d]["extra MB"] / ours[n, d]["extra MB"] for _, d in at if (2 * n, d) in ours), default=None)
+    products, direct = (worst(ours[key][f"over {other}"] for key in at) for other in ("three products", "direct"))
+    memory = worst(share(ours[key]["extra MB"], theirs[key]["extra MB"]) for key in at)
+    growth = worst(share(ours[2 * n, d]["extra MB"], ours[n, d]["extra MB"]) for _, d in at if (2 * n, d) in ours)
     cuda = device != "cpu"
     return [
         Claim(f"extra memory over direct at n={n}", memory, 0.1),
@@ -151,8 +151,13 @@ def claims(rows: list[dict[str, Any]], n: int, heads: dict[str, float], device: 
         Claim(f"CPU time over three bare products at n={n}", None if cuda else products, 0.9),
         Claim(f"CUDA time over direct at n={n}", direct if cuda else None, 0.25),
         Claim(f"CUDA time over three bare products at n={n}", products if cuda else None, 2.0),
-        Claim("extra memory of the adaptive softmax over its logits at once", heads["blockwise"] / heads["direct"], 0.1),
+        Claim("extra memory of the adaptive softmax over its logits at once", share(heads["blockwise"], heads["direct"]), 0.1),
     ]
+
+
+def worst(found: Iterable[float | None]) -> float | None:
+    """The largest of what there is."""
+    return max((one for one in found if one is not None), default=None)
 
 
 def memory(device: str) -> int:

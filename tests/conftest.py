@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,14 @@ def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
     """The configuration of a command line."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return compose("config", list(overrides), return_hydra_config=return_hydra)
+
+
+@pytest.fixture(autouse=True)
+def precision() -> Iterator[None]:
+    """How PyTorch multiplies is a process's: runs choose it, tests begin with what it was."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture(scope="session")

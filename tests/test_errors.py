@@ -145,6 +145,10 @@ def test_impossible_settings(said: Said) -> None:
     assert "index=exact" in said("experiment=knn_lm", "index.factory=IVF4096_SQ8")
     assert "factory string" in said("experiment=knn_lm", "index.factory=Nonsense99")
     assert all("cosine" in said("experiment=knn_lm", f"{key}=tanimoto") for key in ("index.metric", "similarity"))
+    assert "similarity alone" in said("experiment=trime", "memory.metric=l2")
+    assert "memory.metric" in said("experiment=trime", "memory.metric=foo")
+    assert "memory in training" in said("experiment=cache", "model.gate=true")
+    assert "model.gate" in said("experiment=trime", "model.gate=3")
     for wrong in ("batching.size=0", "batching.size=8k", "train.log_every=0", "evaluate.block=0", "segments.length=0"):
         assert wrong.split("=")[0] in said(wrong)
     for wrong in ("seed=-1", "evaluate.context=-1", "evaluate.dtype=fp16", "vocabulary.limit=32k", "tune.lambda=0.3"):

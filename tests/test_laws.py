@@ -283,6 +283,7 @@ def test_a_gate_sets_the_memories_share() -> None:
     target = torch.randn(2, 9, dtype=torch.float64)
     found = [Mass(own, own + torch.rand(9)) for own in target]
     found[0].target[2] = found[0].total[2] = found[1].target[2] = found[1].total[2] = -math.inf
+    found[0].target[3] = -math.inf  # there are memories, none of them of the target
     gate = torch.randn(9, dtype=torch.float64, requires_grad=True)
     gated, share = replace(vocabulary, gate=gate), gate.sigmoid() * (torch.arange(9) != 2)
     inside = (union(found).target - union(found).total).exp().nan_to_num(0)
@@ -292,3 +293,6 @@ def test_a_gate_sets_the_memories_share() -> None:
     result.sum().backward()
     assert gate.grad is not None and gate.grad.isfinite().all() and gate.grad[2] == 0
     assert torch.allclose(joint(gated, []), joint(vocabulary, []))
+    alone = Mass(found[0].target.clone().requires_grad_(), found[0].total.clone().requires_grad_())
+    joint(gated, [alone]).sum().backward()
+    assert all(own.grad is not None and own.grad.isfinite().all() for own in (alone.target, alone.total))

@@ -9,17 +9,19 @@ from tests.conftest import ROOT
 
 BELOW = {
     "types": set(),
+    "cpu": {"types"},
+    "vectors": {"types"},
     "metrics": set(),
     "eviction": {"types", "eviction"},
-    "memory": {"types", "eviction", "memory"},
+    "memory": {"types", "vectors", "eviction", "memory"},
     "data": {"types", "data"},
-    "models": {"types", "eviction", "memory", "models"},
+    "models": {"types", "cpu", "vectors", "eviction", "memory", "models"},
     "mixtures": {"types", "mixtures"},
     "optim": {"optim"},
     "tasks": {"types", "data", "memory", "models", "mixtures", "tasks"},
     "stages": {"types", "metrics", "data", "eviction", "memory", "models", "mixtures", "optim", "tasks", "stages"},
-    "run": {"types", "stages"},
-    "follow": {"types", "stages"},
+    "run": {"types", "cpu", "stages"},
+    "follow": {"types", "cpu", "stages"},
 }
 ONLY_IN = {
     "faiss": {"trime/memory/search.py", "trime/models/cells.py"},

@@ -56,9 +56,9 @@ def test_experiments_translate(name: str, tiny: Tiny, capsys: pytest.CaptureFixt
     assert "perplexity" in own and len(own["documents"]) == 400
 
 
-@pytest.mark.parametrize("name", ["mt_vanilla", "knn_mt", "trime_mt"])
-def test_probabilities_of_the_search_are_those_of_evaluation(name: str, tiny: Tiny) -> None:
-    config = tiny(f"experiment={name}")
+@pytest.mark.parametrize("words", ["mt_vanilla", "knn_mt", "trime_mt", "trime_mt model.gate=true"])
+def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: Tiny) -> None:
+    config = tiny(*f"experiment={words}".split())
     run(config)
     plan = TranslationPlan(config)
     corpus, row, tune = plan.corpus.corpus(), plan.tune.rows()[-1], plan.tune.chosen()

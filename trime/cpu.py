@@ -14,15 +14,15 @@ from trime.types import Float, Tensor
 
 SHAPES = ((512, 256, 512), (64, 1024, 96), (33, 65, 17))  # rows, terms of a sum, columns
 EXACT = 2e-6  # relative, of float32 sums of so many terms; bfloat16's is 3e-3
-SHORT = 512  # keys up to which attention as whole matrices is faster where oneDNN multiplies; their memory grows with L^2
+SHORT = 256  # keys up to which attention as whole matrices is faster where oneDNN multiplies; their memory grows with L^2
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of mallopt, from malloc.h
+KEPT = 2**29  # bytes at most that glibc keeps at the end of its heap
 
 
 def prepare_cpu() -> None:
-    """For this process, once or more; a machine with CUDA is left as it is."""
-    if not torch.cuda.is_available():
-        choose_products()
-        keep_memory()
+    """For a process that computes on the CPU, once or more."""
+    choose_products()
+    keep_memory()
 
 
 def choose_products() -> None:
@@ -33,9 +33,10 @@ def choose_products() -> None:
     """
     if not torch.backends.mkldnn.is_available():
         return
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     if max(error(*shape) for shape in SHAPES) > EXACT:
-        torch.set_float32_matmul_precision("highest")
+        torch.set_float32_matmul_precision(before)
 
 
 def error(rows: int, terms: int, columns: int) -> float:
@@ -48,11 +49,11 @@ def error(rows: int, terms: int, columns: int) -> float:
 
 
 def keep_memory() -> None:
-    """Has glibc keep up to 2 GiB that were freed: else every large tensor is pages that the system has to fill with zeros."""
+    """Has glibc keep what was freed: else every large tensor is new pages, which the system fills with zeros first."""
     adjust = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if adjust:
         adjust(MMAP_MAX, 0)
-        adjust(TRIM_THRESHOLD, 2**31 - 1)
+        adjust(TRIM_THRESHOLD, KEPT)
 
 
 def attend(

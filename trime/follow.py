@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from trime.cpu import prepare_cpu
 from trime.stages.plans import plan_of
+from trime.stages.processes import device_of
 from trime.types import UserError
 
 
@@ -19,9 +20,11 @@ def main() -> int:
     """Takes part in the training; ends with the first process, however that ends."""
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     folder = Path(sys.argv[1])
-    prepare_cpu()
+    config = OmegaConf.load(folder / "config.yaml")
+    if device_of(config).type == "cpu":  # type: ignore[arg-type]
+        prepare_cpu()
     try:
-        plan_of(OmegaConf.load(folder / "config.yaml")).fit.train(folder)  # type: ignore[arg-type]
+        plan_of(config).fit.train(folder)  # type: ignore[arg-type]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

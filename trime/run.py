@@ -14,6 +14,7 @@ from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.generate import generate
 from trime.stages.plans import plan_of
+from trime.stages.processes import device_of
 from trime.stages.report.ledger import write_ledger
 from trime.stages.report.runs import report_answers, report_replay, report_run
 from trime.stages.report.several import report_several
@@ -46,7 +47,8 @@ def run(config: DictConfig) -> float | None:
         write_ledger(config)
         return None
     check(config)
-    prepare_cpu()
+    if device_of(config).type == "cpu":
+        prepare_cpu()
     plan, loss = plan_of(config), None
     with closing(plan):
         for stage in (stage for stage in (*STAGES, *BY_NAME) if stage in config.stages):

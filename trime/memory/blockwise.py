@@ -6,7 +6,7 @@ With scores s_ij = g_i . g_j / divisor over visible j (TRIME Eq. 5, 6):
     target_i = logsumexp_(j: x_j = x_i) s_ij
     d s_ij   = exp(s_ij - total_i) d total_i + [x_j = x_i] exp(s_ij - target_i) d target_i
 
-Forward keeps 2 t n numbers; backward computes the scores again. Memory is O((n + m) d + t n + block^2). Tiles that a
+Forward keeps 2 t n numbers; backward computes the scores again. Memory is O((n + m) d + t n + t block^2). Tiles that a
 visibility rules out are left out. Where the queries are the memory, as in training, s is symmetric: one tile serves its
 rows and its columns, and 2 n^2 d multiplications do forward and backward, instead of 4 (the matrix at once: 3).
 The definition below is what ``blockwise_cpu`` and ``blockwise_cuda`` are tested against, and does the tiles that they may not.
@@ -33,8 +33,10 @@ def kernels(product: Tensor) -> Any:
     if product.dtype != torch.float32 or not product.numel():
         return None
     if product.device.type == "cuda":
-        from trime.memory import blockwise_cuda  # triton comes with torch for CUDA only
-
+        try:
+            from trime.memory import blockwise_cuda
+        except ImportError:  # triton comes with torch for CUDA, but for some systems
+            return None
         return blockwise_cuda
     return blockwise_cpu if product.device.type == "cpu" else None
 
@@ -122,9 +124,11 @@ def slopes(
     masses: Pair, gradients: Pair, rows: slice, scores: Float[Tensor, "t n m"], seen: Tensor | None, hit: Tensor
 ) -> Float[Tensor, "t n m"]:
     """By the definition: the gradient of a tile's scores as its rows see them."""
-    # Where nothing is visible the mass is -inf: any finite stand-in gives exp(-inf - 0) = 0, never NaN.
+    # Where nothing is visible the mass is -inf: a finite stand-in gives exp(-inf - 0) = 0, never NaN; its gradient is none.
     target, total = (torch.where(part.isinf(), 0, part)[:, rows, None] for part in masses)
-    grad_target, grad_total = (part[:, rows, None] for part in gradients)
+    grad_target, grad_total = (
+        torch.where(part.isinf(), 0, gradient)[:, rows, None] for part, gradient in zip(masses, gradients, strict=True)
+    )
     slope = (masked(scores, seen) - total).exp_() * grad_total
     reached = hit if seen is None else hit & seen
     return slope.add_((masked(scores, reached) - target).exp_() * grad_target)

@@ -19,7 +19,7 @@ ROWS = 512  # queries whose similarities are held at a time
 class NearestInBatch:
     """The ``k`` most similar contexts of the batch under a visibility (null: all), at a training temperature.
 
-    ``metric`` is ip (inner product) or l2 (negated squared distance). Gradient reaches those that are kept.
+    ``metric`` is one of similarity's. Gradient reaches those that are kept.
     """
 
     stale = 0

@@ -17,6 +17,8 @@ METRICS = ("ip", "l2", "cosine")
 
 def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> Float[Tensor, "*n q m"]:
     """Of every query with every key."""
+    if metric == "l2":  # no copy of the keys
+        return 2 * query @ key.transpose(-1, -2) - query.square().sum(-1, keepdim=True) - key.square().sum(-1).unsqueeze(-2)
     query, key = as_products(query, key, metric)
     return query @ key.transpose(-1, -2)
 
@@ -30,6 +32,8 @@ def as_products(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], me
         of_query, of_key = (-x.square().sum(-1, keepdim=True) for x in (query, key))
         ones = torch.ones_like(of_query), torch.ones_like(of_key)
         return torch.cat([2 * query, of_query, ones[0]], -1), torch.cat([key, ones[1], of_key], -1)
+    if metric != "ip":
+        raise ValueError(f"metric={metric}: choose one of {', '.join(METRICS)}")
     return query, key
 
 

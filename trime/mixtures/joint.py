@@ -1,7 +1,7 @@
 """One softmax over the vocabulary and every memory (TRIME Eq. 5 and 6); or, where the model has one, a learned gate.
 
-The gate z(c) (footnote 6; Merity et al. 2017) sets the memories' share to sigmoid(z), whatever their mass: that is Eq. 5
-with their mass scaled so that their total is e^z times the vocabulary's.
+The gate z(c) (footnote 6; the pointer-generator network, See et al. 2017) sets the memories' share to sigmoid(z), whatever
+their mass: that is Eq. 5 with their mass scaled so that their total is e^z times the vocabulary's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def gated(vocabulary: Mass, found: list[Mass]) -> list[Mass]:
     """The memories as they enter the softmax; an empty one stays empty."""
     if vocabulary.gate is None or not found:
         return found
-    memory = union(found)
+    memory = found[0] if len(found) == 1 else union(found)  # a union of one has no gradient where it is empty
     empty = memory.total.isinf()
     total = torch.where(empty, -torch.inf, vocabulary.total + vocabulary.gate)
     return [Mass(memory.target - torch.where(empty, 0, memory.total) + total, total)]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trime.models.looked import Looked, mean_of
-from trime.types import Batch, Encoding, Int, Mass, Tensor, UserError
+from trime.types import Batch, Encoding, Float, Int, Mass, Tensor, UserError
 
 FIRST_ODDS = -2.0  # of a gate before it has learned: the memories have 12 %
 PART = "part"  # a file that does not hold the weights that were frozen
@@ -23,13 +23,13 @@ PART = "part"  # a file that does not hold the weights that were frozen
 class Network(nn.Module):
     """Tokens to (f, g) by ``backbone``, f to evidence by ``head``; tables may be shared between them.
 
-    ``gate``: what f says of the memories' share is learned, in place of their mass (footnote 6 of TRIME).
+    ``gate``, the width of f: what f says of the memories' share is learned, in place of their mass (footnote 6 of TRIME).
     """
 
-    def __init__(self, backbone: nn.Module, head: nn.Module, gate: bool = False):
+    def __init__(self, backbone: nn.Module, head: nn.Module, gate: int | None = None):
         super().__init__()
         self.backbone, self.head = backbone, head
-        self.gate = nn.Linear(backbone.width, 1) if gate else None  # type: ignore[arg-type]
+        self.gate = nn.Linear(gate, 1) if gate else None
         if self.gate is not None:
             nn.init.zeros_(self.gate.weight)
             nn.init.constant_(self.gate.bias, FIRST_ODDS)
@@ -65,7 +65,12 @@ class Network(nn.Module):
     def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> Mass:
         """The vocabulary's evidence for targets, with the gate where there is one."""
         mass: Mass = self.head.evidence(f, target)  # type: ignore[operator]
-        return mass if self.gate is None else replace(mass, gate=self.gate(f).squeeze(1).to(mass.total))
+        return mass if self.gate is None else replace(mass, gate=self.odds(f).squeeze(1).to(mass.total))
+
+    def odds(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
+        """The gate's log-odds of the memories."""
+        assert self.gate is not None
+        return self.gate(f.to(self.gate.weight.dtype))
 
 
 class Reader:
@@ -97,7 +102,7 @@ def build_network(model: Any, vocabulary: int) -> Network:
         parts = (instantiate(model[part], _partial_=True, _convert_="all") for part in ("embedding", "backbone", "head"))
         embedding, backbone, head = parts
         table = embedding(vocabulary=vocabulary)
-        return Network(backbone(embedding=table), head(embedding=table), model.get("gate", False))
+        return Network(backbone(embedding=table), head(embedding=table), table.width if model.get("gate") else None)
     except (ValueError, TypeError) as error:  # impossible values, or names that a part does not know
         raise UserError(str(error)) from error
     except InstantiationException as error:  # of a part inside a part

@@ -72,6 +72,7 @@ def check(config: DictConfig) -> None:
         and "streams" not in config.batching["_target_"]
     ):
         raise UserError("memory=previous wants rows that read on: set batching=streams")
+    check_similarity(config)
     if config.task == "translation":
         check_translation(config)
     for policy in (config.eviction, config.train.eviction):
@@ -87,6 +88,19 @@ def check(config: DictConfig) -> None:
         count_of(OmegaConf.select(config, key))
     demand(config, tuple(f"tune.{name}" for name in config.tune), is_grid, "a list of numbers, as in [0.5,1.0]")
     rows_of(plain(config.evaluate.rows), config.tune)
+
+
+def check_similarity(config: DictConfig) -> None:
+    """UserError where a gate could not be learned, or training and test would not mean the same by similar."""
+    demand(config, ("model.gate",), lambda value: value is None or isinstance(value, bool), "true or false")
+    learned = config.memory.get("_target_") and not is_pretrained(config)
+    if config.model.get("gate") and not learned and not config.checkpoint:
+        raise UserError("model.gate=true is learned with a memory in training, not in a pretrained model: choose memory=local")
+    metric = config.memory.get("metric", config.similarity)
+    if metric not in METRICS:
+        raise UserError(f"memory.metric={metric}: choose one of {', '.join(METRICS)}")
+    if metric != config.similarity and config.task != "translation":
+        raise UserError(f"memory.metric={metric} in training and {config.similarity} at test: set similarity alone")
 
 
 def check_translation(config: DictConfig) -> None:

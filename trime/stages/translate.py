@@ -138,4 +138,5 @@ class Translator:
         none = torch.zeros(len(g), dtype=torch.long, device=g.device)
         similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(sentence, sentence, none)))
         found = {"external": Entries(similarity, token, number.to(token.device))}
-        return spread(self.row, logits, found, g.shape[1], self.scaled).whole
+        gate = self.network.odds(f).double() if self.network.gate is not None else None
+        return spread(self.row, logits, found, g.shape[1], self.scaled, gate).whole

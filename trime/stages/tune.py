@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from trime.tasks.scoring import Scorer, Window
 from trime.types import Float, Tensor
 
 FEW = 10  # documents below which a bootstrap draws parts of them
-STRETCH, PARTS = 1024, 200  # tokens of the shortest part, and how many parts there are at most
+STRETCH, PARTS = 1024, 200  # tokens of the shortest part, and how many parts of few documents there are at most
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
@@ -76,19 +75,38 @@ class Tune(Artefact):
 
 
 class Sums:
-    """Summed loss over the grid, and how many tokens it is of, stretch by stretch of each document."""
+    """Summed loss over the grid, and how many tokens it is of: of each document, or of few documents part by part.
+
+    Parts are as short as STRETCH, and double whenever there are more than PARTS.
+    """
 
     def __init__(self) -> None:
+        self.stretch = STRETCH
         self.found: dict[tuple[int, int], tuple[Tensor, int]] = {}
 
     def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
-        key = int(window.contexts.place.document[0]), window.scored_from // STRETCH
-        loss, count = self.found.get(key, (torch.zeros(()), 0))
-        self.found[key] = loss - score.double().sum(-1), count + score.shape[-1]
+        key = int(window.contexts.place.document[0]), window.scored_from // self.stretch
+        self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
+        if len(self.found) > PARTS and self.few:
+            self.merge(2)
+
+    def put(self, key: tuple[int, int], loss: Tensor, count: int) -> None:
+        before, counted = self.found.get(key, (torch.zeros(()), 0))
+        self.found[key] = before + loss, counted + count
+
+    def merge(self, factor: int) -> None:
+        """Parts that are so much longer."""
+        before, self.found, self.stretch = self.found, {}, self.stretch * factor
+        for (document, stretch), (loss, count) in before.items():
+            self.put((document, stretch // factor), loss, count)
+
+    @property
+    def few(self) -> bool:
+        return len({document for document, _ in self.found}) < FEW
 
     @property
     def total(self) -> Float[Tensor, "s a"]:
-        return torch.stack([loss for loss, _ in self.found.values()]).sum(0)
+        return sum((loss for loss, _ in self.found.values()), torch.zeros(()))
 
     @property
     def tokens(self) -> int:
@@ -96,13 +114,12 @@ class Sums:
 
     def drawn(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
         """What a bootstrap draws from, and of each its summed loss and tokens: documents; of few, parts of them."""
-        few, part = len({document for document, _ in self.found}) < FEW, math.ceil(len(self.found) / PARTS)
         units: dict[tuple[int, int], list[float]] = {}
         for (document, stretch), (loss, count) in self.found.items():
-            own = units.setdefault((document, stretch // part if few else 0), [0.0, 0])
+            own = units.setdefault((document, stretch if self.few else 0), [0.0, 0])
             own[0] += float(loss[size, choice])
             own[1] += count
-        return f"parts of {part * STRETCH:,} tokens" if few else "documents", list(units.values())
+        return f"parts of {self.stretch:,} tokens" if self.few else "documents", list(units.values())
 
 
 def outcome(row: Row, sums: Sums) -> dict[str, Any]:

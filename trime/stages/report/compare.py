@@ -127,8 +127,7 @@ def opponent(group: Group, groups: list[Group], against: str) -> Group | None:
 def comparable(one: Group, other: Group) -> bool:
     """The same text, cut into the same documents, the same training budget, and seeds in common."""
     budgets = one.first["train"].get("updates"), other.first["train"].get("updates")
-    counts = [[count for _, count in documents(group.first)] for group in (one, other)]
-    same = evaluated(one.first) == evaluated(other.first) and counts[0] == counts[1]
+    same = evaluated(one.first) == evaluated(other.first)
     return same and budgets[0] == budgets[1] and bool(pairs(one, other))
 
 
@@ -137,9 +136,15 @@ def sized(one: Group, other: Group) -> bool:
 
 
 def pairs(one: Group, other: Group) -> list[tuple[Run, Run]]:
-    """Runs of the same seed."""
+    """Runs of the same seed whose losses are told for the same parts of the text."""
     by_seed = {run["seed"]: run for run in other.runs}
-    return [(run, by_seed[run["seed"]]) for run in one.runs if run["seed"] in by_seed]
+    found = [(run, by_seed[run["seed"]]) for run in one.runs if run["seed"] in by_seed]
+    return [pair for pair in found if all(parts(run) == parts(found[0][0]) for run in pair)]
+
+
+def parts(run: Run) -> list[float]:
+    """Tokens of each document, or part of one, that a bootstrap draws."""
+    return [count for _, count in documents(run)]
 
 
 def difference(one: Group, other: Group) -> Difference:
