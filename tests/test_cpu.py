@@ -61,8 +61,9 @@ def test_freed_memory_is_kept() -> None:
     """In processes of their own: large tensors one after another, each freed, take hardly a new page (of 4 KiB).
 
     The first few may: glibc cannot give an aligned block away again where something small lies right behind it.
+    Blocks of over 32 MiB are those that it gives back at once, unless told otherwise.
     """
-    size, counted = 3_000_000, 10
+    size, counted = 10_000_000, 5
     pages = counted * size * 4 / 4096
 
     def faults(call: str) -> int:
