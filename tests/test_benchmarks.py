@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import __main__, attendre, memorizing, objective
+from benchmarks import __main__, attendre, memorizing, objective, packing
 from benchmarks.measure import Claim
 
 Bench = Callable[..., dict[str, Any]]
@@ -86,3 +86,30 @@ def test_the_direct_formulation_is_the_objective(sight: str) -> None:
 def test_the_heads_are_the_same() -> None:
     head = objective.Head(300, 16, "cpu")
     torch.testing.assert_close(head.blockwise(), head.direct(), rtol=1e-3, atol=1e-5)
+
+
+def test_packing(bench: Bench) -> None:
+    found = bench("packing", "--sizes", "300", "40", "--sizes", "600", "40", "--queries", "50", "--rounds", "1")
+    assert [(row["what"], row["segments"]) for row in found["rows"]] == [
+        ("trime", 300),
+        ("bm25s", 300),
+        ("rank_bm25", 300),
+        ("trime", 600),
+    ]
+    assert len(found["claims"]) == 5
+
+
+def test_packings_contestants_find_the_same() -> None:
+    segments = packing.segments_of(None, 400, 60)
+    fast, other = packing.Fast(), packing.Bm25s()
+    for backend in (fast, other):
+        backend.fit(segments)
+    found, theirs = fast.nearest([5, 6, 7], 20), other.nearest([5, 6, 7], 20)
+    for own, others, query in zip(found, theirs, (5, 6, 7), strict=True):
+        assert len({*own} & ({*others} - {query})) >= 19
+
+
+def test_step(bench: Bench) -> None:
+    found = bench("step", "--model", "tiny", "--tokens", "256", "--rounds", "1")
+    assert {row["what"] for row in found["rows"]} >= {"head", "trime, objective", "trime_ext step"}
+    assert len(found["claims"]) == 3

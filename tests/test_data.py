@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import SHARED
+from trime.data import bm25
 from trime.data.batching.bm25 import BM25
 from trime.data.batching.consecutive import Consecutive
 from trime.data.batching.shuffled import Shuffled
@@ -25,7 +27,7 @@ from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader
-from trime.data.neighbours import Fast, Reference
+from trime.data.neighbours import Backend, Fast, Reference, Sparse
 from trime.data.segments import collate, count_of, cut, shares
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import Ends, Vocabulary
@@ -274,23 +276,73 @@ def lucene(segments: list[list[int]], query: list[int], k1: float, b: float) -> 
     return scores
 
 
-def test_fast_neighbours_are_lucenes() -> None:
+def drawn_segments(number: int, longest: int, words: int) -> list[np.ndarray]:
+    """Words by Zipf's law; the second segment is the first again."""
     random = np.random.default_rng(1)
-    segments = [random.zipf(1.4, random.integers(10, 30)) % 50 for _ in range(25)]
-    fast = Fast()
-    fast.fit(segments)
-    found = fast.nearest(list(range(25)), 5)
+    segments = [random.zipf(1.4, random.integers(10, longest)) % words for _ in range(number)]
+    return [segments[0], *segments[:-1]]
+
+
+@pytest.mark.parametrize("backend", [Fast(), Sparse()])
+def test_neighbours_are_lucenes(backend: Backend) -> None:
+    segments = drawn_segments(25, 30, 50)
+    backend.fit(segments)
+    found = backend.nearest(list(range(25)), 5)
     lists = [segment.tolist() for segment in segments]
     for i in range(25):
         scores = lucene(lists, lists[i], 0.9, 0.4)
         best = sorted((j for j in range(25) if j != i), key=lambda j: -scores[j])[:5]
         assert i not in found[i]
         assert np.allclose([scores[j] for j in found[i]], [scores[j] for j in best], rtol=1e-4)
+    assert found[0, 0] == 1 and found[1, 0] == 0
+
+
+def test_fast_neighbours_are_those_of_bm25s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several blocks of queries and of segments, the last not full; by scores: ties may stand in any order."""
+    from bm25s import BM25
+    from bm25s.tokenization import Tokenized
+
+    monkeypatch.setattr(bm25, "ROWS", 100)
+    monkeypatch.setattr(bm25, "COLUMNS", 128)
+    segments = drawn_segments(700, 200, 2000)
+    fast = bm25.index_of(segments, 0.9, 0.4)
+    assert 0 < fast.frequent < 1000 and len(fast.blocks) == 6
+    number, score = bm25.nearest(fast, np.arange(700), 20)
+    terms, ids = np.unique(np.concatenate(segments), return_inverse=True)
+    lists = [part.tolist() for part in np.split(ids, np.cumsum([len(own) for own in segments])[:-1])]
+    other = BM25(k1=0.9, b=0.4, method="lucene", backend="numba")
+    vocabulary = {str(term): i for i, term in enumerate(terms)}
+    other.index((lists, vocabulary), show_progress=False)
+    asked = Tokenized(ids=lists, vocab=vocabulary)
+    found, scores = other.retrieve(asked, k=21, show_progress=False)
+    for i in range(700):
+        without = [(s, j) for s, j in zip(scores[i], found[i], strict=True) if j != i][:20]
+        np.testing.assert_allclose(score[i], [s for s, _ in without], rtol=1e-4)
+        assert {j for s, j in without if s > score[i, -1] * 1.001} <= {*number[i]}
+    np.testing.assert_array_equal(score, -np.sort(-score, axis=1))
+
+
+def test_the_okapi_variant_is_rank_bm25s() -> None:
+    segments = drawn_segments(60, 80, 100)
+    fast, sparse, reference = Fast(1.5, 0.75, okapi=True), Sparse(1.5, 0.75, okapi=True), Reference()
+    for backend in (fast, sparse, reference):
+        backend.fit(segments)
+    for i in range(60):
+        scores = reference.index.get_scores(reference.ids[i])
+        best = scores[reference.nearest([i], 10)[0]]
+        for backend in (fast, sparse):
+            np.testing.assert_allclose(scores[backend.nearest([i], 10)[0]], best, rtol=1e-4)
+
+
+def test_without_numba_another_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trime.data.bm25", None)
+    with pytest.raises(UserError, match="neighbours=sparse"):
+        Fast().fit([np.array([1, 2])])
 
 
 def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> None:
     segments = [np.array(s) for s in ([1, 2, 3], [1, 2, 3], [7, 8], [3, 9, 9], [20, 21], [22, 23], [24, 25])]
-    for backend in (Fast(), Reference()):
+    for backend in (Fast(), Sparse(), Reference()):
         backend.fit(segments)
         found = backend.nearest([0, 1, 3], 3)
         assert found[0, 0] == 1 and found[1, 0] == 0, "a duplicate stands first, whichever comes first in the list"

@@ -14,7 +14,7 @@ BELOW = {
     "metrics": set(),
     "eviction": {"types", "eviction"},
     "memory": {"types", "vectors", "eviction", "memory"},
-    "data": {"types", "data"},
+    "data": {"types", "vectors", "data"},
     "models": {"types", "cpu", "vectors", "eviction", "memory", "models"},
     "mixtures": {"types", "mixtures"},
     "optim": {"optim"},
@@ -26,7 +26,7 @@ BELOW = {
 ONLY_IN = {
     "faiss": {"trime/memory/search.py", "trime/models/cells.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
-    "bm25s": {"trime/data/neighbours.py"},
+    "bm25s": set(),
     "peft": {"trime/models/pretrained/lora.py"},
     "wandb": set(),
     "transformers": {f"trime/models/pretrained/{name}.py" for name in ("loading", "small", "tokenizer")},

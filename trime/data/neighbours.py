@@ -1,8 +1,9 @@
-"""SimSeg(I, c, k) of TRIME's Algorithm 1: each segment's most similar segments by BM25.
+"""SimSeg(I, c, k) of TRIME's Algorithm 1: each segment's most similar segments by BM25, itself left out. Terms are token ids.
 
-Backends answer the same question: ``Fast`` is bm25s with numba and Lucene's variant, ``Reference`` is
-rank_bm25's Okapi, which ranks words of more than half the segments above rarer ones (facts, section 4)
-and costs a second per segment at 30,000 of them. Terms are token ids.
+``Fast`` and ``Sparse`` compute the same, the first by compiled loops, the second where numba is not to be had; ``Reference``
+is rank_bm25. Two variants: Lucene's idf, log(1 + (N - df + 1/2) / (df + 1/2)), is always positive; Okapi's, of rank_bm25, is
+negative for words of more than half the segments, which then count a quarter of the mean, so that they outrank rarer ones
+(facts, section 4).
 """
 
 from __future__ import annotations
@@ -10,6 +11,26 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from trime.types import UserError
+
+SCORES = 2**24  # that Sparse holds at a time
+
+
+def idf_of(df: np.ndarray, segments: int, okapi: bool) -> np.ndarray:
+    """The weight of terms that stand in ``df`` of the segments."""
+    if not okapi:
+        return np.log1p((segments - df + 0.5) / (df + 0.5))
+    idf = np.log(segments - df + 0.5) - np.log(df + 0.5)
+    return np.where(idf < 0, 0.25 * idf.mean(), idf)
+
+
+def best(scores: np.ndarray, queries: list[int], k: int) -> np.ndarray:
+    """The k highest of each row, of equal ones the first; -1 where fewer lie above 0; a query is not its own neighbour."""
+    scores[np.arange(len(queries)), queries] = 0
+    found = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    found = np.where(np.take_along_axis(scores, found, 1) > 0, found, -1).astype(np.int32)
+    return np.pad(found, ((0, 0), (0, k - found.shape[1])), constant_values=-1)
 
 
 @runtime_checkable
@@ -22,30 +43,48 @@ class Backend(Protocol):
 
 
 class Fast:
-    """bm25s, Lucene's variant (k1 = 0.9, b = 0.4), compiled by numba, on all cores (threads=-1) or some."""
+    """Compiled loops on all of PyTorch's threads; Lucene's variant, or ``okapi``."""
 
-    def __init__(self, k1: float = 0.9, b: float = 0.4, threads: int = -1):
-        self.k1, self.b, self.threads = k1, b, threads
+    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False):
+        self.k1, self.b, self.okapi = k1, b, okapi
 
     def fit(self, segments: list[np.ndarray]) -> None:
-        import logging
-
-        import bm25s
-
-        logging.getLogger("bm25s").setLevel(logging.WARNING)
-        terms, inverse = np.unique(np.concatenate(segments), return_inverse=True)
-        edges = np.cumsum([len(segment) for segment in segments])[:-1]
-        self.ids = [part.tolist() for part in np.split(inverse, edges)]
-        self.vocabulary = {str(term): i for i, term in enumerate(terms)}
-        self.index = bm25s.BM25(k1=self.k1, b=self.b, method="lucene", backend="numba")
-        self.index.index((self.ids, self.vocabulary), show_progress=False)
+        try:
+            from trime.data.bm25 import index_of
+        except ImportError as error:
+            raise UserError(f"neighbours=fast needs numba ({error}): install it, or choose neighbours=sparse") from None
+        self.index = index_of(segments, self.k1, self.b, self.okapi)
 
     def nearest(self, queries: list[int], k: int) -> np.ndarray:
-        from bm25s.tokenization import Tokenized
+        from trime.data.bm25 import nearest
 
-        asked = Tokenized(ids=[self.ids[query] for query in queries], vocab=self.vocabulary)
-        found, scores = self.index.retrieve(asked, k=min(k + 1, len(self.ids)), show_progress=False, n_threads=self.threads)
-        return others(np.where(scores > 0, found, -1), queries, k)
+        return nearest(self.index, np.array(queries), k)[0]
+
+
+class Sparse:
+    """The same by products of scipy's sparse matrices."""
+
+    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False):
+        self.k1, self.b, self.okapi = k1, b, okapi
+
+    def fit(self, segments: list[np.ndarray]) -> None:
+        from scipy.sparse import csr_matrix
+
+        lengths = np.array([len(segment) for segment in segments])
+        owner, term = np.repeat(np.arange(len(segments)), lengths), np.concatenate(segments)
+        self.count = csr_matrix((np.ones(len(term)), (owner, term)))
+        impact = self.count.copy()
+        used, df = np.unique(impact.indices, return_counts=True)
+        idf = np.zeros(impact.shape[1])
+        idf[used] = idf_of(df, len(segments), self.okapi)
+        norm = self.k1 * (1 - self.b + self.b * lengths / max(1.0, lengths.mean()))
+        impact.data = idf[impact.indices] / (1 + np.repeat(norm, np.diff(impact.indptr)) / impact.data)
+        self.impact = impact.T.tocsr()
+
+    def nearest(self, queries: list[int], k: int) -> np.ndarray:
+        rows = max(1, SCORES // self.count.shape[0])
+        blocks = (queries[low : low + rows] for low in range(0, len(queries), rows))
+        return np.concatenate([best((self.count[block] @ self.impact).toarray(), block, k) for block in blocks])
 
 
 class Reference:
@@ -58,15 +97,4 @@ class Reference:
         self.index = BM25Okapi(self.ids)
 
     def nearest(self, queries: list[int], k: int) -> np.ndarray:
-        scores = np.stack([self.index.get_scores(self.ids[query]) for query in queries])
-        found = np.argsort(-scores, axis=1, kind="stable")[:, : k + 1]
-        return others(np.where(np.take_along_axis(scores, found, 1) > 0, found, -1), queries, k)
-
-
-def others(found: np.ndarray, queries: list[int], k: int) -> np.ndarray:
-    """Drops each query from its own list, wherever it stands (duplicates may precede it)."""
-    result = np.full((len(queries), k), -1, np.int32)
-    for row, (candidates, query) in enumerate(zip(found, queries, strict=True)):
-        kept = [c for c in candidates.tolist() if c not in (query, -1)][:k]
-        result[row, : len(kept)] = kept
-    return result
+        return best(np.stack([self.index.get_scores(self.ids[query]) for query in queries]), queries, k)
