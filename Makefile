@@ -27,8 +27,9 @@ $(VENV)/.installed-%: pyproject.toml requirements.txt
 run: install ## the main experiment on the embedded corpus: a table and a picture, in under 10 minutes on 2 cores
 	$(RUN) experiment=trime_ext
 
-test: lint type ## ruff, mypy and all tests but the slow ones
-	$(VENV)/bin/python -m pytest
+# One thread each: tests are small, and threads that wait for one another take what the other process needs.
+test: lint type ## ruff, mypy and all tests but the slow ones, by two processes
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 lint: install ## ruff
 	$(VENV)/bin/ruff check .

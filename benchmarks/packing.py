@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 
 from benchmarks.measure import Claim, Measured, alternately, ratio
@@ -39,7 +40,7 @@ class Bm25s:
         from bm25s.tokenization import Tokenized
 
         asked = Tokenized(ids=[self.ids[query] for query in queries], vocab=self.vocabulary)
-        return self.index.retrieve(asked, k=k + 1, show_progress=False, n_threads=-1)[0]
+        return self.index.retrieve(asked, k=k + 1, show_progress=False, n_threads=numba.config.NUMBA_NUM_THREADS)[0]
 
 
 def drawn(tokens: int, length: int) -> np.ndarray:

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from trime.memory import search
-from trime.memory.search import Exact, Faiss, Once, build_faiss
+from trime.memory.cells import Cells, build_cells
+from trime.memory.largest import Largest
+from trime.memory.search import Exact, Faiss, Once, build_faiss, found_of
+from trime.types import UserError
 
 KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
 QUERY = torch.randn(20, 8, generator=torch.Generator().manual_seed(1))
@@ -62,3 +65,69 @@ def test_queries_that_come_twice_are_searched_once() -> None:
     other = once.nearest(QUERY.flip(0), 5)
     assert torch.equal(other[1], first[1].flip(0)) and once.nearest(QUERY, 3)[1].shape == (20, 3)
     assert inner.nearest.call_count == 3
+
+
+@pytest.mark.parametrize("k", [1, 7, 64, 3000, 3500])
+def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
+    """Also where there are fewer than k, and where scores are equal or minus infinity."""
+    scores = torch.randn(9, 3000, generator=torch.Generator().manual_seed(2)).round(decimals=1)
+    scores[0, 5:] = -torch.inf
+    largest = Largest(9, k)
+    for start in range(0, 3000, 333):
+        largest.take(scores[:, start : start + 333], start)
+    found, number = largest.best()
+    best = scores.topk(min(k, 3000), 1).values
+    assert torch.equal(found[:, :3000], best) and found[:, 3000:].eq(-torch.inf).all()
+    there = found > -torch.inf
+    assert torch.equal(scores.gather(1, number.clamp(min=0))[there], found[there])
+    assert all(len({*row[own].tolist()}) == own.sum() for row, own in zip(number, there, strict=True))
+    assert number[0, 5:].eq(-1).all() or k <= 5
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_all_cells_are_exact_search(metric: str, tmp_path: Path) -> None:
+    build_cells(blocks, len(KEYS), 8, 16, metric, tmp_path, Mock())
+    exact = Exact(blocks, metric).nearest(QUERY, 40)
+    for ours, theirs in zip(Cells(tmp_path, metric, 99).nearest(QUERY, 40), exact, strict=True):
+        assert torch.allclose(ours.double(), theirs.double(), atol=1e-4)
+    shares = [found_of(exact[1], Cells(tmp_path, metric, probe).nearest(QUERY, 40)[1]) for probe in (1, 4, 12)]
+    assert shares == sorted(shares) and shares[-1] > 0.9 and Cells(tmp_path, metric, 1).kind == "approximate"
+
+
+def test_a_cell_with_fewer_keys_than_asked_for(tmp_path: Path) -> None:
+    build_cells(blocks, len(KEYS), 8, 16, "ip", tmp_path, Mock())
+    score, number = Cells(tmp_path, "ip", 1).nearest(QUERY, 2000)
+    missing = number < 0
+    assert missing.any(1).all() and torch.equal(missing, score.isinf()) and score[:, :20].isfinite().all()
+
+
+def test_killed_cells_go_on(tmp_path: Path) -> None:
+    """Centroids, then the cells of each block, are kept; the bytes are those of an unbroken build."""
+    calls = iter([blocks, broken])
+    with pytest.raises(SystemExit):
+        build_cells(lambda: next(calls)(), len(KEYS), 8, 16, "ip", tmp_path, Mock())
+    assert {path.name for path in tmp_path.iterdir()} == {"centroid.npy", "cell-00000.npy", "cell-00001.npy"}
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for folder in (tmp_path, whole):
+        build_cells(blocks, len(KEYS), 8, 16, "ip", folder, Mock())
+    for name in ("key.npy", "cells.safetensors"):
+        assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
+    assert {path.name for path in whole.iterdir()} == {"key.npy", "cells.safetensors"}
+
+
+def test_bad_cells_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="fewer cells"):
+        build_cells(blocks, len(KEYS), 8, 1024, "ip", tmp_path, Mock())
+    build_cells(blocks, len(KEYS), 8, 16, "ip", tmp_path, Mock())
+    (tmp_path / "key.npy").write_bytes((tmp_path / "key.npy").read_bytes()[:9000])
+    with pytest.raises(UserError, match="run stage datastore"):
+        Cells(tmp_path, "ip", 1)
+
+
+def test_faiss_without_a_device_says_so(tmp_path: Path) -> None:
+    build_faiss(blocks, len(KEYS), 8, "Flat", "ip", tmp_path / "flat.faiss", Mock())
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(UserError, match="faiss-gpu"):
+        Faiss(tmp_path / "flat.faiss", "ip", 1, "cuda")

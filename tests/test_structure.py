@@ -24,7 +24,7 @@ BELOW = {
     "follow": {"types", "cpu", "stages"},
 }
 ONLY_IN = {
-    "faiss": {"trime/memory/search.py", "trime/models/cells.py"},
+    "faiss": {"trime/memory/search.py", "trime/memory/cells.py", "trime/models/cells.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
     "peft": {"trime/models/pretrained/lora.py"},

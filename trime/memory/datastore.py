@@ -106,9 +106,10 @@ class Nearest:
             score = score.masked_fill(own, -math.inf)
         return score, self.store.token[index].long().to(score.device), index
 
-    def evidence(self, query: Contexts, divisor: Float[Tensor, " t"]) -> Mass:
-        """Mass [t n] of the nearest entries."""
-        score, token, _ = self.entries(query)
-        scores = score / divisor[:, None, None]
-        missed = token != query.token[:, None]
-        return Mass(scores.masked_fill(missed, -math.inf).logsumexp(-1), scores.logsumexp(-1))
+
+def mass_of(
+    score: Float[Tensor, "n k"], token: Int[Tensor, "n k"], target: Int[Tensor, " n"], divisor: Float[Tensor, " t"]
+) -> Mass:
+    """Mass [t n] of entries for targets."""
+    scores = score / divisor[:, None, None]
+    return Mass(scores.masked_fill(token != target[:, None], -math.inf).logsumexp(-1), scores.logsumexp(-1))

@@ -14,6 +14,7 @@ from trime.types import Float, Int, Tensor, UserError
 
 Blocks = Callable[[], Iterator[Tensor]]  # all keys, in blocks
 SAVED_EVERY = 2**24  # keys: a killed build of an index goes on from the last of these
+RESERVE = 2**32  # bytes of a device that are left free for similarities
 TRAINING_POINTS = 64  # per centroid: a quarter of FAISS's default costs no recall here and a quarter of the time
 
 
@@ -27,26 +28,64 @@ class Search(Protocol):
 
 
 class Exact:
-    """Every key is compared: O(N d) a query, one block of similarities at a time."""
+    """Every key is compared: O(N d) a query, one block of similarities at a time.
+
+    On a CUDA device as many blocks of keys as fit stay there; the others are sent for every batch of queries.
+    """
 
     kind = "exact"
 
-    def __init__(self, blocks: Blocks, metric: str, rows: int = 2**16):
+    def __init__(self, blocks: Blocks, metric: str, rows: int = 2**14):
         self.blocks, self.metric, self.rows = blocks, metric, rows
+        self.held: list[Tensor] = []
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        query = query.float()
+        return (self.on_cpu if query.device.type == "cpu" else self.on_device)(query.float(), k)
+
+    def on_cpu(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        from trime.memory.largest import Largest
+
+        largest, start = Largest(len(query), k), 0
+        for shard in self.blocks():
+            for keys in shard.split(self.rows):
+                largest.take(similarity(query, keys.float(), self.metric), start)
+                start += len(keys)
+        return largest.best()
+
+    def on_device(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         best = query.new_full((len(query), k), -math.inf)
         index = torch.full((len(query), k), -1, dtype=torch.long, device=query.device)
         start = 0
-        for shard in self.blocks():
-            for keys in shard.split(self.rows):
-                scores = similarity(query, keys.to(query), self.metric)
+        for shard in self.on(query.device):
+            for keys in shard.split(4 * self.rows):
+                scores = similarity(query, keys.float(), self.metric)
                 top, where = scores.topk(min(k, len(keys)), dim=1)
                 best, chosen = torch.cat([best, top], 1).topk(k, dim=1)
                 index = torch.cat([index, where + start], 1).gather(1, chosen)
                 start += len(keys)
         return best, index
+
+    def on(self, device: torch.device) -> Iterator[Tensor]:
+        """All blocks on a device, in the type in which they are stored."""
+        for number, keys in enumerate(self.blocks()):
+            if number < len(self.held):
+                yield self.held[number]
+                continue
+            there = keys.to(device)
+            if len(self.held) == number and free(device) > RESERVE:
+                self.held.append(there)
+            yield there
+
+
+def found_of(exact: Int[Tensor, "n k"], found: Int[Tensor, "n k"]) -> float:
+    """The share of the exact neighbours that a search found."""
+    hits = sum(len({*a} & {*b}) for a, b in zip(exact.tolist(), found.tolist(), strict=True))
+    return round(hits / exact.numel(), 4)
+
+
+def free(device: torch.device) -> int:
+    """Bytes that a device has left."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 class Once:
@@ -63,9 +102,9 @@ class Once:
 
 
 class Faiss:
-    """A FAISS index read from a file; ``probe`` cells of an inverted index are visited."""
+    """A FAISS index read from a file; ``probe`` cells of an inverted index are visited. On a CUDA device by faiss-gpu."""
 
-    def __init__(self, file: Path, metric: str, probe: int):
+    def __init__(self, file: Path, metric: str, probe: int, device: str = "cpu"):
         import faiss
 
         try:
@@ -76,6 +115,8 @@ class Faiss:
         self.kind = "exact" if isinstance(self.index, faiss.IndexFlat) else "approximate"
         if hasattr(self.index, "nprobe"):
             self.index.nprobe = probe
+        if device != "cpu":
+            self.index = moved(self.index)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         asked = at_one_length(query.float()) if self.metric == "cosine" else query.float()
@@ -83,6 +124,15 @@ class Faiss:
         score = -torch.from_numpy(found) if self.metric == "l2" else torch.from_numpy(found)
         index_ = torch.from_numpy(index)
         return score.masked_fill(index_ < 0, -math.inf).to(query.device), index_.to(query.device)
+
+
+def moved(index: Any) -> Any:
+    """An index on the first CUDA device."""
+    import faiss
+
+    if not getattr(faiss, "get_num_gpus", lambda: 0)():
+        raise UserError("index.device=cuda needs a CUDA device and faiss-gpu: pip install 'trime[gpu]', or index.device=cpu")
+    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
 
 
 def build_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path, bar: Any) -> None:

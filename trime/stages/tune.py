@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from trime.memory.datastore import Nearest
 from trime.memory.recent import Recent
-from trime.memory.search import Exact
+from trime.memory.search import Exact, found_of
 from trime.memory.selective import Selective
 from trime.metrics import Meter, perplexity
 from trime.stages.artefact import Artefact, plain
@@ -166,8 +166,7 @@ def recall(nearest: Nearest, folder: Path) -> dict[str, Any]:
     queries = queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
     _, exact = Exact(nearest.store.blocks, nearest.metric).nearest(queries, nearest.k)
     _, found = nearest.search.nearest(queries, nearest.k)
-    hits = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(exact, found, strict=True))
-    return {"recall": round(hits / exact.numel(), 4), "queries": len(queries)}
+    return {"recall": found_of(exact, found), "queries": len(queries)}
 
 
 def reading(config: DictConfig) -> dict[str, Any]:

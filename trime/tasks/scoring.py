@@ -8,12 +8,14 @@ from typing import NamedTuple
 import torch
 
 from trime.memory.blockwise import blockwise_mass
-from trime.memory.datastore import Nearest
+from trime.memory.datastore import Nearest, mass_of
 from trime.memory.recent import Recent
 from trime.memory.selective import Selective
 from trime.memory.visibility import Local
 from trime.tasks.rows import Row, scales
 from trime.types import Contexts, Float, Int, Mass, Tensor
+
+AHEAD = 2048  # queries at least that the external memory is asked at once
 
 
 class Window(NamedTuple):
@@ -66,13 +68,13 @@ class Scorer:
         if self.recent is not None:
             self.recent.reset()
         expected = 0
-        for window in windows:
+        for window, entries in self.searched(windows):
             if self.recent is not None and self.jumps_clear and window.scored_from != expected:
                 self.recent.reset()
             expected = window.scored_from + len(window.query.token)
             divisors = self.divisors(window.contexts.g.shape[1])
             every = torch.tensor(sorted({divisor for own in divisors for divisor in own}), device=window.contexts.g.device)
-            found = self.evidence(window, every) if len(every) else {}
+            found = self.evidence(window, every, entries) if len(every) else {}
             yield (
                 window,
                 [
@@ -86,14 +88,30 @@ class Scorer:
     def divisors(self, width: int) -> list[list[float]]:
         return [row.divisors(*scales(width, self.scaled_interpolation)) for row in self.rows]
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"]) -> dict[str, Mass]:
+    @property
+    def names(self) -> set[str]:
+        """The memories that some row names."""
+        return set().union(*(row.memories for row in self.rows))
+
+    def searched(self, windows: Iterator[Window]) -> Iterator[tuple[Window, tuple[Tensor, Tensor] | None]]:
+        """Each window with the scores and tokens of its nearest entries, which do not depend on what was read before."""
+        if self.nearest is None or "external" not in self.names:
+            yield from ((window, None) for window in windows)
+            return
+        for group in grouped(windows, AHEAD):
+            queries = [window.query for window in group]
+            score, token, _ = self.nearest.entries(Contexts.joined(queries))
+            sizes = [len(query.token) for query in queries]
+            yield from zip(group, zip(score.split(sizes), token.split(sizes), strict=True), strict=True)
+
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], entries: tuple[Tensor, Tensor] | None) -> dict[str, Mass]:
         """Mass [s t n] of each memory that some row names."""
-        query, names = window.query, set().union(*(row.memories for row in self.rows))
+        query, names = window.query, self.names
         found = {}
         if "local" in names:
             found["local"] = blockwise_mass(query, window.contexts, Local(), divisor, metric=self.metric)
-        if "external" in names and self.nearest is not None:
-            found["external"] = self.nearest.evidence(query, divisor)
+        if entries is not None:
+            found["external"] = mass_of(*entries, query.token, divisor)
         result = {name: Mass(mass.target[None], mass.total[None]) for name, mass in found.items()}
         if "long" in names and self.recent is not None:
             result["long"] = self.recent.evidence(query, divisor, overlap=window.context)
@@ -111,3 +129,15 @@ class Scorer:
                 mass = Mass(mass.target[sizes], mass.total[sizes])
             result[name] = Mass(mass.target[:, index], mass.total[:, index])
         return result
+
+
+def grouped(windows: Iterator[Window], queries: int) -> Iterator[list[Window]]:
+    """Windows of so many queries together, or of one more."""
+    group: list[Window] = []
+    for window in windows:
+        group.append(window)
+        if sum(len(own.query.token) for own in group) >= queries:
+            yield group
+            group = []
+    if group:
+        yield group

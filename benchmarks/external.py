@@ -1,0 +1,131 @@
+"""Evaluation with an external memory (K = 1,024) beside the same without it, by kind of search; windows of 512 tokens.
+
+TRIME's model of 7M parameters, trained for a few updates on the embedded corpus (``--path DIR``: other text), encodes the store
+and the text that is scored: keys and queries are real ones. Both sides have the local memory and 512 recent contexts, and their
+time is that of encoding and of scoring. ``mass`` is what the K entries that were found weigh over what the exact K weigh.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from torch import Tensor
+
+from benchmarks.measure import Claim, Measured, alternately, ratio
+from trime.memory.search import found_of
+from trime.metrics import perplexity
+from trime.run import run
+from trime.stages.artefact import plain
+from trime.stages.datastore import Index, uses_external
+from trime.stages.encode import windows_of
+from trime.stages.plan import Plan
+from trime.stages.processes import device_of
+from trime.stages.tune import Sums, scorer_of
+from trime.tasks.rows import rows_of
+
+ROOT = Path(__file__).parents[1]
+KINDS = [
+    ("exact", None, 1),
+    *(("faiss", "IVF1024_SQ8", probe) for probe in (4, 8, 16, 32)),
+    *(("cells", "Cells1024", probe) for probe in (4, 8, 16, 32)),
+    *(("cells", "Cells4096", probe) for probe in (16, 32, 64)),
+]
+SAMPLE, ENOUGH, BOUND = 256, 0.8, 5.0  # queries whose exact neighbours are known; recall, and times plain evaluation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="7m", help="a file of conf/model")
+    parser.add_argument("--keys", default="1M", help="entries of the store")
+    parser.add_argument("--tokens", default="12k", help="tokens that are scored")
+    parser.add_argument("--updates", type=int, default=50, help="of training")
+    parser.add_argument("--path", type=Path, help="a folder of train/ valid/ test/ text in place of the embedded corpus")
+    parser.add_argument("--set", nargs="*", default=[], help="further settings, as on the command line of cli.py")
+    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs" / "benchmarks")
+    parser.add_argument("--rounds", type=int, default=3)
+
+
+def configured(options: argparse.Namespace, *more: str) -> DictConfig:
+    """The experiment with one setting of everything that would be tuned."""
+    text = ["dataset=folder", f"dataset.path={options.path}"] if options.path else []
+    given = [
+        *("experiment=trime_ext", f"model={options.model}", "size=small", *text),
+        *(f"train.updates={options.updates}", f"datastore.tokens={options.keys}", f"evaluate.tokens={options.tokens}"),
+        *("evaluate.block=512", "evaluate.context=0", "tune.temperature=[1]", "tune.memory_size=[512]", "logger=none"),
+        "evaluate.rows=[{joint: [local, long, external]}]",
+        *(f"paths.data={options.outputs}/data", f"paths.outputs={options.outputs}", "trainer.enable_progress_bar=false"),
+        *(f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}", *options.set, *more),
+    ]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("config", given)
+
+
+class Contest:
+    """One kind of search, or none: a pass over the encoded split, and what its search found."""
+
+    def __init__(self, config: DictConfig):
+        self.config, plan = config, Plan(config)
+        self.encoded, self.device = plan.valid, device_of(config)
+        rows = rows_of(plain(config.evaluate.rows), config.tune)
+        self.index = Index(config, plan.store) if uses_external(config) else None
+        if self.index:
+            self.index.make()
+        self.scorer = scorer_of(config, rows, self.index, self.encoded)
+
+    def __call__(self) -> float:
+        """The loss."""
+        sums = Sums()
+        for window, (score,) in self.scorer.scores(windows_of(self.encoded.path(), self.device)):
+            sums.add(window, score)
+        return float(sums.total.sum()) / sums.tokens
+
+    def found(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Score and number of the nearest."""
+        assert self.scorer.nearest is not None
+        return self.scorer.nearest.search.nearest(query, self.scorer.nearest.k)
+
+
+def measure(options: argparse.Namespace) -> Measured:
+    """Every kind of search in turn."""
+    config = configured(options, "stages=[prepare,pack,fit,encode]")
+    run(config)
+    without = {"none": Contest(configured(options, "evaluate.rows=[{joint: [local, long]}]"))}
+    kinds = {
+        f"{kind} {factory}, {probe} cells" if factory else kind: Contest(
+            configured(options, f"index.factory={factory or 'null'}", f"index.probe={probe}")
+        )
+        for kind, factory, probe in KINDS
+    }
+    contests = without | kinds
+    losses: dict[str, float] = {}
+
+    def passed(name: str) -> None:
+        losses[name] = contests[name]()
+
+    found = alternately({name: partial(passed, name) for name in contests}, options.rounds, warmup=0)
+    encoded = contests["none"].encoded.information()
+    windows = [window.query.g for window in windows_of(contests["none"].encoded.path(), torch.device("cpu"))]
+    queries = torch.cat(windows)
+    queries = queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE].to(contests["none"].device)
+    scores, exact = kinds["exact"].found(queries)
+    scale = queries.shape[1] ** 0.5
+    plain_seconds = [encoded["seconds"] + seconds for seconds in found["none"]["rounds"]]
+    rows = []
+    for name, contest in contests.items():
+        seconds = [encoded["seconds"] + own for own in found[name]["rounds"]]
+        row: dict[str, Any] = {"search": name, "tokens/s": round(encoded["tokens"] / sorted(seconds)[len(seconds) // 2])}
+        row |= {"over plain": ratio(seconds, plain_seconds), "perplexity": round(perplexity(losses[name]), 3)}
+        if contest.index:
+            score, number = contest.found(queries)
+            mass = ((score / scale).logsumexp(1) - (scores / scale).logsumexp(1)).exp().mean()
+            row |= {"recall": found_of(exact, number), "mass": round(float(mass), 4)}
+            row |= {"entries": contest.index.statistics()["entries"], "index s": contest.index.statistics()["build_seconds"]}
+        rows.append(row | {"peak_memory_mb": found[name]["peak_memory_mb"]})
+    enough = [row["over plain"] for row in rows if row.get("recall", 0) >= ENOUGH]
+    claim = f"time over evaluation without the external memory, recall at least {ENOUGH}, {rows[-1]['entries']:,} keys"
+    return Measured(rows, [Claim(claim, min(enough, default=None), BOUND)])
