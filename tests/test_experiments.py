@@ -16,6 +16,7 @@ from tests.conftest import ROOT, composed
 from trime.data.parallel.base import Parallel
 from trime.models.network import build_network
 from trime.run import run
+from trime.stages import datastore
 from trime.stages.plan import Plan
 from trime.tasks.rows import rows_of
 
@@ -202,17 +203,31 @@ def test_a_given_model_and_datastore_give_the_same_figures(tiny: Callable[..., D
     assert run(given) == loss
 
 
-def test_neighbours_and_index_backends(tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path) -> None:
+def test_neighbours_and_index_backends(
+    tiny: Callable[..., DictConfig],
+    tmp_path: Path,
+    text_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     few = ["dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
     run(tiny("experiment=trime_ext", "neighbours=reference", "stages=[prepare,pack]", *few))
     losses = {}
-    for index in ("factory=null", "factory=Flat", "factory=IVF16_SQ8", "rescore=true"):
+    monkeypatch.setattr(datastore, "EXACT_UP_TO", 100)
+    for index in ("factory=null", "factory=Flat", "factory=IVF16_SQ8", "rescore=true", "factory=Cells16", "factory=auto"):
         losses[index] = run(tiny("experiment=knn_lm", f"index.{index}", "index.probe=16", *few))
     exact = losses["factory=null"]
     assert exact is not None
     assert losses["factory=Flat"] == pytest.approx(exact, abs=1e-4), "FAISS flat = exact"
     assert losses["rescore=true"] == pytest.approx(exact, abs=1e-4)
+    assert losses["factory=Cells16"] == pytest.approx(exact, abs=1e-4)
     assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
+    assert losses["factory=auto"] == pytest.approx(exact, abs=0.05)
+    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.probe=16", *few)).index
+    assert index is not None
+    told = index.statistics()
+    assert told["index"].startswith("Cells") and told["probe"] > 1 and told["expected_recall"] >= 0.95
+    assert "recall 0.9" in capsys.readouterr().out or told["expected_recall"] == 1
 
 
 def test_a_head_is_chosen_by_itself() -> None:

@@ -88,8 +88,8 @@ def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
 def test_all_cells_are_exact_search(metric: str, tmp_path: Path) -> None:
     build_cells(blocks, len(KEYS), 8, 16, metric, tmp_path, Mock())
     exact = Exact(blocks, metric).nearest(QUERY, 40)
-    for ours, theirs in zip(Cells(tmp_path, metric, 99).nearest(QUERY, 40), exact, strict=True):
-        assert torch.allclose(ours.double(), theirs.double(), atol=1e-4)
+    found = Cells(tmp_path, metric, 99).nearest(QUERY, 40)
+    assert torch.allclose(found[0], exact[0], atol=1e-4) and found_of(exact[1], found[1]) > 0.99  # near ties may swap
     shares = [found_of(exact[1], Cells(tmp_path, metric, probe).nearest(QUERY, 40)[1]) for probe in (1, 4, 12)]
     assert shares == sorted(shares) and shares[-1] > 0.9 and Cells(tmp_path, metric, 1).kind == "approximate"
 

@@ -5,7 +5,7 @@ Keys lie sorted by cell, in the type in which they were encoded, so that similar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trime.memory.largest import Largest
+from trime.memory.search import Blocks, lengthened
 from trime.memory.similarity import at_one_length, similarity
 from trime.types import Float, Int, Tensor, UserError
 
-Blocks = Callable[[], Iterator[Tensor]]  # all keys, in blocks
-SCORES = 2**24  # of which a batch of queries is given room: 64 MiB
+SCORES = 2**24  # held at a time, more or less: 64 MiB
 SAMPLE, LEAST, STEPS = 64, 39, 10  # keys a cell on which centroids are trained, fewest of them; rounds of k-means
 
 
@@ -38,35 +38,46 @@ class Cells:
             raise UserError(f"{folder} is truncated or no index ({error}): delete it and run stage datastore") from None
         self.centroid, self.start, self.number = parts["centroid"], parts["start"].numpy(), parts["number"].numpy()
         self.probe = min(probe, len(self.centroid))
-        self.room = max(1, SCORES // (self.probe * max(1, int(np.diff(self.start).max()))))
+        self.largest, self.flat = Largest(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         asked = query.float().cpu()
         asked = at_one_length(asked) if self.metric == "cosine" else asked
-        found = [self.batch(part, k) for part in asked.split(max(256, self.room))]
-        score, number = (torch.cat(parts) for parts in zip(*found, strict=True))
+        visited = similarity(asked, self.centroid, self.metric).topk(self.probe, 1).indices.flatten()
+        order = visited.argsort(stable=True)  # pairs of a query and a cell, cell by cell
+        cell, row = visited[order], order // self.probe
+        self.largest = self.largest if self.largest.fits(len(asked), k) else Largest(len(asked), k)
+        self.largest.forget()
+        sizes = torch.from_numpy(np.diff(self.start))[cell]
+        batch = (sizes.cumsum(0) - sizes) // SCORES
+        for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
+            self.compare(asked, cell[pairs], row[pairs])
+        score, number = self.largest.best()
         if self.metric == "l2":
             score -= asked.square().sum(1, keepdim=True)
         return score.to(query.device), number.to(query.device)
 
-    def batch(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Every visited cell in turn, then every query."""
-        visited = similarity(query, self.centroid, self.metric).topk(self.probe, 1).indices
-        order = visited.flatten().argsort(stable=True)
-        cells, counts = visited.flatten()[order].unique_consecutive(return_counts=True)
-        sizes = torch.from_numpy(np.diff(self.start))[visited.flatten()]
-        ends = sizes[order].cumsum(0)
-        place = torch.empty_like(order).scatter_(0, order, ends - sizes[order]).view_as(visited)
-        flat = torch.empty(int(ends[-1]))
-        done, first = 0, 0
-        for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
-            rows = order[first : first + count] // self.probe
-            keys = self.key[self.start[cell] : self.start[cell + 1]].float()
-            self.products(query[rows], keys, flat[done : done + count * len(keys)].view(count, len(keys)))
-            first, done = first + count, done + count * len(keys)
-        largest = Largest(len(query), k)
-        largest.take_tiles(flat, place, visited, self.start, self.number)
-        return largest.best()
+    def compare(self, query: Tensor, cell: Tensor, row: Tensor) -> None:
+        """The cells of some pairs, each with all queries that visit it."""
+        numbers, counts = (part.tolist() for part in cell.unique_consecutive(return_counts=True))
+        room, place, first, done = [], torch.empty_like(cell), 0, 0
+        for number, count in zip(numbers, counts, strict=True):
+            rows, columns = rounded(count, 8), rounded(int(self.start[number + 1] - self.start[number]), 64)
+            columns = min(columns, len(self.key) - int(self.start[number]))  # of the next cell, whose scores nobody reads
+            room.append((done, rows, columns))
+            place[first : first + count] = done + columns * torch.arange(count)
+            first, done = first + count, done + rows * columns
+        if len(self.flat) < done:
+            self.flat = torch.empty(done)
+        first = 0
+        for number, count, (begin, rows, columns) in zip(numbers, counts, room, strict=True):
+            asked = query[row[torch.arange(first, first + rows).clamp(max=first + count - 1)]]
+            keys = self.key[self.start[number] : self.start[number] + columns].float()
+            self.products(asked, keys, self.flat[begin : begin + rows * columns].view(rows, columns))
+            first += count
+        order = row.argsort(stable=True)
+        edges = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(row, minlength=len(query)).cumsum(0)])
+        self.largest.take_tiles(self.flat, edges, place[order], cell[order], self.start, self.number)
 
     def products(self, query: Float[Tensor, "q d"], key: Float[Tensor, "m d"], out: Float[Tensor, "q m"]) -> None:
         """Similarities, without what is the same for all keys of a query."""
@@ -76,6 +87,12 @@ class Cells:
             torch.mm(query, key.T, out=out)
 
 
+def rounded(size: int, step: int) -> int:
+    """The next of a few sizes, at most an eighth larger: oneDNN, which may do the products, makes a program for each shape."""
+    step = max(step, 2 ** ((size - 1).bit_length() - 3)) if size > 1 else step
+    return -(-size // step) * step
+
+
 def build_cells(blocks: Blocks, entries: int, width: int, cells: int, metric: str, folder: Path, bar: Any) -> None:
     """Centroids by k-means, each key to its nearest, keys sorted; a killed build goes on with the block that it was at."""
     if entries < LEAST * cells:
@@ -83,6 +100,8 @@ def build_cells(blocks: Blocks, entries: int, width: int, cells: int, metric: st
             f"index.factory=Cells{cells} needs {LEAST * cells} entries and has {entries}: "
             "choose index=exact, fewer cells, or raise datastore.tokens"
         )
+    if metric == "cosine":
+        blocks = lengthened(blocks)
     centroid = once(folder / "centroid.npy", lambda: centroids(blocks, entries, width, cells, metric))
     chosen = []
     for shard, keys in enumerate(blocks()):
@@ -131,9 +150,10 @@ def sort_keys(blocks: Blocks, number: np.ndarray, width: int, file: Path) -> Non
     place[number] = np.arange(len(number))
     aside, first, sorted_ = file.with_suffix(".aside.npy"), 0, None
     for keys in blocks():
+        given = (keys.float() if keys.dtype == torch.bfloat16 else keys).numpy()  # NumPy has no bfloat16
         if sorted_ is None:
-            sorted_ = np.lib.format.open_memmap(aside, "w+", keys.numpy().dtype, (len(number), width))
-        sorted_[place[first : first + len(keys)]] = keys.numpy()
+            sorted_ = np.lib.format.open_memmap(aside, "w+", given.dtype, (len(number), width))
+        sorted_[place[first : first + len(keys)]] = given
         first += len(keys)
     assert sorted_ is not None
     sorted_.flush()

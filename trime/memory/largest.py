@@ -1,7 +1,8 @@
 """The K largest of scores that come in tiles, on the CPU: what lies below the K-th so far is not even looked at twice.
 
-A query keeps up to twice K candidates and a bar. What exceeds the bar is appended; when there is no more room, the lower half
-goes and the bar rises. (A heap would move log2 K entries for each, and ``topk`` would first write all scores down.)
+A query keeps up to four times K candidates and a bar. What exceeds the bar is appended, without a branch that a processor could
+guess wrong. When there is no more room, a histogram tells about where the K-th lies: what is surely below goes, and the bar
+rises. (A heap would move log2 K entries for each, and ``topk`` would first write all scores down.)
 """
 
 from __future__ import annotations
@@ -15,65 +16,116 @@ from numba import prange
 from trime.types import Float, Int, Tensor
 from trime.vectors import compiled, on_threads
 
+BINS = 512
+
 
 class Largest:
-    """Candidates of n queries: scores and the numbers that they belong to."""
+    """Candidates of n queries: scores and the numbers (below 2^31) that they belong to."""
 
     def __init__(self, queries: int, k: int):
-        self.k, room = k, 2 * k + 64
+        self.k, room = k, 4 * k + BINS
         self.score = np.empty((queries, room), np.float32)
-        self.number = np.empty((queries, room), np.int64)
-        self.held, self.bar = np.zeros(queries, np.int64), np.full(queries, -np.inf, np.float32)
+        self.number = np.empty((queries, room), np.int32)
+        self.held, self.bar = np.empty(queries, np.int64), np.empty(queries, np.float32)
+        self.forget()
+
+    def forget(self) -> None:
+        """For other queries: memory that has been used before costs less than new one."""
+        self.held[:], self.bar[:] = 0, -np.inf
+
+    def fits(self, queries: int, k: int) -> bool:
+        """It has the size that is asked for."""
+        return self.k == k and len(self.held) == queries
 
     def take(self, scores: Float[Tensor, "n m"], first: int) -> None:
         """Scores of the candidates ``first``, ``first`` + 1, and so on."""
         on_threads(take_rows, scores.contiguous(), first, self.k, self.score, self.number, self.held, self.bar)
 
     def take_tiles(
-        self, flat: Tensor, place: Int[Tensor, "n p"], cell: Int[Tensor, "n p"], start: np.ndarray, number: np.ndarray
+        self,
+        flat: Float[Tensor, " f"],
+        edges: Int[Tensor, " e"],
+        place: Int[Tensor, " p"],
+        cell: Int[Tensor, " p"],
+        start: np.ndarray,
+        number: np.ndarray,
     ) -> None:
-        """For each query, the scores of p cells, each from its place in ``flat``; c has number[start[c] : start[c + 1]]."""
-        on_threads(take_cells, flat, place, cell, start, number, self.k, self.score, self.number, self.held, self.bar)
+        """Scores of cells: those of query q are edges[q] to edges[q + 1], each with its place in ``flat``.
+
+        Cell c holds the candidates number[start[c] : start[c + 1]].
+        """
+        candidates = self.k, self.score, self.number, self.held, self.bar
+        on_threads(take_cells, flat, edges, place, cell, start, number, *candidates)
 
     def best(self) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Score and number of the K largest, the largest first; (-inf, -1) where there are fewer."""
-        on_threads(finish, self.k, self.score, self.number, self.held, self.bar)
+        on_threads(finish, self.k, self.score, self.number, self.held)
         score, number = torch.from_numpy(self.score[:, : self.k]), torch.from_numpy(self.number[:, : self.k])
         missing = torch.arange(self.k) >= torch.from_numpy(self.held)[:, None]
         score, order = score.masked_fill(missing, -math.inf).sort(1, descending=True)
-        return score, number.masked_fill(missing, -1).gather(1, order)
+        return score, number.long().masked_fill(missing, -1).gather(1, order)
 
 
 @compiled(parallel=True)
 def take_rows(scores, first, k, score, number, held, bar):  # type: ignore[no-untyped-def]
     for row in prange(len(scores)):
-        own = scores[row]
-        for i in range(len(own)):
-            if own[i] > bar[row]:
-                append(row, own[i], first + i, k, score, number, held, bar)
+        bins, low = np.empty(BINS, np.int64), 0
+        while low < scores.shape[1]:
+            high = min(scores.shape[1], low + make_room(row, k, score, number, held, bar, bins))
+            many, least = held[row], bar[row]
+            for i in range(low, high):
+                score[row, many], number[row, many] = scores[row, i], first + i
+                many += scores[row, i] > least
+            held[row], low = many, high
 
 
 @compiled(parallel=True)
-def take_cells(flat, place, cell, start, numbers, k, score, number, held, bar):  # type: ignore[no-untyped-def]
-    for row in prange(len(place)):
-        for j in range(place.shape[1]):
-            low, c = place[row, j], cell[row, j]
-            base = start[c]
-            for i in range(start[c + 1] - base):
-                if flat[low + i] > bar[row]:
-                    append(row, flat[low + i], numbers[base + i], k, score, number, held, bar)
+def take_cells(flat, edges, place, cell, start, numbers, k, score, number, held, bar):  # type: ignore[no-untyped-def]
+    for row in prange(len(held)):
+        bins = np.empty(BINS, np.int64)
+        for j in range(edges[row], edges[row + 1]):
+            base, low, size = start[cell[j]], 0, start[cell[j] + 1] - start[cell[j]]
+            while low < size:
+                high = min(size, low + make_room(row, k, score, number, held, bar, bins))
+                many, least = held[row], bar[row]
+                for i in range(low, high):
+                    score[row, many], number[row, many] = flat[place[j] + i], numbers[base + i]
+                    many += flat[place[j] + i] > least
+                held[row], low = many, high
 
 
 @compiled()
-def append(row, new, of, k, score, number, held, bar):  # type: ignore[no-untyped-def]
-    """One candidate more; where there is no room left, only the k largest stay."""
-    if held[row] == score.shape[1]:
-        bar[row] = keep(score[row], number[row], k, held[row])
-        held[row] = k
-        if new <= bar[row]:
-            return
-    score[row, held[row]], number[row, held[row]] = new, of
-    held[row] += 1
+def make_room(row, k, score, number, held, bar, bins):  # type: ignore[no-untyped-def]
+    """How many candidates may come, one at least: each is written before it is known whether it stays."""
+    if held[row] > score.shape[1] - BINS // 2:
+        held[row], bar[row] = without_low(score[row], number[row], k, held[row], bins)
+    return score.shape[1] - held[row]
+
+
+@compiled()
+def without_low(score, number, k, held, bins):  # type: ignore[no-untyped-def]
+    """Drops candidates that are not among the k largest, if need be by exact selection; how many stay, and the new bar."""
+    low = high = score[0]
+    for i in range(held):
+        low, high = min(low, score[i]), max(high, score[i])
+    width = (high - low) / BINS
+    if low > -np.inf and width > 0 and width < np.inf:
+        bins[:] = 0
+        for i in range(held):
+            bins[min(BINS - 1, int((score[i] - low) / width))] += 1
+        chosen, above = BINS - 1, bins[BINS - 1]
+        while above < k:
+            chosen -= 1
+            above += bins[chosen]
+        if above <= 2 * k:
+            least, many = low + chosen * width - width / 64, 0  # some below the bin's edge: it is rounded
+            for i in range(held):
+                score[many], number[many] = score[i], number[i]
+                many += score[i] > least
+            if many <= 3 * k:
+                return many, np.float32(least)
+            held = many
+    return k, keep(score, number, k, held)
 
 
 @compiled()
@@ -106,8 +158,11 @@ def keep(score, number, k, held):  # type: ignore[no-untyped-def]
 
 
 @compiled(parallel=True)
-def finish(k, score, number, held, bar):  # type: ignore[no-untyped-def]
+def finish(k, score, number, held):  # type: ignore[no-untyped-def]
     for row in prange(len(held)):
         if held[row] > k:
-            bar[row] = keep(score[row], number[row], k, held[row])
+            bins = np.empty(BINS, np.int64)
+            many, _ = without_low(score[row], number[row], k, held[row], bins)
+            if many > k:
+                keep(score[row], number[row], k, many)
             held[row] = k

@@ -164,7 +164,7 @@ def build_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: 
 
 def lengthened(blocks: Blocks) -> Blocks:
     """All keys at one length."""
-    return lambda: (at_one_length(keys.float()) for keys in blocks())
+    return lambda: (at_one_length(keys.float()).to(keys.dtype) for keys in blocks())
 
 
 def trained(blocks: Blocks, entries: int, width: int, factory: str, metric: str) -> Any:

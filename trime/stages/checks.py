@@ -50,6 +50,8 @@ def check(config: DictConfig) -> None:
     demand(config, NATURAL, lambda value: is_number(value) and value >= 0, "a number, at least 0")
     demand(config, ("evaluate.dtype", "datastore.dtype"), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
     demand(config, ("similarity", "index.metric"), METRICS.__contains__, "ip (inner product), l2 (squared distance) or cosine")
+    demand(config, ("index.recall",), lambda value: is_number(value) and 0 < value <= 1, "a share above 0, at most 1")
+    demand(config, ("index.device",), ("cpu", "cuda").__contains__, "cpu or cuda")
     demand(config, ("vocabulary.limit",), lambda value: value is None or (is_whole(value) and value > 2), "a number or null")
     demand(config, ("trainer.devices",), lambda value: value == "auto" or (is_whole(value) and value > 0), "a number or auto")
     demand(config, ("trainer.accelerator",), ("auto", "cpu", "gpu", "cuda").__contains__, "auto, cpu or gpu")

@@ -107,7 +107,7 @@ def chosen_factory(entries: int, width: int) -> str | None:
     """index=auto: exact where that is fast, cells while keys fit in half of the memory, else codes of a product quantiser."""
     if entries <= EXACT_UP_TO:
         return None
-    cells = 2 ** round(math.log2(4 * math.sqrt(entries)))
+    cells = 2 ** round(math.log2(math.sqrt(entries)))
     if 2 * width * entries <= memory() / 2:
         return f"Cells{cells}"
     return f"IVF{cells}_PQ{next(codes for codes in (64, 32, 16, 8, 4, 2, 1) if width % codes == 0)}"

@@ -15,7 +15,7 @@ from trime.memory.visibility import Local
 from trime.tasks.rows import Row, scales
 from trime.types import Contexts, Float, Int, Mass, Tensor
 
-AHEAD = 2048  # queries at least that the external memory is asked at once
+AHEAD = 4096  # queries at least that the external memory is asked at once
 
 
 class Window(NamedTuple):
