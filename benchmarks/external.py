@@ -2,7 +2,7 @@
 
 TRIME's model of 7M parameters, trained for a few updates on the embedded corpus (``--path DIR``: other text), encodes the store
 and the text that is scored: keys and queries are real ones. Both sides have the local memory and 512 recent contexts, and their
-time is that of encoding and of scoring. ``mass`` is what the K entries that were found weigh over what the exact K weigh.
+time is that of encoding and of scoring; ``index s`` is that of encoding and indexing the store. ``mass`` is what the K entries that were found weigh over what the exact K weigh.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import __main__, attendre, memorizing, objective, packing
+from benchmarks import __main__, attendre, external, memorizing, objective, packing, startup
 from benchmarks.measure import Claim
 
 Bench = Callable[..., dict[str, Any]]
@@ -113,3 +113,19 @@ def test_step(bench: Bench) -> None:
     found = bench("step", "--model", "tiny", "--tokens", "256", "--rounds", "1")
     assert {row["what"] for row in found["rows"]} >= {"head", "trime, objective", "trime_ext step"}
     assert len(found["claims"]) == 3
+
+
+def test_external(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(external, "KINDS", [("exact", None, 1), ("faiss", "IVF16_SQ8", 16), ("cells", "Cells16", 16)])
+    few = ("--keys", "2k", "--tokens", "300", "--updates", "1", "--rounds", "1", "--outputs", str(tmp_path))
+    found = bench("external", "--model", "tiny", *few, "--set", "index.k=16", "segments.length=64", "train.plain_share=0")
+    rows = {row["search"]: row for row in found["rows"]}
+    assert list(rows) == ["none", "exact", "faiss IVF16_SQ8, 16 cells", "cells Cells16, 16 cells"]
+    assert rows["cells Cells16, 16 cells"]["recall"] == pytest.approx(1, abs=0.01)
+    assert rows["cells Cells16, 16 cells"]["perplexity"] == pytest.approx(rows["exact"]["perplexity"], rel=1e-3)
+
+
+def test_startup(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "COMMANDS", {"--help": ["--help"]})
+    rows = bench("startup", "--tokens", "40000", "--scored", "500", "--keys", "3000", "--rounds", "1")["rows"]
+    assert len(rows) == 3 and all(row["largest costs"].count("%") == 3 for row in rows[1:])

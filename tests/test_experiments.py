@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed
 from trime.data.parallel.base import Parallel
 from trime.models.network import build_network
 from trime.run import run
-from trime.stages import datastore
+from trime.stages import datastore, encode
 from trime.stages.plan import Plan
 from trime.tasks.rows import rows_of
+from trime.types import UserError
 
 EVERY = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 TRANSLATE = ("mt_vanilla", "knn_mt", "trime_mt")
@@ -151,8 +155,6 @@ def test_every_choice_of_every_group_is_understood(group: str, text_folder: Path
 def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
     tiny: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trime.types import UserError
-
     here = f"paths.outputs={tmp_path}"
     run(tiny("experiment=trime", here, "stages=[prepare]"))
     with pytest.raises(UserError, match="add fit to stages"):
@@ -237,3 +239,67 @@ def test_a_head_is_chosen_by_itself() -> None:
         assert composed(f"size={size}").model.head._target_ == "trime.models.heads.AdaptiveSoftmax"
     own = composed("model=pretrained", "size=tiny").model
     assert own.head._target_.endswith("PretrainedHead") and "cutoffs" not in own.embedding
+
+
+def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
+    tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path
+) -> None:
+    few = ["experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
+    losses, sizes = [], []
+    for dtype in ("float16", "int8"):
+        config = tiny(*few, f"datastore.dtype={dtype}")
+        losses.append(run(config))
+        store = Plan(config).store.path()
+        sizes.append(sum(load_file(file)["g"].nbytes for file in store.glob("*.safetensors")))
+    assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]
+    assert sizes[1] == sizes[0] / 2
+
+
+@pytest.mark.parametrize("section", ["datastore", "evaluate"])
+def test_time_and_disk_are_forecast(
+    section: str,
+    tiny: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What will be written, to a fifth; refused where the disk has less."""
+    monkeypatch.setattr(encode, "TOLD", 100)
+    config = tiny("experiment=knn_lm", f"paths.outputs={tmp_path}", "datastore.tokens=20k", "evaluate.tokens=20k")
+    plan = Plan(config)
+    for stage in ("prepare", "fit"):
+        for artefact in plan.made_by(stage):
+            artefact.make()
+    told = plan.store if section == "datastore" else plan.valid
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: disk._replace(free=1000))
+    with pytest.raises(UserError, match="free space"):
+        told.make()
+    monkeypatch.undo()
+    monkeypatch.setattr(encode, "TOLD", 100)
+    monkeypatch.setattr(encode, "SHARD", 2000)
+    told.make()
+    line = next(line for line in capsys.readouterr().out.splitlines() if "minutes" in line)
+    said = float(line.split(" and ")[1].split()[0].replace(",", ""))
+    written = sum(file.stat().st_size for file in told.path().glob("*.safetensors")) / 2**20
+    assert said == pytest.approx(written, rel=0.2, abs=0.5) and written > 1
+
+
+def test_a_killed_encoding_writes_the_same_bytes(
+    tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "SHARD", 300)
+    few = ["experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}"]
+    stores = []
+    for place in ("broken", "whole"):
+        plan = Plan(tiny(*few, f"paths.outputs={tmp_path / place}"))
+        plan.fit.make()
+        if place == "broken":
+            monkeypatch.setattr(encode, "carry_on", Mock(side_effect=[None, None, SystemExit(9)]))
+            with pytest.raises(SystemExit):
+                plan.store.make()
+            monkeypatch.undo()
+            monkeypatch.setattr(encode, "SHARD", 300)
+        plan.store.make()
+        stores.append({file.name: file.read_bytes() for file in plan.store.path().glob("*.safetensors")})
+    assert stores[0] == stores[1] and len(stores[0]) > 3

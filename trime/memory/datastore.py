@@ -35,14 +35,18 @@ class Shards:
         """One column of all shards."""
         return torch.cat([file.get_tensor(name) for file in self.files])
 
-    def seconds(self) -> float:
-        """What it took to encode them, however often that was interrupted."""
-        return sum(float((file.metadata() or {}).get("seconds", 0)) for file in self.files)
-
     def each(self, *names: str) -> Iterator[tuple[Tensor, ...]]:
         """Columns, shard by shard."""
         for file in self.files:
             yield tuple(file.get_tensor(name) for name in names)
+
+
+def stored_keys(g: Float[Tensor, "n d"], dtype: str) -> dict[str, Tensor]:
+    """The columns that hold keys: in a type of numbers, or in 8 bits, with a scale for each key."""
+    if dtype != "int8":
+        return {"g": g.to(getattr(torch, dtype))}
+    scale = g.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    return {"g": (g.float() / scale).round().to(torch.int8), "scale": scale.squeeze(1)}
 
 
 class Datastore:
@@ -52,6 +56,7 @@ class Datastore:
         self.shards = Shards(folder)
         self.token = self.shards.column("token")
         self.document = self.shards.column("document")
+        self.scaled = "scale" in self.shards.files[0].keys()  # noqa: SIM118 (safetensors' files are no dictionaries)
         self.starts = torch.tensor([0, *(len(part[0]) for part in self.shards.each("token"))]).cumsum(0)
 
     def __len__(self) -> int:
@@ -59,8 +64,8 @@ class Datastore:
 
     def blocks(self) -> Iterator[Float[Tensor, "m d"]]:
         """All keys in order, a shard at a time."""
-        for (keys,) in self.shards.each("g"):
-            yield keys
+        for keys, *scale in self.shards.each("g", *["scale"] * self.scaled):
+            yield (keys * scale[0][:, None]).half() if scale else keys
 
     def keys(self, index: Int[Tensor, "n k"]) -> Float[Tensor, "n k d"]:
         """The stored keys of entries."""
@@ -70,8 +75,10 @@ class Datastore:
         found = torch.empty(len(flat), width)
         for number in shard.unique().tolist():
             chosen = (shard == number).nonzero().squeeze(1)
-            block = self.shards.files[number].get_tensor("g")
-            found[chosen] = block[flat[chosen] - self.starts[number]].float()
+            file, index_ = self.shards.files[number], flat[chosen] - self.starts[number]
+            found[chosen] = file.get_tensor("g")[index_].float()
+            if self.scaled:
+                found[chosen] *= file.get_tensor("scale")[index_, None]
         return found.view(*index.shape, width)
 
 

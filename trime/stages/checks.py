@@ -48,7 +48,8 @@ def check(config: DictConfig) -> None:
         "a whole number above 0",
     )
     demand(config, NATURAL, lambda value: is_number(value) and value >= 0, "a number, at least 0")
-    demand(config, ("evaluate.dtype", "datastore.dtype"), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
+    demand(config, ("evaluate.dtype",), DTYPES.__contains__, f"one of {', '.join(DTYPES)}")
+    demand(config, ("datastore.dtype",), (*DTYPES, "int8").__contains__, f"one of {', '.join(DTYPES)}, int8")
     demand(config, ("similarity", "index.metric"), METRICS.__contains__, "ip (inner product), l2 (squared distance) or cosine")
     demand(config, ("index.recall",), lambda value: is_number(value) and 0 < value <= 1, "a share above 0, at most 1")
     demand(config, ("index.device",), ("cpu", "cuda").__contains__, "cpu or cuda")

@@ -138,7 +138,7 @@ def searching(folder: Path, factory: str, metric: str, probe: int, device: str =
 
 def sample_of(store: Datastore, count: int) -> Float[Tensor, "n d"]:
     """Stored keys, evenly chosen."""
-    return store.keys(torch.arange(0, len(store), max(1, len(store) // count))[:count])
+    return store.keys(torch.arange(0, len(store), max(1, len(store) // count))[:count, None]).squeeze(1)
 
 
 class GivenStore(Artefact):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -23,10 +24,10 @@ from tqdm import tqdm
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import WindowLoader, in_order
 from trime.data.segments import Segments, count_of, cut, cut_lines, document_edges
-from trime.memory.datastore import Shards
+from trime.memory.datastore import Shards, stored_keys
 from trime.metrics import Meter
 from trime.models.network import Reader
-from trime.stages.artefact import Artefact
+from trime.stages.artefact import Artefact, whole_lines
 from trime.stages.model_folder import check_positions, open_network, reading_of
 from trime.stages.prepare import Prepare
 from trime.stages.processes import device_of
@@ -36,6 +37,7 @@ from trime.tasks.scoring import Window
 from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, contexts_of, is_token
 
 SHARD = 2**17  # tokens at most, those of context included
+TOLD, PROBED = 2**17, 4  # tokens from which time and disk are forecast, by how many batches
 
 
 class Encode(Artefact):
@@ -100,6 +102,8 @@ class Encode(Artefact):
         if network.carries and (self.config.evaluate.context or self.config.compatibility.sorted_windows):
             raise UserError("this model reads on from window to window: set evaluate.context=0, compatibility=none")
         reader, per_shard = Reader(network), max(1, SHARD // int(windows.length.max()))
+        if windows.scored() > TOLD and not any(folder.iterdir()):
+            self.forecast(folder, Reader(network), corpus, windows, device)
         with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}", mininterval=1) as bar:
             for number, start in enumerate(range(0, len(windows), per_shard)):
                 part = windows.take(slice(start, start + per_shard))
@@ -110,7 +114,7 @@ class Encode(Artefact):
                 bar.update(part.scored())
         content = {
             "tokens": windows.scored(),
-            "seconds": round(Shards(folder).seconds(), 3),
+            "seconds": round(sum(map(float, whole_lines(folder / "seconds.txt"))), 3),
             "peak_memory_mb": meter.peak_memory_mb,
             "width": network.width,
             "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
@@ -128,17 +132,46 @@ class Encode(Artefact):
     def write(self, file: Path, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> None:
         """One shard; where rows read on, window after window."""
         begun = time.perf_counter()
+        parts = list(self.parts(reader, corpus, windows, first, device))
+        joined = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
+        aside = file.with_suffix(".partial")
+        save_file(joined, aside)
+        carry_on(reader, file)
+        aside.replace(file)
+        with (file.parent / "seconds.txt").open("a") as seconds:  # not in the shard: its bytes depend on nothing but the text
+            seconds.write(f"{time.perf_counter() - begun:.3f}\n")
+
+    def parts(self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> Iterator[dict[str, Tensor]]:
+        """The columns of batch after batch."""
         rows = 1 if reader.network.carries else max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
-        parts = []
         mixed = device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
         for batch in self.loader(corpus, windows, in_order(windows, rows)):
             with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-                parts.append(self.columns(reader, batch.to(device), first))
-        joined = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
-        aside = file.with_suffix(".partial")
-        save_file(joined, aside, {"seconds": f"{time.perf_counter() - begun:.3f}"})
-        carry_on(reader, file)
-        aside.replace(file)
+                yield self.columns(reader, batch.to(device), first)
+
+    @torch.no_grad()
+    def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> None:
+        """Tells how long it will take and how much it will write, by a few batches; UserError where the disk is too small."""
+        rows = max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
+        some = windows.take(np.linspace(0, len(windows) - 1, min(len(windows), PROBED * rows)).astype(int))
+        size, tokens, marks = 0, [], [time.perf_counter()]
+        for part in self.parts(reader, corpus, some, 0, device):
+            size += sum(column.nbytes for column in part.values())
+            tokens.append(len(part["token"]))
+            marks.append(time.perf_counter())
+        times = windows.scored() / some.scored()
+        seconds = (marks[-1] - marks[1]) / max(1, sum(tokens[1:])) * sum(tokens) * times  # the first batch sets things up
+        print(
+            f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
+            f"and {size * times / 2**20:,.0f} MiB",
+            flush=True,
+        )
+        free = shutil.disk_usage(folder).free
+        if size * times > free:
+            raise UserError(
+                f"{folder.parent} has {free / 2**20:,.0f} MiB left and {size * times / 2**20:,.0f} MiB are to be written: "
+                "free space, set paths.outputs, datastore.tokens=N or datastore.dtype=int8"
+            )
 
     def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
         """The batches of a plan."""
@@ -160,8 +193,7 @@ class Encode(Artefact):
 
     def stored(self, chosen: Contexts, first: int) -> dict[str, Tensor]:
         """Contexts as columns on the host; ``first`` is the number of the shard's first window."""
-        columns = {
-            "g": chosen.g.to(getattr(torch, self.config[self.section].dtype)),
+        columns = stored_keys(chosen.g, self.config[self.section].dtype) | {
             "token": chosen.token.int(),
             "document": chosen.place.document.int(),
             "segment": (chosen.place.segment + first).int(),
