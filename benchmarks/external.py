@@ -2,7 +2,8 @@
 
 TRIME's model of 7M parameters, trained for a few updates on the embedded corpus (``--path DIR``: other text), encodes the store
 and the text that is scored: keys and queries are real ones. Both sides have the local memory and 512 recent contexts, and their
-time is that of encoding and of scoring; ``index s`` is that of encoding and indexing the store. ``mass`` is what the K entries that were found weigh over what the exact K weigh.
+time is that of encoding and of scoring; ``index s`` is that of encoding and indexing the store. ``mass`` is what the K entries
+that were found weigh over what the exact K weigh.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="7m", help="a file of conf/model")
     parser.add_argument("--keys", default="1M", help="entries of the store")
     parser.add_argument("--tokens", default="12k", help="tokens that are scored")
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window")
     parser.add_argument("--updates", type=int, default=50, help="of training")
     parser.add_argument("--path", type=Path, help="a folder of train/ valid/ test/ text in place of the embedded corpus")
     parser.add_argument("--set", nargs="*", default=[], help="further settings, as on the command line of cli.py")
@@ -56,7 +58,13 @@ def configured(options: argparse.Namespace, *more: str) -> DictConfig:
     given = [
         *("experiment=trime_ext", f"model={options.model}", "size=small", *text),
         *(f"train.updates={options.updates}", f"datastore.tokens={options.keys}", f"evaluate.tokens={options.tokens}"),
-        *("evaluate.block=512", "evaluate.context=0", "tune.temperature=[1]", "tune.memory_size=[512]", "logger=none"),
+        *(
+            f"evaluate.block={options.window}",
+            "evaluate.context=0",
+            "tune.temperature=[1]",
+            "tune.memory_size=[512]",
+            "logger=none",
+        ),
         "evaluate.rows=[{joint: [local, long, external]}]",
         *(f"paths.data={options.outputs}/data", f"paths.outputs={options.outputs}", "trainer.enable_progress_bar=false"),
         *(f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}", *options.set, *more),
