@@ -11,6 +11,7 @@ os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, w
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the gradient reducer warns where there is nothing to mend
 
 import hydra
+import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -22,7 +23,18 @@ settings: list[DictConfig] = []  # of each run that ended well
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 
 
-@hydra.main(config_path=str(Path(__file__).resolve().parent / "conf"), config_name="config", version_base="1.3")
+CONF = Path(__file__).resolve().parent / "conf"
+
+
+def help_text() -> str:
+    """What Hydra's --help would say, which takes seconds to find the choices of so many groups."""
+    told = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))["hydra"]["help"]
+    groups = sorted({file.parent.relative_to(CONF).as_posix() for file in CONF.glob("*/**/*.yaml")})
+    choices = [f"{group}: {', '.join(sorted(file.stem for file in (CONF / group).glob('*.yaml')))}" for group in groups]
+    return "\n".join([told["header"], "Groups and their choices:", *choices, "", told["footer"]])
+
+
+@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> float | None:
     """One run; in a sweep, a failed run is told and the others go on."""
     from trime.run import run  # here, so that --help and a wrong override answer at once
@@ -84,6 +96,9 @@ def one_line(error: BaseException) -> str:
 
 def main() -> int:
     """Exit status 1 where a run failed."""
+    if {"--help", "-h"} & {*sys.argv[1:]}:
+        print(help_text())
+        return 0
     try:
         job()
         if settings:
