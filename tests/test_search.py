@@ -11,6 +11,7 @@ import torch
 
 from trime.memory import search
 from trime.memory.cells import Cells, build_cells
+from trime.memory.datastore import mass_of
 from trime.memory.largest import Largest
 from trime.memory.search import Exact, Faiss, Once, build_faiss, found_of
 from trime.types import UserError
@@ -131,3 +132,18 @@ def test_faiss_without_a_device_says_so(tmp_path: Path) -> None:
         pytest.skip("there is a CUDA device")
     with pytest.raises(UserError, match="faiss-gpu"):
         Faiss(tmp_path / "flat.faiss", "ip", 1, "cuda")
+
+
+def test_the_mass_of_entries_is_that_of_their_softmax() -> None:
+    """Under every temperature; with missing entries, without the target, and with a target far below the rest."""
+    random = torch.Generator().manual_seed(3)
+    score = 20 * torch.randn(50, 300, generator=random)
+    token = torch.randint(0, 9, (50, 300), generator=random)
+    target, divisor = torch.randint(0, 9, (50,), generator=random), torch.tensor([0.3, 1.0, 8.0])
+    score[0], score[1, 5:], target[2], score[3, token[3] == target[3]] = -torch.inf, -torch.inf, 99, -200.0
+    found = mass_of(score, token, target, divisor)
+    expected = mass_of(score.double(), token, target, divisor.double())
+    for ours, theirs in ((found.target, expected.target), (found.total, expected.total)):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
+    assert found.target[:, 2].eq(-torch.inf).all() and found.total[:, 0].eq(-torch.inf).all()
+    assert found.target[0, 3] < -600

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from trime.memory.entries_cpu import masses
 from trime.memory.search import Search
 from trime.memory.similarity import similarity
 from trime.types import Contexts, Float, Int, Mass, Tensor, UserError
@@ -118,5 +119,7 @@ def mass_of(
     score: Float[Tensor, "n k"], token: Int[Tensor, "n k"], target: Int[Tensor, " n"], divisor: Float[Tensor, " t"]
 ) -> Mass:
     """Mass [t n] of entries for targets."""
+    if score.device.type == "cpu" and score.dtype == torch.float32:
+        return masses(score, token, target, divisor)
     scores = score / divisor[:, None, None]
     return Mass(scores.masked_fill(token != target[:, None], -math.inf).logsumexp(-1), scores.logsumexp(-1))

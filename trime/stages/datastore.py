@@ -26,6 +26,7 @@ from trime.types import Float, Tensor, UserError
 AUTO = "auto"
 EXACT_UP_TO = 2**17  # keys: some ten milliseconds for each 100 of them
 SAMPLE = 256  # stored keys from which index=auto learns how many cells to visit
+GAIN = 0.01  # of recall, for which it visits twice as many
 
 
 class Index(Artefact):
@@ -68,16 +69,25 @@ class Index(Artefact):
         (folder / "datastore.json").write_text(json.dumps(content, indent=1))
 
     def chosen_probe(self, folder: Path, store: Datastore, factory: str | None) -> dict[str, Any]:
-        """The fewest cells with which stored keys find ``index.recall`` of one another, and that share."""
+        """How many cells to visit so that stored keys find ``index.recall`` of one another, by doubling, and that share.
+
+        Where twice as many hardly find more (codes of a product quantiser are what limits them), it is enough.
+        """
         wanted, metric, k = self.config.index.recall, self.config.index.metric, min(self.config.index.k, len(store))
         if not factory:
             return {"probe": 1, "expected_recall": 1.0}
         queries = sample_of(store, SAMPLE)
         _, exact = Exact(store.blocks, metric).nearest(queries, k)
-        probe, expected = 1, 0.0
-        while expected < wanted and probe <= most_cells(factory):
-            probe, search = 2 * probe, searching(folder, factory, metric, 2 * probe)
-            expected = found_of(exact, search.nearest(queries, k)[1])
+
+        def recall(probe: int) -> float:
+            return found_of(exact, searching(folder, factory, metric, probe).nearest(queries, k)[1])
+
+        probe, expected = 1, recall(1)
+        while expected < wanted and probe < most_cells(factory):
+            more = recall(2 * probe)
+            if more < expected + GAIN:
+                break
+            probe, expected = 2 * probe, more
         print(f"datastore: index=auto chose {factory}, probe {probe}: recall {expected:.2f} expected of {len(store):,} keys")
         return {"probe": probe, "expected_recall": expected}
 
