@@ -43,13 +43,13 @@ SAMPLE, ENOUGH, BOUND = 256, 0.8, 5.0  # queries whose exact neighbours are know
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="7m", help="a file of conf/model")
     parser.add_argument("--keys", default="1M", help="entries of the store")
-    parser.add_argument("--tokens", default="12k", help="tokens that are scored")
+    parser.add_argument("--tokens", default="8k", help="tokens that are scored")
     parser.add_argument("--window", type=int, default=512, help="tokens of a window")
-    parser.add_argument("--updates", type=int, default=50, help="of training")
+    parser.add_argument("--updates", type=int, default=20, help="of training")
     parser.add_argument("--path", type=Path, help="a folder of train/ valid/ test/ text in place of the embedded corpus")
     parser.add_argument("--set", nargs="*", default=[], help="further settings, as on the command line of cli.py")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs" / "benchmarks")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
 
 
 def configured(options: argparse.Namespace, *more: str) -> DictConfig:
