@@ -115,6 +115,7 @@ def test_step(bench: Bench) -> None:
     assert len(found["claims"]) == 3
 
 
+@pytest.mark.slow
 def test_external(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(external, "KINDS", [("exact", None, 1), ("faiss", "IVF16_SQ8", 16), ("cells", "Cells16", 16)])
     few = ("--keys", "2k", "--tokens", "300", "--updates", "1", "--rounds", "1", "--window", "64", "--outputs", str(tmp_path))
@@ -124,6 +125,7 @@ def test_external(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert rows["cells Cells16, 16 cells"]["mass"] == pytest.approx(1, abs=1e-3)  # recall means little where keys are equal
 
 
+@pytest.mark.slow
 def test_startup(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "COMMANDS", {"--help": ["--help"]})
     rows = bench("startup", "--tokens", "40000", "--scored", "500", "--keys", "3000", "--rounds", "1")["rows"]

@@ -81,6 +81,7 @@ def test_a_shift_of_every_document_is_sure_and_noise_is_not() -> None:
     assert not less.shown and "no difference shown" in str(less)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_true_difference_as_often_as_it_says() -> None:
     random, covered = np.random.default_rng(1), 0
     for _ in range(100):

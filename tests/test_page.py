@@ -185,6 +185,7 @@ def test_wandb_is_given_tables_and_pictures(place: Path, tmp_path: Path) -> None
     assert [file.name.split("_")[0] for file in media.glob("images/*.png")] == ["picture"]
 
 
+@pytest.mark.slow
 def test_a_search_by_optuna_goes_by_dev(place: Path, tmp_path: Path) -> None:
     """Its trials are runs; the same command proposes the same ones and finds them."""
     pytest.importorskip("optuna", reason="pip install 'trime[sweep]'")
