@@ -293,6 +293,7 @@ def test_a_killed_encoding_writes_the_same_bytes(
     stores = []
     for place in ("broken", "whole"):
         plan = Plan(tiny(*few, f"paths.outputs={tmp_path / place}"))
+        plan.corpus.make()
         plan.fit.make()
         if place == "broken":
             monkeypatch.setattr(encode, "carry_on", Mock(side_effect=[None, None, SystemExit(9)]))
