@@ -13,12 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from torch import Tensor
 
-from benchmarks.measure import Claim, Measured, alternately, ratio
+from benchmarks.measure import ROOT, Claim, Measured, alternately, composed, ratio
 from trime.memory.search import found_of
 from trime.metrics import perplexity
 from trime.run import run
@@ -27,17 +25,16 @@ from trime.stages.datastore import Index, uses_external
 from trime.stages.encode import windows_of
 from trime.stages.plan import Plan
 from trime.stages.processes import device_of
-from trime.stages.tune import Sums, scorer_of
+from trime.stages.tune import Sums, sampled, scorer_of
 from trime.tasks.rows import rows_of
 
-ROOT = Path(__file__).parents[1]
 KINDS = [
     ("exact", None, 1),
     *(("faiss", "IVF1024_SQ8", probe) for probe in (4, 8, 16, 32)),
     *(("cells", "Cells1024", probe) for probe in (4, 8, 16, 32)),
     *(("cells", "Cells4096", probe) for probe in (16, 32, 64)),
 ]
-SAMPLE, ENOUGH, BOUND = 256, 0.8, 5.0  # queries whose exact neighbours are known; recall, and times plain evaluation
+ENOUGH, BOUND = 0.8, 5.0  # recall, and times plain evaluation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,8 +66,7 @@ def configured(options: argparse.Namespace, *more: str) -> DictConfig:
         *(f"paths.data={options.outputs}/data", f"paths.outputs={options.outputs}", "trainer.enable_progress_bar=false"),
         *(f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}", *options.set, *more),
     ]
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose("config", given)
+    return composed(given)
 
 
 class Contest:
@@ -117,9 +113,7 @@ def measure(options: argparse.Namespace) -> Measured:
 
     found = alternately({name: partial(passed, name) for name in contests}, options.rounds, warmup=0)
     encoded = contests["none"].encoded.information()
-    windows = [window.query.g for window in windows_of(contests["none"].encoded.path(), torch.device("cpu"))]
-    queries = torch.cat(windows)
-    queries = queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE].to(contests["none"].device)
+    queries = sampled(contests["none"].encoded.path()).to(contests["none"].device)
     scores, exact = kinds["exact"].found(queries)
     scale = queries.shape[1] ** 0.5
     plain_seconds = [encoded["seconds"] + seconds for seconds in found["none"]["rounds"]]

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
 from trime.metrics import Meter
 from trime.stages.report.provenance import commit, hardware, versions
 from trime.stages.report.tables import markdown
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Claim(NamedTuple):
@@ -62,6 +65,12 @@ def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: 
         }
         for name, own in seconds.items()
     }
+
+
+def composed(settings: list[str]) -> DictConfig:
+    """The configuration of a command line."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("config", settings)
 
 
 def share(one: float, other: float) -> float | None:

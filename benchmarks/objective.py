@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.measure import Claim, Measured, alternately, ratio, share
+from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio, share
 from trime.cpu import choose_products
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.visibility import External, Local, Long, Visibility
@@ -34,7 +34,6 @@ from trime.models.embeddings import AdaptiveInput
 from trime.models.heads import AdaptiveSoftmax
 from trime.types import Contexts, Mass, Place
 
-ROOT = Path(__file__).parents[1]
 SEGMENT, WORDS, CUTOFFS = 512, 50_000, [20_000]
 SIGHTS: dict[str, Visibility] = {"external": External(), "local": Local(), "long": Long()}
 CLAIMED = 12288  # contexts of which the claims speak; more are timed once

@@ -18,13 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-
-from benchmarks.measure import Claim, Measured, alternately
+from benchmarks.measure import ROOT, Claim, Measured, alternately, composed
 from benchmarks.packing import drawn
 from trime.run import run
 
-ROOT = Path(__file__).parents[1]
 COMMANDS = {
     "--help": ["--help"],
     "an unknown key": ["train.updats=3"],
@@ -75,8 +72,7 @@ def profiles(place: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
     def stages(names: str) -> Callable[[], Any]:
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            config = compose("config", [*given, f"stages=[{names}]"])
+        config = composed([*given, f"stages=[{names}]"])
         return lambda: run(config)
 
     prepared, costs = profiled(stages("prepare"))

@@ -8,30 +8,23 @@ times one row. What both steps share beside that (embedding, optimizer) is left 
 from __future__ import annotations
 
 import argparse
-import math
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
-from torch import Tensor
 
-from benchmarks.measure import Claim, Measured, alternately, ratio
-from trime.memory.blockwise import blockwise_mass
-from trime.memory.visibility import External, Local, Long, Visibility
-from trime.mixtures.joint import joint
+from benchmarks.measure import Claim, Measured, alternately, composed, ratio
+from benchmarks.objective import Contest
 from trime.models.network import build_network
-from trime.types import Contexts, Mass, Place
 
-CONF = Path(__file__).parents[1] / "conf"
-WORDS, SEGMENT = 267_744, 512  # WikiText-103's vocabulary; contexts of a segment of TRIME's 512 (section 4.3)
-SIGHTS: dict[str, Visibility] = {"trime": Local(), "trime_long": Long(), "trime_ext": External()}
+WORDS = 267_744  # WikiText-103's vocabulary
+SIGHTS = {"trime": "local", "trime_long": "long", "trime_ext": "external"}
 BOUND = 1.1
 
 
 class Step:
-    """The parts of a step; each returns when its gradients are there."""
+    """The parts of a plain step; each returns when its gradients are there."""
 
     def __init__(self, model: DictConfig, tokens: int, device: str):
         torch.manual_seed(0)
@@ -43,12 +36,6 @@ class Step:
         self.f = torch.randn(tokens, model.width, device=device, requires_grad=True)
         frequency = 1 / torch.arange(1, WORDS + 1, device=device, dtype=torch.float64)
         self.token = torch.multinomial(frequency, tokens, replacement=True)
-        order = torch.arange(tokens, device=device)
-        place = Place(order // (6 * SEGMENT), order // SEGMENT, order)
-        self.g = torch.nn.functional.layer_norm(torch.randn_like(self.f), (model.width,)).detach().requires_grad_()
-        self.contexts = Contexts(self.g, self.token, place)
-        with torch.no_grad():
-            self.mass = self.network.vocabulary_mass(self.f, self.token)
 
     def layer(self) -> None:
         """One layer over one row."""
@@ -59,13 +46,6 @@ class Step:
         mass = self.network.vocabulary_mass(self.f, self.token)
         (mass.total - mass.target).sum().backward()
 
-    def objective(self, sight: str) -> Tensor:
-        """What Eq. 5 adds: the memory's mass, joined with the vocabulary's."""
-        divisor = self.g.new_tensor([math.sqrt(self.g.shape[1])])
-        found = blockwise_mass(self.contexts, self.contexts, SIGHTS[sight], divisor)
-        loss = -joint(self.mass, [Mass(found.target[0], found.total[0])]).sum()
-        return torch.autograd.grad(loss, self.g)[0]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="wt103_247m", help="a file of conf/model")
@@ -75,12 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> Measured:
     """Every part in turn, and what a step comes to."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        model = compose("config", ["experiment=trime", f"model={options.model}", "head=adaptive"]).model
+    model = composed(["experiment=trime", f"model={options.model}", "head=adaptive"]).model
     layers, model.backbone.layers = model.backbone.layers, 1
-    step = Step(model, options.tokens, options.device)
+    step, objective = Step(model, options.tokens, options.device), Contest(options.tokens, model.width, options.device)
     ways: dict[str, Any] = {"layer": step.layer, "head": step.head}
-    ways |= {sight: lambda sight=sight: step.objective(sight) for sight in SIGHTS}
+    ways |= {name: partial(objective.blockwise, sight) for name, sight in SIGHTS.items()}
     found = alternately(ways, options.rounds, warmup=1)
     times = layers * step.rows
     plain = [times * layer + head for layer, head in zip(found["layer"]["rounds"], found["head"]["rounds"], strict=True)]

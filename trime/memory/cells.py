@@ -36,7 +36,7 @@ class Cells:
             self.key = torch.from_numpy(np.load(folder / "key.npy", mmap_mode="c"))
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"{folder} is truncated or no index ({error}): delete it and run stage datastore") from None
-        self.centroid, self.start, self.number = parts["centroid"], parts["start"].numpy(), parts["number"].numpy()
+        self.centroid, self.start, self.number = parts["centroid"], parts["start"].numpy(), parts["number"]
         self.probe = min(probe, len(self.centroid))
         self.largest, self.flat = Largest(1, 1), torch.empty(0)
 
@@ -52,7 +52,8 @@ class Cells:
         batch = (sizes.cumsum(0) - sizes) // SCORES
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
             self.compare(asked, cell[pairs], row[pairs])
-        score, number = self.largest.best()
+        score, place = self.largest.best()
+        number = torch.where(place < 0, -1, self.number[place])
         if self.metric == "l2":
             score -= asked.square().sum(1, keepdim=True)
         return score.to(query.device), number.to(query.device)
@@ -77,7 +78,7 @@ class Cells:
             first += count
         order = row.argsort(stable=True)
         edges = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(row, minlength=len(query)).cumsum(0)])
-        self.largest.take_tiles(self.flat, edges, place[order], cell[order], self.start, self.number)
+        self.largest.take_tiles(self.flat, edges, place[order], cell[order], self.start)
 
     def products(self, query: Float[Tensor, "q d"], key: Float[Tensor, "m d"], out: Float[Tensor, "q m"]) -> None:
         """Similarities, without what is the same for all keys of a query."""

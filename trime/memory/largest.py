@@ -48,14 +48,12 @@ class Largest:
         place: Int[Tensor, " p"],
         cell: Int[Tensor, " p"],
         start: np.ndarray,
-        number: np.ndarray,
     ) -> None:
         """Scores of cells: those of query q are edges[q] to edges[q + 1], each with its place in ``flat``.
 
-        Cell c holds the candidates number[start[c] : start[c + 1]].
+        Cell c holds the candidates start[c] to start[c + 1].
         """
-        candidates = self.k, self.score, self.number, self.held, self.bar
-        on_threads(take_cells, flat, edges, place, cell, start, number, *candidates)
+        on_threads(take_cells, flat, edges, place, cell, start, self.k, self.score, self.number, self.held, self.bar)
 
     def best(self) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Score and number of the K largest, the largest first; (-inf, -1) where there are fewer."""
@@ -69,48 +67,47 @@ class Largest:
 @compiled(parallel=True)
 def take_rows(scores, first, k, score, number, held, bar):  # type: ignore[no-untyped-def]
     for row in prange(len(scores)):
-        bins, low = np.empty(BINS, np.int64), 0
-        while low < scores.shape[1]:
-            high = min(scores.shape[1], low + make_room(row, k, score, number, held, bar, bins))
-            many, least = held[row], bar[row]
-            for i in range(low, high):
-                score[row, many], number[row, many] = scores[row, i], first + i
-                many += scores[row, i] > least
-            held[row], low = many, high
+        take_run(row, scores[row], first, k, score, number, held, bar)
 
 
 @compiled(parallel=True)
-def take_cells(flat, edges, place, cell, start, numbers, k, score, number, held, bar):  # type: ignore[no-untyped-def]
+def take_cells(flat, edges, place, cell, start, k, score, number, held, bar):  # type: ignore[no-untyped-def]
     for row in prange(len(held)):
-        bins = np.empty(BINS, np.int64)
         for j in range(edges[row], edges[row + 1]):
-            base, low, size = start[cell[j]], 0, start[cell[j] + 1] - start[cell[j]]
-            while low < size:
-                high = min(size, low + make_room(row, k, score, number, held, bar, bins))
-                many, least = held[row], bar[row]
-                for i in range(low, high):
-                    score[row, many], number[row, many] = flat[place[j] + i], numbers[base + i]
-                    many += flat[place[j] + i] > least
-                held[row], low = many, high
+            first, size = start[cell[j]], start[cell[j] + 1] - start[cell[j]]
+            take_run(row, flat[place[j] : place[j] + size], first, k, score, number, held, bar)
 
 
 @compiled()
-def make_room(row, k, score, number, held, bar, bins):  # type: ignore[no-untyped-def]
+def take_run(row, scores, first, k, score, number, held, bar):  # type: ignore[no-untyped-def]
+    """A query's scores of the candidates ``first``, ``first`` + 1, and so on."""
+    low = 0
+    while low < len(scores):
+        high = min(len(scores), low + make_room(row, k, score, number, held, bar))
+        many, least = held[row], bar[row]
+        for i in range(low, high):
+            score[row, many], number[row, many] = scores[i], first + i
+            many += scores[i] > least
+        held[row], low = many, high
+
+
+@compiled()
+def make_room(row, k, score, number, held, bar):  # type: ignore[no-untyped-def]
     """How many candidates may come, one at least: each is written before it is known whether it stays."""
     if held[row] > score.shape[1] - BINS // 2:
-        held[row], bar[row] = without_low(score[row], number[row], k, held[row], bins)
+        held[row], bar[row] = without_low(score[row], number[row], k, held[row])
     return score.shape[1] - held[row]
 
 
 @compiled()
-def without_low(score, number, k, held, bins):  # type: ignore[no-untyped-def]
+def without_low(score, number, k, held):  # type: ignore[no-untyped-def]
     """Drops candidates that are not among the k largest, if need be by exact selection; how many stay, and the new bar."""
     low = high = score[0]
     for i in range(held):
         low, high = min(low, score[i]), max(high, score[i])
     width = (high - low) / BINS
     if low > -np.inf and width > 0 and width < np.inf:
-        bins[:] = 0
+        bins = np.zeros(BINS, np.int64)
         for i in range(held):
             bins[min(BINS - 1, int((score[i] - low) / width))] += 1
         chosen, above = BINS - 1, bins[BINS - 1]
@@ -161,8 +158,7 @@ def keep(score, number, k, held):  # type: ignore[no-untyped-def]
 def finish(k, score, number, held):  # type: ignore[no-untyped-def]
     for row in prange(len(held)):
         if held[row] > k:
-            bins = np.empty(BINS, np.int64)
-            many, _ = without_low(score[row], number[row], k, held[row], bins)
+            many, _ = without_low(score[row], number[row], k, held[row])
             if many > k:
                 keep(score[row], number[row], k, many)
             held[row] = k

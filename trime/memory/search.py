@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from trime.memory.largest import Largest
 from trime.memory.similarity import at_one_length, similarity
 from trime.types import Float, Int, Tensor, UserError
 
@@ -43,8 +44,6 @@ class Exact:
         return (self.on_cpu if query.device.type == "cpu" else self.on_device)(query.float(), k)
 
     def on_cpu(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        from trime.memory.largest import Largest
-
         largest, start = Largest(len(query), k), 0
         for shard in self.blocks():
             for keys in shard.split(self.rows):

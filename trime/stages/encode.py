@@ -143,17 +143,20 @@ class Encode(Artefact):
 
     def parts(self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> Iterator[dict[str, Tensor]]:
         """The columns of batch after batch."""
-        rows = 1 if reader.network.carries else max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
+        rows = 1 if reader.network.carries else self.together(windows)
         mixed = device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
         for batch in self.loader(corpus, windows, in_order(windows, rows)):
             with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                 yield self.columns(reader, batch.to(device), first)
 
+    def together(self, windows: Segments) -> int:
+        """Windows of a batch."""
+        return max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
+
     @torch.no_grad()
     def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> None:
         """Tells how long it will take and how much it will write, by a few batches; UserError where the disk is too small."""
-        rows = max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
-        some = windows.take(np.linspace(0, len(windows) - 1, min(len(windows), PROBED * rows)).astype(int))
+        some = windows.take(np.linspace(0, len(windows) - 1, min(len(windows), PROBED * self.together(windows))).astype(int))
         size, tokens, marks = 0, [], [time.perf_counter()]
         for part in self.parts(reader, corpus, some, 0, device):
             size += sum(column.nbytes for column in part.values())

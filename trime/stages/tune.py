@@ -83,9 +83,11 @@ class Sums:
     def __init__(self) -> None:
         self.stretch = STRETCH
         self.found: dict[tuple[int, int], tuple[Tensor, int]] = {}
+        self.documents: set[int] = set()
 
     def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
         key = int(window.contexts.place.document[0]), window.scored_from // self.stretch
+        self.documents.add(key[0])
         self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
         if len(self.found) > PARTS and self.few:
             self.merge(2)
@@ -102,7 +104,7 @@ class Sums:
 
     @property
     def few(self) -> bool:
-        return len({document for document, _ in self.found}) < FEW
+        return len(self.documents) < FEW
 
     @property
     def total(self) -> Float[Tensor, "s a"]:
@@ -161,12 +163,16 @@ def recall(nearest: Nearest, folder: Path) -> dict[str, Any]:
     """The share of the exact K nearest that the index finds, over a sample of validation queries."""
     if nearest.search.kind == "exact":
         return {"recall": 1.0, "queries": 0}
-    windows = [window.query.g for window in windows_of(folder, torch.device("cpu"))]
-    queries = torch.cat(windows)
-    queries = queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
+    queries = sampled(folder)
     _, exact = Exact(nearest.store.blocks, nearest.metric).nearest(queries, nearest.k)
     _, found = nearest.search.nearest(queries, nearest.k)
     return {"recall": found_of(exact, found), "queries": len(queries)}
+
+
+def sampled(folder: Path) -> Float[Tensor, "n d"]:
+    """Queries of an encoded split, evenly chosen."""
+    queries = torch.cat([window.query.g for window in windows_of(folder, torch.device("cpu"))])
+    return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
 
 
 def reading(config: DictConfig) -> dict[str, Any]:

@@ -134,10 +134,12 @@ class Scorer:
 def grouped(windows: Iterator[Window], queries: int) -> Iterator[list[Window]]:
     """Windows of so many queries together, or of one more."""
     group: list[Window] = []
+    held = 0
     for window in windows:
         group.append(window)
-        if sum(len(own.query.token) for own in group) >= queries:
+        held += len(window.vocabulary.total)
+        if held >= queries:
             yield group
-            group = []
+            group, held = [], 0
     if group:
         yield group
