@@ -12,11 +12,13 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the gradient reducer wa
 
 import hydra
 import yaml
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import trime  # noqa: F401 (its resolvers)
+from trime.outcomes import elsewhere, leave, left
 
 failed: list[str] = []
 settings: list[DictConfig] = []  # of each run that ended well
@@ -37,16 +39,40 @@ def help_text() -> str:
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> float | None:
     """One run; in a sweep, a failed run is told and the others go on."""
-    from trime.run import run  # here, so that --help and a wrong override answer at once
+    from trime.run import reported, run  # here, so that --help and a wrong override answer at once
 
+    loss: float | None = float("nan")
     try:
         loss = run(config)
         settings.append(config)
-        return loss
     except Exception as error:
         failed.append(told(error))
         print(f"error: {failed[-1]}", file=sys.stderr)
-        return float("nan")
+    if elsewhere():
+        number = HydraConfig.get().job.num
+        leave(
+            {
+                "job": number,
+                "settings": [*map(OmegaConf.to_yaml, settings)],
+                "failed": failed,
+                "reported": [*map(str, reported)],
+            }
+        )
+        for own in (settings, failed, reported):
+            own.clear()  # a process may have several jobs
+    return loss
+
+
+def adopt() -> None:
+    """What jobs in other processes told."""
+    from trime.run import reported
+
+    for outcome in left():
+        settings.extend(OmegaConf.create(own) for own in outcome["settings"])  # type: ignore[misc]
+        failed.extend(outcome["failed"])
+        for error in outcome["failed"]:  # launchers keep what a job says in files of their own
+            print(f"error: job {outcome['job']}: {error}", file=sys.stderr)
+        reported.extend(map(Path, outcome["reported"]))
 
 
 def end_of_sweep(config: DictConfig) -> None:
@@ -101,12 +127,13 @@ def main() -> int:
         return 0
     try:
         job()
+        adopt()
         if settings:
             end_of_sweep(settings[-1])
     except (HydraException, OmegaConfBaseException) as error:
         mend = (
             "pip install 'trime[sweep]'"
-            if "hydra/sweeper/optuna" in str(error)
+            if any(name in str(error) for name in ("hydra/sweeper/optuna", "hydra/launcher/joblib", "hydra/launcher/submitit"))
             else "python cli.py --help names groups and keys"
         )
         print(f"error: {one_line(error)} ({mend})", file=sys.stderr)

@@ -203,3 +203,16 @@ def test_wandb_is_offline_by_default_and_in_the_runs_folder(place: Path, tmp_pat
     run(config)
     assert list(folder.glob("wandb/offline-run-*/*.wandb"))
     assert "train/loss" in (folder / "metrics.csv").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_jobs_in_other_processes_are_one_sweep(launcher: str, place: Path, tmp_path: Path) -> None:
+    """Their runs are reported together; what failed is told at the end, and the exit status says so."""
+    given = ["-m", "experiment=trime,vanilla", "evaluate.block=32,0", "size=tiny", "train.updates=2", "logger=none"]
+    places = [f"paths.data={place}/data", f"paths.outputs={tmp_path}", "report.samples.passages=0"]
+    line = [sys.executable, "cli.py", *given, *places, f"hydra/launcher={launcher}"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and done.stderr.count("error: job ") == 2 and "evaluate.block=0" in done.stderr
+    table = (tmp_path / "reports" / "comparison" / "table.csv").read_text()
+    assert "vanilla" in table and "trime" in table and not [*(tmp_path / "sweeps").glob("jobs-*")]

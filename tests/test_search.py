@@ -8,12 +8,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from trime.memory import search
-from trime.memory.cells import Cells, build_cells
+from trime.memory.cells import Cells, fill_cells, learn_cells
 from trime.memory.datastore import mass_of
 from trime.memory.largest import Largest
-from trime.memory.search import Exact, Faiss, Once, build_faiss, found_of
+from trime.memory.parts import Part, build_parts, parts_of
+from trime.memory.search import Blocks, Exact, Faiss, Once, fill_faiss, found_of, learn_faiss
+from trime.stages.datastore import searching
 from trime.types import UserError
 
 KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
@@ -30,6 +33,18 @@ def broken() -> Iterator[torch.Tensor]:
     raise SystemExit(9)
 
 
+def build_faiss(given: Blocks, factory: str, metric: str, file: Path, bar: Mock) -> None:
+    learned = file.with_name("learned.faiss")
+    learn_faiss(given, len(KEYS), 8, factory, metric, learned)
+    fill_faiss(given, metric, learned, file, bar)
+
+
+def build_cells(given: Blocks, cells: int, metric: str, folder: Path) -> None:
+    learned = folder / "learned.npy"
+    learn_cells(given, len(KEYS), 8, cells, metric, learned)
+    fill_cells(given, metric, learned, folder, Mock())
+
+
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 @pytest.mark.parametrize("every", [500, 10**6])
 @pytest.mark.parametrize("factory", ["Flat", "IVF4_SQ8"])
@@ -38,11 +53,11 @@ def test_a_killed_index_goes_on(factory: str, every: int, metric: str, tmp_path:
     file, whole, bar = tmp_path / "index.faiss", tmp_path / "whole.faiss", Mock()
     calls = iter([blocks, broken] if factory != "Flat" else [broken])
     with pytest.raises(SystemExit):
-        build_faiss(lambda: next(calls)(), len(KEYS), 8, factory, metric, file, bar)
-    assert Faiss(file, metric, 4).index.ntotal == (1400 if every == 500 else 0)
+        build_faiss(lambda: next(calls)(), factory, metric, file, bar)
+    assert Faiss(file, metric, 4).index.ntotal == 1400 if every == 500 else not file.exists()
     bar.reset_mock()
-    build_faiss(blocks, len(KEYS), 8, factory, metric, file, bar)
-    build_faiss(blocks, len(KEYS), 8, factory, metric, whole, Mock())
+    build_faiss(blocks, factory, metric, file, bar)
+    build_faiss(blocks, factory, metric, whole, Mock())
     resumed, unbroken = (Faiss(path, metric, 4).nearest(QUERY, 10) for path in (file, whole))
     assert torch.equal(resumed[0], unbroken[0]) and torch.equal(resumed[1], unbroken[1])
     assert sum(call.args[0] for call in bar.update.call_args_list) == len(KEYS)
@@ -51,7 +66,7 @@ def test_a_killed_index_goes_on(factory: str, every: int, metric: str, tmp_path:
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 def test_a_flat_index_is_exact_search(metric: str, tmp_path: Path) -> None:
-    build_faiss(blocks, len(KEYS), 8, "Flat", metric, tmp_path / "flat.faiss", Mock())
+    build_faiss(blocks, "Flat", metric, tmp_path / "flat.faiss", Mock())
     found, exact = Faiss(tmp_path / "flat.faiss", metric, 1), Exact(blocks, metric, rows=333)
     assert found.kind == exact.kind == "exact"
     for ours, theirs in zip(found.nearest(QUERY, 12), exact.nearest(QUERY, 12), strict=True):
@@ -87,7 +102,7 @@ def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 def test_all_cells_are_exact_search(metric: str, tmp_path: Path) -> None:
-    build_cells(blocks, len(KEYS), 8, 16, metric, tmp_path, Mock())
+    build_cells(blocks, 16, metric, tmp_path)
     exact = Exact(blocks, metric).nearest(QUERY, 40)
     found = Cells(tmp_path, metric, 99).nearest(QUERY, 40)
     assert torch.allclose(found[0], exact[0], atol=1e-4) and found_of(exact[1], found[1]) > 0.99  # near ties may swap
@@ -96,7 +111,7 @@ def test_all_cells_are_exact_search(metric: str, tmp_path: Path) -> None:
 
 
 def test_a_cell_with_fewer_keys_than_asked_for(tmp_path: Path) -> None:
-    build_cells(blocks, len(KEYS), 8, 16, "ip", tmp_path, Mock())
+    build_cells(blocks, 16, "ip", tmp_path)
     score, number = Cells(tmp_path, "ip", 1).nearest(QUERY, 2000)
     missing = number < 0
     assert missing.any(1).all() and torch.equal(missing, score.isinf()) and score[:, :20].isfinite().all()
@@ -106,28 +121,28 @@ def test_killed_cells_go_on(tmp_path: Path) -> None:
     """Centroids, then the cells of each block, are kept; the bytes are those of an unbroken build."""
     calls = iter([blocks, broken])
     with pytest.raises(SystemExit):
-        build_cells(lambda: next(calls)(), len(KEYS), 8, 16, "ip", tmp_path, Mock())
-    assert {path.name for path in tmp_path.iterdir()} == {"centroid.npy", "cell-00000.npy", "cell-00001.npy"}
+        build_cells(lambda: next(calls)(), 16, "ip", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"learned.npy", "cell-00000.npy", "cell-00001.npy"}
     whole = tmp_path / "whole"
     whole.mkdir()
     for folder in (tmp_path, whole):
-        build_cells(blocks, len(KEYS), 8, 16, "ip", folder, Mock())
+        build_cells(blocks, 16, "ip", folder)
     for name in ("key.npy", "cells.safetensors"):
         assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
-    assert {path.name for path in whole.iterdir()} == {"key.npy", "cells.safetensors"}
+    assert {path.name for path in whole.iterdir()} == {"key.npy", "cells.safetensors", "learned.npy"}
 
 
 def test_bad_cells_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fewer cells"):
-        build_cells(blocks, len(KEYS), 8, 1024, "ip", tmp_path, Mock())
-    build_cells(blocks, len(KEYS), 8, 16, "ip", tmp_path, Mock())
+        build_cells(blocks, 1024, "ip", tmp_path)
+    build_cells(blocks, 16, "ip", tmp_path)
     (tmp_path / "key.npy").write_bytes((tmp_path / "key.npy").read_bytes()[:9000])
     with pytest.raises(UserError, match="run stage datastore"):
         Cells(tmp_path, "ip", 1)
 
 
 def test_faiss_without_a_device_says_so(tmp_path: Path) -> None:
-    build_faiss(blocks, len(KEYS), 8, "Flat", "ip", tmp_path / "flat.faiss", Mock())
+    build_faiss(blocks, "Flat", "ip", tmp_path / "flat.faiss", Mock())
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(UserError, match="faiss-gpu"):
@@ -147,3 +162,53 @@ def test_the_mass_of_entries_is_that_of_their_softmax() -> None:
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
     assert found.target[:, 2].eq(-torch.inf).all() and found.total[:, 0].eq(-torch.inf).all()
     assert found.target[0, 3] < -600
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+@pytest.mark.parametrize("factory", [None, "Cells16", "IVF16_SQ8", "Flat"])
+def test_parts_find_what_one_index_finds(factory: str | None, metric: str, tmp_path: Path) -> None:
+    """They share centroids and codes: the cells that a query visits hold the same keys, in however many parts."""
+    store = stored(tmp_path)
+    found = [searching(built(store, count, factory, metric), probe=3).nearest(QUERY, 30) for count in (1, 3, 7)]
+    for score, number in found[1:]:
+        assert torch.allclose(score, found[0][0], atol=1e-5) and found_of(found[0][1], number) == 1
+
+
+def test_a_killed_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts that are whole stay; bytes are those of an unbroken build."""
+    store, fill = stored(tmp_path), Part.fill
+    parts = parts_of(store, 3, folder_of(tmp_path / "killed"), "Cells16", "ip")
+    monkeypatch.setattr(
+        Part, "fill", lambda part, *given: fill(part, *given) if part.first < 2000 else broken().throw(SystemExit)
+    )
+    with pytest.raises(SystemExit):
+        build_parts(parts, tmp_path / "killed", Mock())
+    monkeypatch.setattr(Part, "fill", fill)
+    when = (parts[0].folder / "key.npy").stat().st_mtime_ns
+    build_parts(parts, tmp_path / "killed", bar := Mock())
+    assert (parts[0].folder / "key.npy").stat().st_mtime_ns == when
+    assert sum(call.args[0] for call in bar.update.call_args_list) == len(KEYS)
+    for ours, theirs in zip(parts, built(store, 3, "Cells16", "ip"), strict=True):
+        assert (ours.folder / "key.npy").read_bytes() == (theirs.folder / "key.npy").read_bytes()
+    assert not [*(tmp_path / "killed").glob("learned*")]
+
+
+def stored(folder: Path) -> Path:
+    """A store of the keys, in shards that are no parts."""
+    store = folder_of(folder / "store")
+    for number, keys in enumerate(blocks()):
+        other = {name: torch.arange(len(keys)) for name in ("token", "document")}
+        save_file({"g": keys, **other}, store / f"{number:05d}.safetensors")
+    return store
+
+
+def built(store: Path, count: int, factory: str | None, metric: str) -> list[Part]:
+    folder = folder_of(store.parent / f"index-{count}")
+    parts = parts_of(store, count, folder, factory, metric)
+    build_parts(parts, folder, Mock())
+    return parts
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir()
+    return path

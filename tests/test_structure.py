@@ -12,8 +12,9 @@ BELOW = {
     "cpu": {"types"},
     "vectors": {"types"},
     "metrics": set(),
+    "outcomes": set(),
     "eviction": {"types", "eviction"},
-    "memory": {"types", "vectors", "eviction", "memory"},
+    "memory": {"types", "cpu", "vectors", "eviction", "memory"},
     "data": {"types", "vectors", "data"},
     "models": {"types", "cpu", "vectors", "eviction", "memory", "models"},
     "mixtures": {"types", "mixtures"},
@@ -25,6 +26,7 @@ BELOW = {
 }
 ONLY_IN = {
     "faiss": {"trime/memory/search.py", "trime/memory/cells.py", "trime/models/cells.py"},
+    "ray": {"trime/memory/cluster.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
     "peft": {"trime/models/pretrained/lora.py"},

@@ -90,7 +90,7 @@ def scorer(case: dict, folder: Path, rescore: bool = False) -> Scorer:
         recent = Recent(list(row.sizes), crossing=True, repeats=True)
     if "external" in row.memories:
         store, metric = datastore(folder, case), case["faiss"]
-        nearest = Nearest(store, Exact(store.blocks, metric, 700), case["k"], metric, rescore)
+        nearest = Nearest(store, Exact(store.keys.blocks, metric, 700), case["k"], metric, rescore)
     return Scorer([row], recent, nearest, scaled, jumps_clear=True)
 
 

@@ -94,28 +94,32 @@ def rounded(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def build_cells(blocks: Blocks, entries: int, width: int, cells: int, metric: str, folder: Path, bar: Any) -> None:
-    """Centroids by k-means, each key to its nearest, keys sorted; a killed build goes on with the block that it was at."""
+def learn_cells(blocks: Blocks, entries: int, width: int, cells: int, metric: str, file: Path) -> None:
+    """Centroids by k-means."""
     if entries < LEAST * cells:
         raise UserError(
             f"index.factory=Cells{cells} needs {LEAST * cells} entries and has {entries}: "
             "choose index=exact, fewer cells, or raise datastore.tokens"
         )
+    once(file, lambda: centroids(lengthened(blocks) if metric == "cosine" else blocks, entries, width, cells, metric))
+
+
+def fill_cells(blocks: Blocks, metric: str, learned: Path, folder: Path, bar: Any) -> None:
+    """Each key to its nearest centroid, keys sorted; a killed run goes on with the block that it was at."""
     if metric == "cosine":
         blocks = lengthened(blocks)
-    centroid = once(folder / "centroid.npy", lambda: centroids(blocks, entries, width, cells, metric))
-    chosen = []
+    centroid, chosen = np.load(learned), []
     for shard, keys in enumerate(blocks()):
         chosen.append(once(folder / f"cell-{shard:05d}.npy", partial(nearest_centroid, keys, centroid, metric)))
         bar.update(len(keys))
     cell = np.concatenate(chosen)
     number = np.argsort(cell, kind="stable")
-    sort_keys(blocks, number, width, folder / "key.npy")
-    start = np.concatenate([[0], np.bincount(cell, minlength=cells).cumsum()])
+    sort_keys(blocks, number, centroid.shape[1], folder / "key.npy")
+    start = np.concatenate([[0], np.bincount(cell, minlength=len(centroid)).cumsum()])
     parts = {"centroid": torch.from_numpy(centroid), "start": torch.from_numpy(start), "number": torch.from_numpy(number)}
     save_file(parts, folder / "cells.partial")
     (folder / "cells.partial").replace(folder / "cells.safetensors")
-    for file in (folder / "centroid.npy", *folder.glob("cell-*.npy")):
+    for file in folder.glob("cell-*.npy"):
         file.unlink()
 
 

@@ -50,37 +50,51 @@ def stored_keys(g: Float[Tensor, "n d"], dtype: str) -> dict[str, Tensor]:
     return {"g": (g.float() / scale).round().to(torch.int8), "scale": scale.squeeze(1)}
 
 
-class Datastore:
-    """What the model predicted where: keys g [N d], the tokens that followed, their documents."""
+class Keys:
+    """Keys g [N d] of a store, or those of its entries ``first`` to ``last``; nothing is read before it is wanted."""
 
-    def __init__(self, folder: Path):
-        self.shards = Shards(folder)
-        self.token = self.shards.column("token")
-        self.document = self.shards.column("document")
-        self.scaled = "scale" in self.shards.files[0].keys()  # noqa: SIM118 (safetensors' files are no dictionaries)
-        self.starts = torch.tensor([0, *(len(part[0]) for part in self.shards.each("token"))]).cumsum(0)
+    def __init__(self, shards: Shards, first: int = 0, last: int | None = None):
+        self.shards, sizes = shards, [file.get_slice("g").get_shape()[0] for file in shards.files]
+        self.scaled = "scale" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are no dictionaries)
+        self.starts = torch.tensor([0, *sizes]).cumsum(0)
+        self.first, self.last = first, int(self.starts[-1]) if last is None else last
+        self.width: int = shards.files[0].get_slice("g").get_shape()[1]
 
     def __len__(self) -> int:
-        return len(self.token)
+        return self.last - self.first
 
     def blocks(self) -> Iterator[Float[Tensor, "m d"]]:
         """All keys in order, a shard at a time."""
-        for keys, *scale in self.shards.each("g", *["scale"] * self.scaled):
-            yield (keys * scale[0][:, None]).half() if scale else keys
+        for file, start, end in zip(self.shards.files, self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
+            own = slice(max(0, self.first - start), min(end, self.last) - start)
+            if own.start < own.stop:
+                keys = file.get_slice("g")[own]
+                yield (keys * file.get_slice("scale")[own][:, None]).half() if self.scaled else keys
 
-    def keys(self, index: Int[Tensor, "n k"]) -> Float[Tensor, "n k d"]:
-        """The stored keys of entries."""
+    def take(self, index: Int[Tensor, "n k"]) -> Float[Tensor, "n k d"]:
+        """The stored keys of entries, numbered through the whole store."""
         flat = index.flatten()
         shard = torch.bucketize(flat, self.starts, right=True) - 1
-        width = self.shards.files[0].get_slice("g").get_shape()[1]
-        found = torch.empty(len(flat), width)
+        found = torch.empty(len(flat), self.width)
         for number in shard.unique().tolist():
             chosen = (shard == number).nonzero().squeeze(1)
             file, index_ = self.shards.files[number], flat[chosen] - self.starts[number]
             found[chosen] = file.get_tensor("g")[index_].float()
             if self.scaled:
                 found[chosen] *= file.get_tensor("scale")[index_, None]
-        return found.view(*index.shape, width)
+        return found.view(*index.shape, self.width)
+
+
+class Datastore:
+    """What the model predicted where: keys g [N d], the tokens that followed, their documents."""
+
+    def __init__(self, folder: Path):
+        shards = Shards(folder)
+        self.token, self.document = shards.column("token"), shards.column("document")
+        self.keys = Keys(shards)
+
+    def __len__(self) -> int:
+        return len(self.token)
 
 
 class Nearest:
@@ -107,7 +121,7 @@ class Nearest:
         score, index = self.search.nearest(query.g, self.k)
         index = index.cpu().clamp(min=0)  # approximate search fills up with -1 at similarity -inf
         if self.rescore:
-            keys = self.store.keys(index).to(query.g)
+            keys = self.store.keys.take(index).to(query.g)
             score = torch.where(score.isinf(), score, similarity(query.g[:, None], keys, self.metric).squeeze(1))
         if self.hide_own:
             own = self.store.document[index].to(score.device) == query.place.document[:, None]

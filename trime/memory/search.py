@@ -87,6 +87,30 @@ def free(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
+class Joined:
+    """Searches over parts of the keys, answered as one: the K best of each part's K best."""
+
+    def __init__(self, searches: list[Search], firsts: list[int]):
+        self.searches, self.firsts = searches, firsts
+        self.kind = kind_of([search.kind for search in searches])
+
+    def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        return merged([search.nearest(query, k) for search in self.searches], self.firsts, k)
+
+
+def merged(found: list[tuple[Tensor, Tensor]], firsts: list[int], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """The K best of what parts found, whose entries are numbered from ``firsts`` on."""
+    scores = torch.cat([score for score, _ in found], 1)
+    numbers = torch.cat([torch.where(own < 0, own, own + first) for (_, own), first in zip(found, firsts, strict=True)], 1)
+    best, chosen = scores.topk(k, 1)
+    return best, numbers.gather(1, chosen)
+
+
+def kind_of(kinds: list[str]) -> str:
+    """Exact where all parts are."""
+    return "exact" if {*kinds} == {"exact"} else "approximate"
+
+
 class Once:
     """Another search, which is asked but once where the same queries come twice in a row."""
 
@@ -134,18 +158,19 @@ def moved(index: Any) -> Any:
     return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
 
 
-def build_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path, bar: Any) -> None:
-    """Trains and fills an index in ``file``; a killed build goes on from the keys that the file holds.
+def learn_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path) -> None:
+    """An empty index, trained on a sample of keys. An underscore in ``factory`` stands for a comma."""
+    if not file.exists():
+        save_index(trained(lengthened(blocks) if metric == "cosine" else blocks, entries, width, factory, metric), file)
 
-    An underscore in ``factory`` stands for a comma.
-    """
+
+def fill_faiss(blocks: Blocks, metric: str, learned: Path, file: Path, bar: Any) -> None:
+    """Fills a copy of the empty index; a killed run goes on from the keys that ``file`` holds."""
     import faiss
 
     if metric == "cosine":
         blocks = lengthened(blocks)
-    if not file.exists():
-        save_index(trained(blocks, entries, width, factory, metric), file)
-    index = faiss.read_index(str(file))
+    index = faiss.read_index(str(file if file.exists() else learned))
     bar.update(index.ntotal)
     saved, passed = index.ntotal, 0
     for keys in blocks():
@@ -157,7 +182,7 @@ def build_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: 
         if index.ntotal - saved >= SAVED_EVERY:
             save_index(index, file)
             saved = index.ntotal
-    if index.ntotal > saved:
+    if index.ntotal > saved or not file.exists():
         save_index(index, file)
 
 

@@ -31,6 +31,8 @@ POSITIVE = (
     "evaluate.batch_tokens",
     "index.k",
     "index.probe",
+    "index.parts",
+    "index.cores",
 )
 NATURAL = ("seed", "train.plain_share", "train.clip_norm", "evaluate.context", "vocabulary.minimum")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true")
@@ -53,6 +55,7 @@ def check(config: DictConfig) -> None:
     demand(config, ("similarity", "index.metric"), METRICS.__contains__, "ip (inner product), l2 (squared distance) or cosine")
     demand(config, ("index.recall",), lambda value: is_number(value) and 0 < value <= 1, "a share above 0, at most 1")
     demand(config, ("index.device",), ("cpu", "cuda").__contains__, "cpu or cuda")
+    demand(config, ("index.engine",), ("local", "ray").__contains__, "local or ray")
     demand(config, ("vocabulary.limit",), lambda value: value is None or (is_whole(value) and value > 2), "a number or null")
     demand(config, ("trainer.devices",), lambda value: value == "auto" or (is_whole(value) and value > 0), "a number or auto")
     demand(config, ("trainer.accelerator",), ("auto", "cpu", "gpu", "cuda").__contains__, "auto, cpu or gpu")

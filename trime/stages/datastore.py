@@ -16,9 +16,10 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.corpus import content_hash
-from trime.memory.cells import Cells, build_cells
-from trime.memory.datastore import Datastore, Nearest
-from trime.memory.search import Exact, Faiss, Search, build_faiss, found_of
+from trime.memory.cluster import cluster
+from trime.memory.datastore import Datastore, Keys, Nearest, Shards
+from trime.memory.parts import Part, build_parts, parts_of
+from trime.memory.search import Exact, Joined, Search, found_of
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact
 from trime.types import Float, Tensor, UserError
@@ -44,43 +45,45 @@ class Index(Artefact):
     def settings(self) -> Any:
         index = self.config.index
         chosen = {"recall": index.recall} if index.factory == AUTO else {}
+        chosen |= {"parts": index.parts} if index.parts > 1 else {}
         return {"factory": index.factory, "metric": index.metric, **chosen}
 
     def build(self, folder: Path) -> None:
-        meter, store, index = Meter(), Datastore(self.store.path()), self.config.index
-        width = self.information()["width"]
-        factory = chosen_factory(len(store), width) if index.factory == AUTO else index.factory
+        meter, place, index = Meter(), self.store.path(), self.config.index
+        entries, width = len(Keys(Shards(place))), self.information()["width"]
+        if index.parts > entries:
+            raise UserError(f"index.parts={index.parts} of {entries} entries: lower it, or raise datastore.tokens")
+        factory = chosen_factory(entries, width, index.parts) if index.factory == AUTO else index.factory
+        parts = parts_of(place, index.parts, folder, factory, index.metric)
         if factory:
-            with tqdm(total=len(store), unit="key", unit_scale=True, desc=f"index {factory}", mininterval=1) as bar:
-                if cells_of(factory):
-                    build_cells(store.blocks, len(store), width, cells_of(factory), index.metric, folder, bar)
-                else:
-                    build_faiss(store.blocks, len(store), width, factory, index.metric, folder / "index.faiss", bar)
-        size = sum(path.stat().st_size for place in (folder, self.store.path()) for path in place.iterdir())
+            with tqdm(total=entries, unit="key", unit_scale=True, desc=f"index {factory}", mininterval=1) as bar:
+                build_parts(parts, folder, bar)
+        size = sum(path.stat().st_size for path in (*folder.rglob("*"), *place.iterdir()) if path.is_file())
         content = {
-            "entries": len(store),
+            "entries": entries,
             "bytes": size,
             "index": factory or "exact",
             "metric": index.metric,
             "build_seconds": round(meter.seconds + self.information()["seconds"], 1),
         }
         if index.factory == AUTO:
-            content |= self.chosen_probe(folder, store, factory)
+            content |= self.chosen_probe(parts)
         (folder / "datastore.json").write_text(json.dumps(content, indent=1))
 
-    def chosen_probe(self, folder: Path, store: Datastore, factory: str | None) -> dict[str, Any]:
+    def chosen_probe(self, parts: list[Part]) -> dict[str, Any]:
         """How many cells to visit so that stored keys find ``index.recall`` of one another, by doubling, and that share.
 
         Where twice as many hardly find more (codes of a product quantiser are what limits them), it is enough.
         """
-        wanted, metric, k = self.config.index.recall, self.config.index.metric, min(self.config.index.k, len(store))
+        factory, wanted, metric = parts[0].factory, self.config.index.recall, self.config.index.metric
         if not factory:
             return {"probe": 1, "expected_recall": 1.0}
-        queries = sample_of(store, SAMPLE)
-        _, exact = Exact(store.blocks, metric).nearest(queries, k)
+        keys = Keys(Shards(self.store.path()))
+        queries, k = sample_of(keys, SAMPLE), min(self.config.index.k, len(keys))
+        _, exact = Exact(keys.blocks, metric).nearest(queries, k)
 
         def recall(probe: int) -> float:
-            return found_of(exact, searching(folder, factory, metric, probe).nearest(queries, k)[1])
+            return found_of(exact, searching(parts, probe).nearest(queries, k)[1])
 
         probe, expected = 1, recall(1)
         while expected < wanted and probe < most_cells(factory):
@@ -88,7 +91,7 @@ class Index(Artefact):
             if more < expected + GAIN:
                 break
             probe, expected = 2 * probe, more
-        print(f"datastore: index=auto chose {factory}, probe {probe}: recall {expected:.2f} expected of {len(store):,} keys")
+        print(f"datastore: index=auto chose {factory}, probe {probe}: recall {expected:.2f} expected of {len(keys):,} keys")
         return {"probe": probe, "expected_recall": expected}
 
     def information(self) -> dict[str, Any]:
@@ -97,28 +100,34 @@ class Index(Artefact):
     def statistics(self) -> dict[str, Any]:
         return json.loads((self.path() / "datastore.json").read_text())
 
+    def search(self) -> Search:
+        """What answers from the index: here, or on the workers of a cluster."""
+        index, built = self.config.index, self.statistics()
+        factory = None if built["index"] == "exact" else built["index"]
+        parts = parts_of(self.store.path(), index.parts, self.path(), factory, index.metric)
+        probe = built.get("probe", index.probe)
+        if index.engine == "local":
+            return searching(parts, probe, index.device)
+        return cluster(tuple(parts), probe, index.device, index.address, index.cores)
+
     def nearest(self, asked: dict[str, Any]) -> Nearest:
         """The memory of the K nearest entries, for queries of an encoded split (its description)."""
         store, index, own = Datastore(self.store.path()), self.config.index, self.information()
-        built = self.statistics()
-        search: Search = Exact(store.blocks, index.metric)
-        if built["index"] != "exact":
-            search = searching(self.path(), built["index"], index.metric, built.get("probe", index.probe), index.device)
         same = own["text"] == asked["text"]
         if same and not (own["bounded"] and asked["bounded"]):
             raise UserError(
                 f"the datastore holds the {asked['split']} split that is scored, and with evaluate.bounded=false no document "
                 "can be told from another: set evaluate.bounded=true, or another datastore.split"
             )
-        return Nearest(store, search, index.k, index.metric, index.rescore, hide_own=same)
+        return Nearest(store, self.search(), index.k, index.metric, index.rescore, hide_own=same)
 
 
-def chosen_factory(entries: int, width: int) -> str | None:
-    """index=auto: exact where that is fast, cells while keys fit in half of the memory, else codes of a product quantiser."""
+def chosen_factory(entries: int, width: int, parts: int = 1) -> str | None:
+    """index=auto: exact where that is fast, cells while a part's keys fit in half the memory, else product codes."""
     if entries <= EXACT_UP_TO:
         return None
     cells = 2 ** round(math.log2(math.sqrt(entries)))
-    if 2 * width * entries <= memory() / 2:
+    if 2 * width * entries / parts <= memory() / 2:
         return f"Cells{cells}"
     return f"IVF{cells}_PQ{next(codes for codes in (64, 32, 16, 8, 4, 2, 1) if width % codes == 0)}"
 
@@ -128,27 +137,20 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def cells_of(factory: str) -> int:
-    """How many cells ``Cells…`` names; 0: it is FAISS's."""
-    named = re.fullmatch(r"Cells(\d+)", factory)
-    return int(named[1]) if named else 0
-
-
 def most_cells(factory: str) -> int:
     """How many cells a factory string names."""
     return max(map(int, re.findall(r"(?:Cells|IVF)(\d+)", factory)), default=1)
 
 
-def searching(folder: Path, factory: str, metric: str, probe: int, device: str = "cpu") -> Search:
-    """What answers from an index's folder."""
-    if cells_of(factory):
-        return Cells(folder, metric, probe)
-    return Faiss(folder / "index.faiss", metric, probe, device)
+def searching(parts: list[Part], probe: int, device: str = "cpu") -> Search:
+    """What answers from all parts, in this process."""
+    searches = [part.search(probe, device) for part in parts]
+    return searches[0] if len(parts) == 1 else Joined(searches, [part.first for part in parts])
 
 
-def sample_of(store: Datastore, count: int) -> Float[Tensor, "n d"]:
+def sample_of(keys: Keys, count: int) -> Float[Tensor, "n d"]:
     """Stored keys, evenly chosen."""
-    return store.keys(torch.arange(0, len(store), max(1, len(store) // count))[:count, None]).squeeze(1)
+    return keys.take(torch.arange(0, len(keys), max(1, len(keys) // count))[:count, None]).squeeze(1)
 
 
 class GivenStore(Artefact):

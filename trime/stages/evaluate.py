@@ -40,9 +40,9 @@ class Evaluate(Artefact):
         """One row over the whole split; kept aside, so that a killed run goes on with the next row."""
         if aside.exists():
             return json.loads(aside.read_text())
-        meter, sums, corpus = Meter(), Sums(), self.encoded.corpus.corpus()
-        shares, both = ByToken(len(corpus.vocabulary)), [row, *[replace(row, alone=True)] * bool(row.memories)]
-        scorer = scorer_of(self.config, both, self.tune.index, self.encoded)
+        corpus, both = self.encoded.corpus.corpus(), [row, *[replace(row, alone=True)] * bool(row.memories)]
+        scorer = scorer_of(self.config, both, self.tune.index, self.encoded)  # opening an index is no token's time
+        meter, sums, shares = Meter(), Sums(), ByToken(len(corpus.vocabulary))
         for window, (score, *alone) in scorer.scores(watched(self.encoded, row.label)):
             sums.add(window, score)
             for part in alone:

@@ -164,7 +164,7 @@ def recall(nearest: Nearest, folder: Path) -> dict[str, Any]:
     if nearest.search.kind == "exact":
         return {"recall": 1.0, "queries": 0}
     queries = sampled(folder)
-    _, exact = Exact(nearest.store.blocks, nearest.metric).nearest(queries, nearest.k)
+    _, exact = Exact(nearest.store.keys.blocks, nearest.metric).nearest(queries, nearest.k)
     _, found = nearest.search.nearest(queries, nearest.k)
     return {"recall": found_of(exact, found), "queries": len(queries)}
 

@@ -196,7 +196,7 @@ class Source:
         corpus, information = plan.stored.corpus(), plan.index.information()
         self.split, self.known = information["split"], information["text"] == corpus.fingerprint(information["split"])
         self.corpus, self.tokenizer = corpus, plan.stored.dataset.tokenizer
-        self.position = self.store.shards.column("position")
+        self.position = self.store.keys.shards.column("position")
 
     def of(self, number: int) -> tuple[str, str]:
         """The text of an entry, up to the token that followed, and where it stands."""

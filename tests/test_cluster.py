@@ -1,0 +1,77 @@
+"""The external memory on Ray's workers answers as one index; a worker that dies comes back, or the search fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from tests.test_search import QUERY, built, stored
+from trime.memory.cluster import Cluster, check_room
+from trime.run import run
+from trime.stages.datastore import searching
+from trime.stages.plan import Plan
+from trime.types import UserError
+
+ray = pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("factory", [None, "Cells16"])
+def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when one was killed. One that comes back and finds its part gone is not one that finds nothing near."""
+    monkeypatch.setattr("trime.memory.cluster.QUERIES", 8)  # several batches are under way at once
+    parts = built(stored(tmp_path), 3, factory, "ip")
+    workers = Cluster(parts, probe=3, device="cpu", address=None, cores=1)
+    score, number = workers.nearest(QUERY, 30)
+    for local in (searching(parts, 3), built(parts[0].store, 1, factory, "ip")[0].search(3)):
+        theirs = local.nearest(QUERY, 30)
+        assert torch.allclose(score, theirs[0], atol=1e-5) and torch.equal(number.sort()[0], theirs[1].sort()[0])
+    assert workers.kind == ("approximate" if factory else "exact")
+    os.kill(ray.get(workers.workers[1].process.remote()), signal.SIGKILL)
+    again = workers.nearest(QUERY, 30)
+    assert torch.equal(again[0], score) and torch.equal(again[1], number)
+    if factory:
+        parts[1].folder.rename(tmp_path / "away")
+        os.kill(ray.get(workers.workers[1].process.remote()), signal.SIGKILL)
+        with pytest.raises(UserError, match="all machines must see"):
+            workers.nearest(QUERY, 30)
+        ray.kill(workers.workers[2])
+        with pytest.raises(UserError, match="died"):
+            workers.nearest(QUERY, 30)
+
+
+def test_what_cannot_be_is_told() -> None:
+    with pytest.raises(UserError, match="lower"):
+        check_room({"CPU": 2.0}, 3, {"num_cpus": 1, "num_gpus": 0})
+
+
+def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
+    """Three parts on workers give the figures of one index here."""
+    common = ("experiment=trime_ext", "index=cells", "index.factory=Cells16", "index.probe=4")
+    there = losses_of(tiny(*common, "index.parts=3", "index.engine=ray"))
+    here = losses_of(tiny(*common))
+    assert there == pytest.approx(here, rel=1e-5) and len(here) == 5  # of keys that tie for the last place, any may be taken
+
+
+def losses_of(config: DictConfig) -> list[float]:
+    run(config)
+    results = json.loads((Plan(config).run_folder / "results.json").read_text())
+    return [row["loss"] for row in results["metrics"]["test"]]
+
+
+def test_a_wrong_address_is_told(tiny: Callable[..., DictConfig]) -> None:
+    ray.shutdown()
+    with pytest.raises(UserError, match="no Ray cluster answers"):
+        Cluster([], 1, "cpu", "127.0.0.1:1", 1)

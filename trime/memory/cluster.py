@@ -1,0 +1,125 @@
+"""Parts of the external memory on the workers of a Ray cluster (or of Ray on this machine), searched as one.
+
+Folders of the datastore and of its index must be readable by every worker under the same path: on several machines, a shared
+disk. A worker that dies is started again by Ray, opens its part anew and is asked again; when that fails, so does the search.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+
+from trime.cpu import prepare_cpu
+from trime.memory.parts import Part
+from trime.memory.search import Search, kind_of, merged
+from trime.types import Float, Int, Tensor, UserError
+
+RESTARTS = 3  # of a worker, before the search fails
+CONNECTING = 10  # seconds until an address that does not answer is an error
+QUERIES = 1024  # of a batch: workers search the next one while answers to the last travel and are merged
+
+
+class Worker:
+    """One part, on ``cores`` cores or a device of its own."""
+
+    def __init__(self, part: Part, probe: int, device: str, cores: int):
+        self.part, self.probe, self.device = part, probe, device
+        prepare_cpu()
+        torch.set_num_threads(cores)
+
+    @cached_property
+    def search(self) -> Search:
+        """Opened when it is first asked for, so that what is wrong is told in the answer."""
+        if not self.part.folder.is_dir():
+            raise UserError(f"{self.part.folder} is not on the disk of a worker: all machines must see outputs under one path")
+        return self.part.search(self.probe, self.device)
+
+    def kind(self) -> str:
+        """Exact or approximate."""
+        return self.search.kind
+
+    def process(self) -> int:
+        """Its number with the operating system."""
+        return os.getpid()
+
+    def nearest(self, query: Any, k: int) -> tuple[Any, Any]:
+        """As NumPy's arrays, entries numbered from the part's first."""
+        score, index = self.search.nearest(torch.tensor(query, device=self.device), k)
+        return score.cpu().numpy(), index.cpu().numpy()
+
+
+class Cluster:
+    """A search that asks a worker for each part and merges their answers exactly."""
+
+    def __init__(self, parts: list[Part], probe: int, device: str, address: str | None, cores: int):
+        self.ray = connected(address)
+        own = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # here, workers share what there is
+        if address:
+            check_room(self.ray.cluster_resources(), len(parts), own)
+        actor = self.ray.remote(Worker).options(**own, max_restarts=RESTARTS, max_task_retries=RESTARTS)
+        self.workers = [actor.remote(part, probe, device, cores) for part in parts]
+        self.firsts = [part.first for part in parts]
+        self.kind = kind_of(self.answers([worker.kind.remote() for worker in self.workers]))
+
+    def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        batches = [self.ray.put(part.float().cpu().numpy()) for part in query.split(QUERIES)]
+        asked = [[worker.nearest.remote(batch, k) for worker in self.workers] for batch in batches]
+        scores, numbers = [], []
+        for answers in asked:
+            found = [(torch.tensor(score), torch.tensor(number)) for score, number in self.answers(answers)]
+            score, number = merged(found, self.firsts, k)
+            scores.append(score)
+            numbers.append(number)
+        return torch.cat(scores).to(query.device), torch.cat(numbers).to(query.device)
+
+    def answers(self, asked: list[Any]) -> list[Any]:
+        """What workers answer; UserError where one could not."""
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(asked)
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise UserError(str(error.cause)) from None
+            raise
+        except errors.RayActorError:
+            raise UserError(
+                f"a worker of the external memory died {RESTARTS + 1} times: see Ray's logs in /tmp/ray/session_latest/logs "
+                "(often there was too little memory: raise index.parts); the same command goes on"
+            ) from None
+
+
+@lru_cache(maxsize=1)
+def cluster(parts: tuple[Part, ...], probe: int, device: str, address: str | None, cores: int) -> Cluster:
+    """The workers of an index; those that are there already, where it is the one that was asked for last."""
+    return Cluster([*parts], probe, device, address, cores)
+
+
+def connected(address: str | None) -> Any:
+    """Ray, started on this machine or connected to a cluster."""
+    try:
+        import ray
+    except ImportError:
+        raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local") from None
+    if not ray.is_initialized():
+        try:
+            if address and address != "auto":  # Ray would try for minutes, then end the process
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                socket.create_connection((host, int(port)), timeout=CONNECTING).close()
+            ray.init(address=address or "local", num_cpus=None if address else 1, log_to_driver=False, include_dashboard=False)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"index.address={address}: no Ray cluster answers there ({str(error).splitlines()[0]})") from None
+    return ray
+
+
+def check_room(resources: dict[str, float], parts: int, own: dict[str, int]) -> None:
+    """UserError where a cluster has too little for one worker a part: Ray would wait for ever."""
+    for name, setting in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+        if parts * own[setting] > resources.get(name, 0):
+            raise UserError(
+                f"{parts} workers of {own[setting]} {name} want more than the {resources.get(name, 0):g} that the cluster has: "
+                "lower index.parts or index.cores, or add nodes"
+            )
