@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from trime.models.heads import AdaptiveSoftmax
 from trime.models.network import Network
 from trime.models.transformer import Transformer
 from trime.stages.plan import Plan
+from trime.stages.processes import free_port
 from trime.tasks.language_model import LanguageModel, Training
 from trime.types import Batch, UserError
 
@@ -133,6 +135,21 @@ SHORT = (
 )
 
 
+@contextmanager
+def goes_down(update: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trainings inside end before an update."""
+    step = LanguageModel.training_step
+
+    def fails(self: LanguageModel, *args: object) -> torch.Tensor:
+        if self.global_step == update:
+            raise RuntimeError("the machine went down")
+        return step(self, *args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="went down"):
+        patch.setattr(LanguageModel, "training_step", fails)
+        yield
+
+
 @pytest.mark.parametrize("experiment", ["trime_ext", "trime_long", "memorizing", "srupp_trime_long"])
 def test_a_resumed_run_is_the_unbroken_run(
     experiment: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,17 +157,8 @@ def test_a_resumed_run_is_the_unbroken_run(
     options = (f"experiment={experiment}", "dataset.modules=20", *SHORT)
     unbroken = trained(tiny(*options))
     broken = tiny(*options, f"paths.outputs={tmp_path}")
-    step = LanguageModel.training_step
-
-    def fails(self: LanguageModel, *args: object) -> torch.Tensor:
-        if self.global_step == 5:
-            raise RuntimeError("the machine went down")
-        return step(self, *args)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LanguageModel, "training_step", fails)
-        with pytest.raises(RuntimeError, match="went down"):
-            trained(broken)
+    with goes_down(5, monkeypatch):
+        trained(broken)
     assert not Plan(broken).model.folder.exists()
     resumed = trained(broken)
     assert resumed.keys() == unbroken.keys()
@@ -185,6 +193,42 @@ def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_p
         for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
     ]
     assert validations[0] == pytest.approx(validations[1], abs=1e-4) and validations[0]
+
+
+@pytest.mark.parametrize(("experiment", "before", "after"), [("memorizing", 2, 1), ("srupp_trime_long", 1, 2)])
+def test_a_training_goes_on_with_another_number_of_processes(
+    experiment: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What rows carry is shared out anew; the model is that of one process, unbroken."""
+    options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
+    one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    with goes_down(5, monkeypatch):
+        trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
+    other = trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
+    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("inward.bias")) < 5e-5
+
+
+def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: Path) -> None:
+    """The same command on both, told apart by NODE_RANK; the second one leaves after the training."""
+    options = ("experiment=trime_ext", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
+    one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "stages=[prepare,pack,fit,encode]"]
+    command = [sys.executable, str(ROOT / "cli.py"), "size=tiny", "logger=none", f"paths.data={place}/data", *options, *two]
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    machines = [
+        subprocess.Popen(command, env=os.environ | told | {"NODE_RANK": str(node)}, stdout=subprocess.PIPE, text=True)
+        for node in (1, 0)
+    ]
+    said = [machine.communicate(timeout=300)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert "goes on alone" in said[0] and "encode: made" in said[1] and "encode: made" not in said[0]
+    other = weights(tiny(*options, *two))
+    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("inward.bias")) < 5e-5
+
+
+def test_several_machines_must_know_one_another(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="MASTER_ADDR and MASTER_PORT and NODE_RANK"):
+        trained(tiny("experiment=vanilla", "trainer.num_nodes=2", f"paths.outputs={tmp_path}"))
 
 
 def test_a_loss_that_is_no_number_says_how_to_mend_it(tiny: Tiny, tmp_path: Path) -> None:

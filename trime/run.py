@@ -14,7 +14,7 @@ from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.generate import generate
 from trime.stages.plans import plan_of
-from trime.stages.processes import device_of
+from trime.stages.processes import device_of, follows
 from trime.stages.report.ledger import write_ledger
 from trime.stages.report.runs import report_answers, report_replay, report_run
 from trime.stages.report.several import report_several
@@ -22,6 +22,7 @@ from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
 STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
+BEFORE_TRAINING = ("import", "prepare", "pack")
 BY_NAME = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # these run when they are named
 
 
@@ -66,6 +67,11 @@ def run(config: DictConfig) -> float | None:
                 continue
             if stage == "fit":
                 plan.check_windows()
+                if follows() and not config.checkpoint:
+                    plan.fit.take_part()
+            if follows() and stage not in BEFORE_TRAINING:
+                print("the first machine goes on alone")
+                return None
             for artefact in plan.made_by(stage):
                 made = artefact.make()
                 print(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}", flush=True)

@@ -69,6 +69,17 @@ def _gather_own(g: Tensor, counts: list[int]) -> Tensor:
     return torch.cat(parts)
 
 
+def own_part(columns: list[list[Tensor]], rank: int, world: int) -> list[Tensor]:
+    """What is this process's of what processes saved, however many those were: each column's parts in order of ranks.
+
+    A column has one entry a row of the batch, or the same number of them for each (heads, say).
+    """
+    whole = [torch.cat(parts) for parts in columns]
+    rows = max(1, min(map(len, whole), default=1))
+    first, last = (rows * number // world for number in (rank, rank + 1))
+    return [column[first * (len(column) // rows) : last * (len(column) // rows)] for column in whole]
+
+
 class _Gather(torch.autograd.Function):
     """Forward: the rows of all ranks. Backward: the sum over ranks of what their losses want of one's own rows."""
 

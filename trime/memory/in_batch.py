@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from trime.memory.across import gathered, of_every_process
+from trime.memory.across import gathered, of_every_process, own_part
 from trime.memory.blockwise import blockwise_mass
 from trime.memory.visibility import External, Others, Visibility
 from trime.types import Contexts, Float, Mass, Place, Tensor
@@ -73,10 +73,10 @@ class Stale:
         """Batch by batch, column by column, process by process."""
         return [[of_every_process(part) for part in (own.g, own.token, *own.place)] for own in self.kept]
 
-    def restore(self, saved: list[list[list[Tensor]]], rank: int, device: torch.device) -> None:
-        """Goes on from what was saved."""
+    def restore(self, saved: list[list[list[Tensor]]], rank: int, world: int, device: torch.device) -> None:
+        """Goes on from what was saved, by however many processes: each has some, and all see them all."""
         for batch in saved:
-            g, token, *place = (parts[rank].to(device) for parts in batch)
+            g, token, *place = (part.to(device) for part in own_part(batch, rank, world))
             self.kept.append(Contexts(g, token, Place(*place)))
 
 

@@ -32,6 +32,7 @@ POSITIVE = (
     "index.k",
     "index.probe",
     "index.parts",
+    "trainer.num_nodes",
     "index.cores",
 )
 NATURAL = ("seed", "train.plain_share", "train.clip_norm", "evaluate.context", "vocabulary.minimum")

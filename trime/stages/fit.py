@@ -28,7 +28,7 @@ from trime.stages.model_folder import check_positions, describe, export, model_o
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
 from trime.stages.pretrained import is_pretrained
-from trime.stages.processes import devices_of, follows, share_of, together
+from trime.stages.processes import devices_of, follows, share_of, together, world_of
 from trime.stages.training import quiet, resolved_precision, run_training, watched_training
 from trime.tasks.history import History
 from trime.tasks.language_model import LanguageModel, Training
@@ -61,7 +61,7 @@ class Fit(Artefact):
         chosen["model"] = trained_part(self.config)
         chosen["precision"] = resolved_precision(self.config)
         if self.config.memory.get("own_gradient_only"):  # the published quirk makes another model of every number of devices
-            chosen["devices"] = devices_of(self.config)
+            chosen["devices"] = world_of(self.config)
         return chosen
 
     def build(self, folder: Path) -> None:
@@ -69,6 +69,14 @@ class Fit(Artefact):
             with together(self.config, folder):
                 self.train(folder)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+    def take_part(self) -> None:
+        """On another machine than the first: trains, and writes nothing."""
+        if not self.folder.is_dir():
+            folder = self.folder.with_name(self.folder.name + ".partial")
+            folder.mkdir(parents=True, exist_ok=True)
+            with together(self.config, folder):
+                self.train(folder)
 
     def train(self, folder: Path) -> None:
         """Trains, then writes the model and what is known of it."""
@@ -98,7 +106,7 @@ class Fit(Artefact):
             "tokens_per_second": round(history.tokens / max(history.seconds, 1e-9), 1),
             "peak_memory_mb": meter.peak_memory_mb,
             "parameters": network.parameter_count,
-            "devices": devices_of(self.config),
+            "devices": world_of(self.config),
         }
         write_aside(folder / "train.json", json.dumps(report, indent=1))
 
@@ -149,7 +157,7 @@ class Fit(Artefact):
     def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
         train, own = self.config.train, plain(self.config.trainer)
         own["precision"], own["devices"] = resolved_precision(self.config), devices_of(self.config)
-        if own["devices"] > 1:  # a tail of the softmax may have no target in a process's rows
+        if world_of(self.config) > 1:  # a tail of the softmax may have no target in a process's rows
             own |= {"strategy": DDPStrategy(find_unused_parameters=True), "plugins": [LightningEnvironment()]}
         every = min(train.validate_every, train.updates) * train.accumulate
         return pl.Trainer(

@@ -1,5 +1,6 @@
 """Training on several devices: one process each, the first of which is the command itself.
 
+On several machines the same command runs on each, as Lightning has it (NODE_RANK, MASTER_ADDR, MASTER_PORT; one disk for all).
 The others run ``python -m trime.follow``: they take part in the training and write nothing.
 """
 
@@ -18,8 +19,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.module import Share
+from trime.types import UserError
 
-RANK = "LOCAL_RANK"  # Lightning's name for which process this is
+RANK, NODE = "LOCAL_RANK", "NODE_RANK"  # Lightning's names for which process of a machine this is, and which machine
 
 
 def device_of(config: DictConfig) -> torch.device:
@@ -34,41 +36,82 @@ def devices_of(config: DictConfig) -> int:
     return max(1, torch.cuda.device_count()) if config.trainer.accelerator != "cpu" else 1
 
 
+def world_of(config: DictConfig) -> int:
+    """How many devices train on all machines together."""
+    return int(config.trainer.num_nodes) * devices_of(config)
+
+
+def node() -> int:
+    """Which of several machines this is."""
+    return int(os.environ.get(NODE, 0))
+
+
+def local_rank() -> int:
+    """Which of this machine's processes this is."""
+    return int(os.environ.get(RANK, 0))
+
+
 def share_of(config: DictConfig) -> Share:
-    """This process's place among them."""
-    return Share(int(os.environ.get(RANK, 0)), devices_of(config))
+    """This process's place among all."""
+    return Share(node() * devices_of(config) + local_rank(), world_of(config))
 
 
 def follows() -> bool:
-    """This process is not the first."""
-    return int(os.environ.get(RANK, 0)) > 0
+    """This process is not the first of all."""
+    return node() > 0 or local_rank() > 0
 
 
 @contextmanager
 def together(config: DictConfig, folder: Path) -> Iterator[None]:
     """Starts the other processes of a training in ``folder``, and ends them with it."""
-    world = devices_of(config)
-    if world == 1 or follows():
+    if world_of(config) == 1 or local_rank() > 0:
         yield
         return
     saved = dict(os.environ)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0", RANK: "0"}
-    OmegaConf.save(config, folder / "config.yaml", resolve=True)
-    command = [sys.executable, "-m", "trime.follow", str(folder)]
+    os.environ |= {NODE: str(node()), RANK: "0"} | meeting_place(config)
+    file = folder / f"config-{node()}.yaml"
+    OmegaConf.save(config, file, resolve=True)
+    command = [sys.executable, "-m", "trime.follow", str(file)]
     place = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    others = [subprocess.Popen(command, env=os.environ | {RANK: str(rank), "PYTHONPATH": place}) for rank in range(1, world)]
+    ranks = range(1, devices_of(config))
+    others = [subprocess.Popen(command, env=os.environ | {RANK: str(rank), "PYTHONPATH": place}) for rank in ranks]
     ending = threading.Event()
     threading.Thread(target=watch, args=(others, ending), daemon=True).start()
     whole = False
     try:
         yield
         whole = True
+    except RuntimeError as error:
+        if config.trainer.num_nodes > 1 and any(name in str(error).lower() for name in ("gloo", "nccl", "connection")):
+            raise UserError(
+                f"another machine left the training ({one_line(error)}): the same command on all resumes it"
+            ) from None
+        raise
     finally:
         ending.set()
         for other in others:
             stop(other, 30 if whole else 1)
+        file.unlink(missing_ok=True)
         os.environ.clear()
         os.environ.update(saved)
+
+
+def meeting_place(config: DictConfig) -> dict[str, str]:
+    """Where processes find one another: the first machine's address, which is given where there are several."""
+    if config.trainer.num_nodes == 1:
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", NODE) if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"trainer.num_nodes={config.trainer.num_nodes} wants {' and '.join(missing)} in the environment of the "
+            "same command on every machine: the first one's address, a free port of it, and which machine this is, from 0"
+        )
+    return {}
+
+
+def one_line(error: Exception) -> str:
+    """The first line of a message."""
+    return (str(error).splitlines() or [""])[0]
 
 
 def watch(others: list[subprocess.Popen[bytes]], ending: threading.Event) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from trime.memory.across import of_every_process, processes, summed
+from trime.memory.across import of_every_process, own_part, processes, summed
 from trime.memory.in_batch import InBatch, Stale, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.mixtures.joint import joint, memory_share
@@ -62,7 +62,7 @@ class LanguageModel(pl.LightningModule):
         self.valid_sum, self.valid_count = 0.0, 0
         self.reader, self.stale = self.anew()
         self.paused: tuple[Reader, Stale] | None = None
-        self.carried: list[Tensor] = []
+        self.carried: list[list[Tensor]] = []
         self.carried_contexts: list[list[list[Tensor]]] = []
         self.frozen = {
             f"network.{name}" for name, own in network.named_parameters(remove_duplicate=False) if not own.requires_grad
@@ -157,17 +157,12 @@ class LanguageModel(pl.LightningModule):
         checkpoint["stale"] = stale.saved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        carried, stale = checkpoint.get("carried", []), checkpoint.get("stale", [])
-        for began in {len(parts) for parts in [*carried, *(column for own in stale for column in own)]}:
-            if began != processes():
-                raise UserError(f"this training began on {began} devices: go on with trainer.devices={began}")
-        self.carried = [parts[self.global_rank] for parts in carried]
-        self.carried_contexts = stale
+        self.carried, self.carried_contexts = checkpoint.get("carried", []), checkpoint.get("stale", [])
 
     def on_train_start(self) -> None:
-        """Rows go on where the checkpoint left them."""
-        self.reader.restore(self.carried, self.device)
-        self.stale.restore(self.carried_contexts, self.global_rank, self.device)
+        """Rows go on where the checkpoint left them, on however many devices they were read before."""
+        self.reader.restore(own_part(self.carried, self.global_rank, processes()), self.device)
+        self.stale.restore(self.carried_contexts, self.global_rank, processes(), self.device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer_factory(self.parameters(), lr=self.schedule(0))
