@@ -208,6 +208,24 @@ def test_a_training_goes_on_with_another_number_of_processes(
     assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("inward.bias")) < 5e-5
 
 
+@pytest.mark.parametrize(
+    ("experiment", "optimizer", "before", "after"),
+    [("trime_ext", "fairseq_adam", 2, 1), ("srupp_trime_long", "radam", 1, 2), ("memorizing", "nag", 2, 2)],
+)
+def test_weights_shared_out_make_the_model_of_one(
+    experiment: str, optimizer: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP's figures, and those of a training that goes on with it or without, are one process's."""
+    options = (f"experiment={experiment}", f"optimizer={optimizer}", "dataset.modules=20", "batching.size=5", *SHORT[:-1])
+    options = (*options, "train.clip_norm=0.5", "trainer.accelerator=cpu", "trainer.strategy=fsdp")
+    one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    with goes_down(5, monkeypatch):
+        trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
+    other = trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
+    apart = torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("inward.bias")])
+    assert apart.mean() < 1e-7 and apart.max() < 2e-4  # where a gradient is noise, Adam makes a step of it
+
+
 def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: Path) -> None:
     """The same command on both, told apart by NODE_RANK; the second one leaves after the training."""
     options = ("experiment=trime_ext", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")

@@ -69,15 +69,20 @@ def _gather_own(g: Tensor, counts: list[int]) -> Tensor:
     return torch.cat(parts)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of which every process may have a part."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def own_part(columns: list[list[Tensor]], rank: int, world: int) -> list[Tensor]:
     """What is this process's of what processes saved, however many those were: each column's parts in order of ranks.
 
     A column has one entry a row of the batch, or the same number of them for each (heads, say).
     """
-    whole = [torch.cat(parts) for parts in columns]
-    rows = max(1, min(map(len, whole), default=1))
+    joined = [torch.cat(parts) for parts in columns]
+    rows = max(1, min(map(len, joined), default=1))
     first, last = (rows * number // world for number in (rank, rank + 1))
-    return [column[first * (len(column) // rows) : last * (len(column) // rows)] for column in whole]
+    return [column[first * (len(column) // rows) : last * (len(column) // rows)] for column in joined]
 
 
 class _Gather(torch.autograd.Function):

@@ -171,3 +171,8 @@ def without_padding(pad: int | None) -> None:
     """Raises ValueError where the published code's quirk is asked of a model that it does not know."""
     if pad is not None:
         raise ValueError("compatibility.padding is a quirk of the Transformer: set compatibility=none")
+
+
+def zeros(weight: Tensor, *shape: int) -> Tensor:
+    """On a weight's device and in its type; ``weight.new_zeros`` would be shared out where weights are (FSDP)."""
+    return torch.zeros(*shape, dtype=weight.dtype, device=weight.device)

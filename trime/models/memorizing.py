@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from trime.memory.across import whole
 from trime.models.attention import head_width
-from trime.models.carrying import NORMS, CarryingBackbone, Layer, Sizes, without_padding
+from trime.models.carrying import NORMS, CarryingBackbone, Layer, Sizes, without_padding, zeros
 from trime.models.embeddings import AdaptiveInput, PlainInput
 from trime.models.kv_memory import KeyValueMemory, Remembered
 from trime.models.looked import Looked
@@ -72,7 +73,7 @@ class Attention(nn.Module):
     def start(self, rows: int) -> Carried:
         """Nothing yet."""
         weight = self.outward.weight
-        like = weight.new_zeros(rows, self.heads, 0, weight.shape[1] // self.heads)
+        like = zeros(weight, rows, self.heads, 0, weight.shape[1] // self.heads)
         return Carried(Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.start(like),))
 
     def reset(self, carried: Carried, rows: Bool[Tensor, " b"]) -> Carried:
@@ -126,7 +127,7 @@ class Attention(nn.Module):
         """Each head's share of memory, sigmoid(b_g)."""
         if self.memory is None:
             return {}
-        return {f"gate/layer/head{head}": share for head, share in enumerate(self.memory.bias.detach().sigmoid())}
+        return {f"gate/layer/head{head}": share for head, share in enumerate(whole(self.memory.bias.detach()).sigmoid())}
 
 
 def unit(x: Float[Tensor, "*s d"]) -> Float[Tensor, "*s d"]:

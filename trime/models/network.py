@@ -34,6 +34,10 @@ class Network(nn.Module):
             nn.init.zeros_(self.gate.weight)
             nn.init.constant_(self.gate.bias, FIRST_ODDS)
 
+    def forward(self, *given: Any) -> Any:
+        """What the backbone makes of a batch: with these weights gathered, where they are shared out over devices."""
+        return self.backbone(*given)
+
     @property
     def carries(self) -> bool:
         """Rows read on from batch to batch: the backbone has a state, and no window has a context of its own."""
@@ -82,8 +86,8 @@ class Reader:
     def encode(self, batch: Batch) -> Encoding:
         """Both representations of every cell; rows that are fresh start a document."""
         if batch.source is not None:
-            return self.network.backbone(batch.source, batch.tokens)
-        encoding, self.state = self.network.backbone(batch.tokens, self.state, batch.fresh)
+            return self.network(batch.source, batch.tokens)
+        encoding, self.state = self.network(batch.tokens, self.state, batch.fresh)
         return encoding
 
     def saved(self) -> list[Tensor]:
@@ -107,6 +111,19 @@ def build_network(model: Any, vocabulary: int) -> Network:
         raise UserError(str(error)) from error
     except InstantiationException as error:  # of a part inside a part
         raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
+
+
+def share_out(network: Network, mesh: Any) -> None:
+    """Every device of a mesh keeps a part of each weight, of its gradient and of the optimiser's state (FSDP).
+
+    A layer's weights are gathered when it is used; those outside of layers stay gathered for the head, until the update.
+    """
+    from torch.distributed.fsdp import fully_shard  # half a second, for few
+
+    for child in network.backbone.children():
+        for layer in child if isinstance(child, nn.ModuleList) else []:
+            fully_shard(layer, mesh=mesh)
+    fully_shard(network, mesh=mesh, reshard_after_forward=False)
 
 
 def save_network(network: Network, path: Path, base: str = "") -> None:

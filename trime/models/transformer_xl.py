@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.attention import head_width
 from trime.models.cache import after, laid
-from trime.models.carrying import CarryingBackbone, Layer, Sizes, without_padding
+from trime.models.carrying import CarryingBackbone, Layer, Sizes, without_padding, zeros
 from trime.models.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.models.looked import Looked
 from trime.types import Bool, Float, Int, Tensor
@@ -44,7 +44,7 @@ class RelativeAttention(nn.Module):
 
     def start(self, rows: int) -> Held:
         """An empty cache."""
-        return self.cache.empty((self.outward.weight.new_zeros(rows, 0, self.outward.weight.shape[0]),))
+        return self.cache.empty((zeros(self.outward.weight, rows, 0, self.outward.weight.shape[0]),))
 
     def reset(self, carried: Held, rows: Bool[Tensor, " b"]) -> Held:
         """Without what some rows hold."""

@@ -59,6 +59,7 @@ def check(config: DictConfig) -> None:
     demand(config, ("index.engine",), ("local", "ray").__contains__, "local or ray")
     demand(config, ("vocabulary.limit",), lambda value: value is None or (is_whole(value) and value > 2), "a number or null")
     demand(config, ("trainer.devices",), lambda value: value == "auto" or (is_whole(value) and value > 0), "a number or auto")
+    demand(config, ("trainer.strategy",), ("ddp", "fsdp").__contains__, "ddp or fsdp")
     demand(config, ("trainer.accelerator",), ("auto", "cpu", "gpu", "cuda").__contains__, "auto, cpu or gpu")
     demand(config, ("trainer.precision",), PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
     wanted = "a list of whole numbers above 0"

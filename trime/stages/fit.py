@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from pytorch_lightning.plugins.environments import LightningEnvironment
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
 from trime.data.corpus import content_hash
@@ -88,7 +88,7 @@ class Fit(Artefact):
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
         if self.config.train.updates:
-            self.updates(network, corpus, folder, history)
+            network = self.updates(network, corpus, folder, history)
         else:  # a pretrained model as it is
             network.requires_grad_(False)
         if follows():
@@ -110,16 +110,25 @@ class Fit(Artefact):
         }
         write_aside(folder / "train.json", json.dumps(report, indent=1))
 
-    def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> None:
-        """All updates; a killed training goes on."""
+    def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> Network:
+        """The network after all updates; a killed training goes on."""
         task, data = self.task(network), self.data(corpus, network.carries)
         with quiet():
             trainer = self.trainer(folder, [history, *self.watching(folder, network)])
             try:
                 run_training(trainer, task, data, folder)
+                return network if task.device_mesh is None else self.put_together(trainer, len(corpus.vocabulary))
             finally:  # else the next run of a sweep would wait for processes that are gone
                 if distributed.is_initialized():
                     distributed.destroy_process_group()
+
+    def put_together(self, trainer: pl.Trainer, vocabulary: int) -> Network:
+        """The whole network, on the first process, of the parts that all have."""
+        weights = trainer.strategy.lightning_module_state_dict()
+        network = build_network(self.config.model, vocabulary)
+        if not follows():
+            network.load_state_dict({name.removeprefix("network."): own for name, own in weights.items()})
+        return network
 
     def data(self, corpus: Any, carries: bool) -> TextModule:
         """Training micro-batches in planned order, and the first tokens of the validation split."""
@@ -157,7 +166,11 @@ class Fit(Artefact):
     def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
         train, own = self.config.train, plain(self.config.trainer)
         own["precision"], own["devices"] = resolved_precision(self.config), devices_of(self.config)
-        if world_of(self.config) > 1:  # a tail of the softmax may have no target in a process's rows
+        world, strategy = world_of(self.config), own.pop("strategy")
+        if world > 1 and strategy == "fsdp":
+            sharded = ModelParallelStrategy(world, 1, save_distributed_checkpoint=False)
+            own |= {"strategy": sharded, "plugins": [LightningEnvironment()]}
+        elif world > 1:  # a tail of the softmax may have no target in a process's rows
             own |= {"strategy": DDPStrategy(find_unused_parameters=True), "plugins": [LightningEnvironment()]}
         every = min(train.validate_every, train.updates) * train.accumulate
         return pl.Trainer(

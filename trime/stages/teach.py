@@ -71,8 +71,11 @@ class Teach(Artefact):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def trainer(self, folder: Path) -> pl.Trainer:
-        train, own = self.config.train, plain(self.config.trainer)
-        own |= {"precision": resolved_precision(self.config), "devices": 1}
+        train, own = (
+            self.config.train,
+            {name: value for name, value in plain(self.config.trainer).items() if name != "strategy"},
+        )
+        own |= {"precision": resolved_precision(self.config), "devices": 1, "num_nodes": 1}
         return pl.Trainer(
             max_steps=train.updates,
             gradient_clip_val=train.clip_norm or None,

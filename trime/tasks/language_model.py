@@ -14,7 +14,7 @@ from trime.memory.across import of_every_process, own_part, processes, summed
 from trime.memory.in_batch import InBatch, Stale, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.mixtures.joint import joint, memory_share
-from trime.models.network import Network, Reader
+from trime.models.network import Network, Reader, share_out
 from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, is_token
 
 
@@ -163,6 +163,11 @@ class LanguageModel(pl.LightningModule):
         """Rows go on where the checkpoint left them, on however many devices they were read before."""
         self.reader.restore(own_part(self.carried, self.global_rank, processes()), self.device)
         self.stale.restore(self.carried_contexts, self.global_rank, processes(), self.device)
+
+    def configure_model(self) -> None:
+        """Where the trainer's strategy has a mesh of devices, each keeps a part of every weight."""
+        if self.device_mesh is not None:
+            share_out(self.network, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer_factory(self.parameters(), lr=self.schedule(0))

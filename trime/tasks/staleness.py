@@ -18,6 +18,7 @@ from trime.memory.bounded import Held, taken
 from trime.models.carrying import CarryingBackbone, State
 from trime.models.kv_memory import KeyValueMemory
 from trime.models.memorizing import Attention
+from trime.models.network import Network
 from trime.types import Batch, Bool, Float, Int, Tensor
 
 
@@ -37,14 +38,15 @@ class Staleness(pl.Callback):
         self.kept: deque[Read] = deque(maxlen=-(-(size + reach) // segment) + 1)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Batch, batch_idx: int) -> None:
-        state, backbone = pl_module.reader.state, pl_module.network.backbone
-        if state is None or not remembering(backbone):
+        state, network = pl_module.reader.state, pl_module.network
+        if state is None or not remembering(network.backbone):
             return
-        if batch_idx + 1 == self.steps and self.kept and trainer.is_global_zero:
-            found = measured(backbone, state, list(self.kept), batch, self.segment)
-            partial = self.path.with_name(self.path.name + ".partial")
-            partial.write_text(json.dumps(found, indent=1))
-            partial.replace(self.path)
+        if batch_idx + 1 == self.steps and self.kept:
+            found = measured(network, state, list(self.kept), batch, self.segment)  # by all: weights may be shared out
+            if trainer.is_global_zero:
+                partial = self.path.with_name(self.path.name + ".partial")
+                partial.write_text(json.dumps(found, indent=1))
+                partial.replace(self.path)
         self.kept.append(Read(batch, state.position.masked_fill(batch.fresh, 0)))
 
 
@@ -60,19 +62,20 @@ def reach_of(backbone: CarryingBackbone, number: int) -> int:
 
 
 @torch.no_grad()
-def measured(backbone: CarryingBackbone, state: State, kept: list[Read], batch: Batch, segment: int) -> list[dict[str, Any]]:
+def measured(network: Network, state: State, kept: list[Read], batch: Batch, segment: int) -> list[dict[str, Any]]:
     """For every layer with a memory: entries, distance and retrieval by age."""
+    backbone: CarryingBackbone = network.backbone  # type: ignore[assignment]
     training = backbone.training
     backbone.eval()
     again = backbone.start(len(batch.length))._replace(position=kept[0].position)
     for read in kept:
-        _, again = backbone(read.batch.tokens, again, read.batch.fresh)
+        _, again = network(read.batch.tokens, again, read.batch.fresh)
     began = torch.stack([read.batch.fresh for read in kept]).any(0)  # the document did, among these batches
     result = []
     for number in remembering(backbone):
         memory: KeyValueMemory = backbone.attentions[number].memory  # type: ignore[attr-defined]
         stored, now = (memory.entered(one.layers[number].memory[0]) for one in (state, again))
-        retrieved = retrieved_from(backbone, memory, state, batch)
+        retrieved = retrieved_from(network, memory, state, batch)
         ages = (memory.rows(state.position)[:, None] - 1 - stored.ranking.position) // segment
         ended = memory.rows(batch.fresh)[:, None]  # what such a row holds is forgotten now
         ages = ages.masked_fill((stored.ranking.position < 0) | ended, -1)
@@ -94,11 +97,11 @@ def distances(stored: Held, now: Held, sure: Int[Tensor, " r"]) -> tuple[Float[T
     return apart, same
 
 
-def retrieved_from(backbone: CarryingBackbone, memory: KeyValueMemory, state: State, batch: Batch) -> Float[Tensor, "r m"]:
+def retrieved_from(network: Network, memory: KeyValueMemory, state: State, batch: Batch) -> Float[Tensor, "r m"]:
     """How often each stored entry is retrieved by the batch's queries; rows that start a document ask nothing."""
     told: list[Tensor] = []
     memory.told = told.append
-    backbone(batch.tokens, state, batch.fresh)
+    network(batch.tokens, state, batch.fresh)
     memory.told = None
     (slot,) = told
     counts = torch.zeros(len(slot), memory.memory.size, device=slot.device)

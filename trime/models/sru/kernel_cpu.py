@@ -20,7 +20,7 @@ LIMIT = np.float32(80.0)  # beyond it a sigmoid is 0 or 1 in float32
 def forward(u: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """h and c, [b l d] in float32."""
     h, c = torch.empty_like(x), torch.empty_like(x)
-    on_threads(_forward, u, x, weight, bias, mask, start, h, c)
+    on_threads(_forward, u, x, weight.clone(), bias.clone(), mask, start, h, c)  # what NumPy has seen, FSDP cannot free
     return h, c
 
 
@@ -29,7 +29,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u and x, and row by row those of weight (2) and bias (2): [b 4 d]."""
     du, dx, rows = torch.empty_like(u), torch.empty_like(x), u.new_zeros(len(u), 4, x.shape[2])
-    on_threads(_backward, u, x, weight, bias, mask, start, c, dh, du, dx, rows)
+    on_threads(_backward, u, x, weight.clone(), bias.clone(), mask, start, c, dh, du, dx, rows)
     return du, dx, rows
 
 

@@ -15,10 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.cpu import attend
+from trime.memory.across import whole
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.attention import head_width
 from trime.models.cache import Laid, after, laid
-from trime.models.carrying import CarryingBackbone, without_padding
+from trime.models.carrying import CarryingBackbone, without_padding, zeros
 from trime.models.embeddings import AdaptiveInput, PlainInput
 from trime.models.looked import Looked
 from trime.models.sru.recurrence import recurrence
@@ -60,7 +61,7 @@ class SruLayer(nn.Module):
         for layer in (self.inward, self.remembered, self.outward):
             nn.init.xavier_uniform_(layer.weight)
         self.outward.weight.data *= math.sqrt(1 - sizes.dropout)
-        self.alpha = nn.Parameter(torch.zeros(()))
+        self.alpha = nn.Parameter(torch.zeros(1))
         self.weight = nn.Parameter(torch.empty(2, width).uniform_(-math.sqrt(1.5), math.sqrt(1.5)))
         self.bias = nn.Parameter(torch.tensor([[0.0], [HIGHWAY_BIAS]]).repeat(1, width))
 
@@ -70,8 +71,8 @@ class SruLayer(nn.Module):
 
     def start(self, rows: int) -> Carried:
         """A state of zeros and an empty cache."""
-        nothing = self.weight.new_zeros(rows, 0, self.weight.shape[1])
-        return Carried(self.weight.new_zeros(rows, self.weight.shape[1]), self.cache.empty((nothing,)))
+        nothing = zeros(self.weight, rows, 0, self.weight.shape[1])
+        return Carried(zeros(self.weight, rows, self.weight.shape[1]), self.cache.empty((nothing,)))
 
     def reset(self, carried: Carried, rows: Bool[Tensor, " b"]) -> Carried:
         """Without what some rows carry."""
@@ -79,7 +80,7 @@ class SruLayer(nn.Module):
 
     def figures(self) -> dict[str, Tensor]:
         """What attention weighs beside its queries."""
-        return {"alpha/layer": self.alpha.detach()}
+        return {"alpha/layer": whole(self.alpha.detach()).squeeze(0)}
 
     def forward(
         self, x: Float[Tensor, "b l d"], carried: Carried, position: Int[Tensor, "b l"]
