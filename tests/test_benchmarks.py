@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import __main__, attendre, external, memorizing, objective, packing, startup
+from benchmarks import __main__, attendre, datastore, external, memorizing, objective, packing, startup
 from benchmarks.measure import Claim
 
 Bench = Callable[..., dict[str, Any]]
@@ -123,6 +123,18 @@ def test_external(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     rows = {row["search"]: row for row in found["rows"]}
     assert list(rows) == ["none", "exact", "faiss IVF16_SQ8, 16 cells", "cells Cells16, 16 cells"]
     assert rows["cells Cells16, 16 cells"]["mass"] == pytest.approx(1, abs=1e-3)  # recall means little where keys are equal
+
+
+@pytest.mark.slow
+def test_datastore(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
+    monkeypatch.setattr(datastore, "COMPRESSED", [("float16", None), ("int8", "PCA8_IVF16_SQ8")])
+    monkeypatch.setattr(datastore, "CELLS", "Cells16")
+    few = ("--keys", "2k", "--tokens", "300", "--updates", "1", "--rounds", "1", "--window", "64", "--outputs", str(tmp_path))
+    found = bench("datastore", "--model", "tiny", *few, "--set", "index.k=16", "segments.length=64", "train.plain_share=0")
+    built, whole, packed = found["rows"][1:4]
+    assert built["bytes"] == pytest.approx(built["foretold bytes"], rel=0.2) and len(found["claims"]) == 3
+    assert packed["bytes"] < whole["bytes"] and len(found["rows"]) == 7
 
 
 @pytest.mark.slow

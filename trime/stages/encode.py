@@ -153,9 +153,24 @@ class Encode(Artefact):
         """Windows of a batch."""
         return max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
 
-    @torch.no_grad()
     def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> None:
-        """Tells how long it will take and how much it will write, by a few batches; UserError where the disk is too small."""
+        """Tells how long it will take and how much it will write; UserError where the disk is too small."""
+        seconds, size = self.foretold(reader, corpus, windows, device)
+        print(
+            f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
+            f"and {size / 2**20:,.0f} MiB",
+            flush=True,
+        )
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise UserError(
+                f"{folder.parent} has {free / 2**20:,.0f} MiB left and {size / 2**20:,.0f} MiB are to be written: "
+                "free space, set paths.outputs, datastore.tokens=N or datastore.dtype=int8"
+            )
+
+    @torch.no_grad()
+    def foretold(self, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> tuple[float, float]:
+        """Seconds and bytes of all windows, by a few batches of them."""
         some = windows.take(np.linspace(0, len(windows) - 1, min(len(windows), PROBED * self.together(windows))).astype(int))
         size, tokens, marks = 0, [], [time.perf_counter()]
         for part in self.parts(reader, corpus, some, 0, device):
@@ -164,17 +179,7 @@ class Encode(Artefact):
             marks.append(time.perf_counter())
         times = windows.scored() / some.scored()
         seconds = (marks[-1] - marks[1]) / max(1, sum(tokens[1:])) * sum(tokens) * times  # the first batch sets things up
-        print(
-            f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
-            f"and {size * times / 2**20:,.0f} MiB",
-            flush=True,
-        )
-        free = shutil.disk_usage(folder).free
-        if size * times > free:
-            raise UserError(
-                f"{folder.parent} has {free / 2**20:,.0f} MiB left and {size * times / 2**20:,.0f} MiB are to be written: "
-                "free space, set paths.outputs, datastore.tokens=N or datastore.dtype=int8"
-            )
+        return seconds, size * times
 
     def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
         """The batches of a plan."""
