@@ -81,6 +81,9 @@ def test_readme_command_runs(
         words = ["-m", *words, f"experiment={','.join(rows[-2:])}"]
     if "experiment=ablation/test_memory" in words:
         words = ["-m", *words, "training=plain,local", "evaluate.rows=[{joint:[local]}]"]
+    if any(word.startswith("index.engine=ray") for word in words):
+        pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
+    words = [re.sub(r"^trainer.devices=\d+$", "trainer.devices=2", word) for word in words]
     words += ["hydra.sweeper.n_trials=1"] * ("sweep=optuna" in words)
     large = ("size=", "train.", "taught.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
     words = [word for word in words if not word.startswith(large)]

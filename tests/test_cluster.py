@@ -47,6 +47,7 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
         os.kill(ray.get(workers.workers[1].process.remote()), signal.SIGKILL)
         with pytest.raises(UserError, match="all machines must see"):
             workers.nearest(QUERY, 30)
+        (tmp_path / "away").rename(parts[1].folder)
         ray.kill(workers.workers[2])
         with pytest.raises(UserError, match="died"):
             workers.nearest(QUERY, 30)

@@ -34,8 +34,9 @@ class Worker:
     @cached_property
     def search(self) -> Search:
         """Opened when it is first asked for, so that what is wrong is told in the answer."""
-        if not self.part.folder.is_dir():
-            raise UserError(f"{self.part.folder} is not on the disk of a worker: all machines must see outputs under one path")
+        for folder in (self.part.store, *[self.part.folder] * bool(self.part.factory)):
+            if not folder.is_dir():
+                raise UserError(f"{folder} is not on the disk of a worker: all machines must see outputs under one path")
         return self.part.search(self.probe, self.device)
 
     def kind(self) -> str:
@@ -104,6 +105,7 @@ def connected(address: str | None) -> Any:
         import ray
     except ImportError:
         raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local") from None
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of workers that fail alike: the first one's is told
     if not ray.is_initialized():
         try:
             if address and address != "auto":  # Ray would try for minutes, then end the process

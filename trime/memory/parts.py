@@ -31,10 +31,11 @@ class Part(NamedTuple):
 
     def fill(self, learned: Path, bar: Any) -> None:
         """Builds the index; a killed run goes on."""
-        self.folder.mkdir(exist_ok=True)
         if not self.factory:
             bar.update(self.last - self.first)
-        elif not cells_of(self.factory):
+            return
+        self.folder.mkdir(exist_ok=True)
+        if not cells_of(self.factory):
             fill_faiss(self.keys.blocks, self.metric, learned, self.folder / "index.faiss", bar)
         elif (self.folder / "cells.safetensors").exists():  # written last
             bar.update(self.last - self.first)
