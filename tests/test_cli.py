@@ -80,7 +80,7 @@ def test_readme_command_runs(
         rows = composed(table, return_hydra=True).hydra.sweeper.params.experiment.split(",")
         words = ["-m", *words, f"experiment={','.join(rows[-2:])}"]
     if "experiment=ablation/test_memory" in words:
-        words = ["-m", *words, "training=plain,local", "evaluate.rows=[{joint:[local]}]"]
+        words = ["-m", *words, "training=plain,local", "testing=local"]
     if any(word.startswith("index.engine=ray") for word in words):
         pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
     words = [re.sub(r"^trainer.devices=\d+$", "trainer.devices=2", word) for word in words]

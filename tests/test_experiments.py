@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -44,6 +45,10 @@ def test_an_ablation_is_a_sweep(name: str, tiny: Callable[..., DictConfig], tmp_
         params[key] = list(asked.sweep_string_iterator()) if asked.is_sweep_override() else [value]
     for key, values in params.items():
         assert all(tiny(f"experiment=ablation/{name}", f"{key}={value}") for value in values)
+    published = {row for rows in (config.report.published or {}).values() for row in rows if row.startswith("ablation_")}
+    if published:
+        settings = ([f"{key}={value}" for key, value in zip(params, own, strict=True)] for own in product(*params.values()))
+        assert published <= {tiny(f"experiment=ablation/{name}", *own).name for own in settings}
     second = tiny(
         f"experiment=ablation/{name}",
         *(f"{key}={values[min(1, len(values) - 1)]}" for key, values in params.items()),
