@@ -25,6 +25,8 @@ settings: list[DictConfig] = []  # of each run that ended well
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 
 
+LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
+
 CONF = Path(__file__).resolve().parent / "conf"
 
 
@@ -65,9 +67,9 @@ def job(config: DictConfig) -> float | None:
 
 def adopt() -> None:
     """What jobs in other processes told."""
-    from trime.run import reported
-
     for outcome in left():
+        from trime.run import reported
+
         settings.extend(OmegaConf.create(own) for own in outcome["settings"])  # type: ignore[misc]
         failed.extend(outcome["failed"])
         for error in outcome["failed"]:  # launchers keep what a job says in files of their own
@@ -126,7 +128,13 @@ def main() -> int:
         print(help_text())
         return 0
     try:
-        job()
+        try:
+            job()
+        except Exception as error:
+            if type(error).__name__ not in LOST_JOBS:
+                raise
+            failed.append(f"the process of a job died ({one_line(error)[:200]}): the same command goes on")
+            print(f"error: {failed[-1]}", file=sys.stderr)
         adopt()
         if settings:
             end_of_sweep(settings[-1])

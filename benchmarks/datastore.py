@@ -66,8 +66,9 @@ def building(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Cl
     @torch.no_grad()
     def alone() -> None:
         reader, plan = Reader(network), in_order(windows, store.together(windows))
-        for batch in store.loader(corpus, windows, plan):
-            reader.encode(batch.to(device))
+        with torch.autocast(device.type, torch.bfloat16, enabled=store.mixed(device)):
+            for batch in store.loader(corpus, windows, plan):
+                reader.encode(batch.to(device))
 
     def built() -> None:
         with tempfile.TemporaryDirectory(dir=options.outputs) as folder:
@@ -101,6 +102,7 @@ def compressing(options: argparse.Namespace) -> list[dict[str, Any]]:
         contest = Contest(configured(options, *given))
         assert contest.index
         built = contest.index.statistics()
+        contest()
         begun, loss = time.perf_counter(), contest()
         rows.append(
             {

@@ -55,13 +55,17 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
 
 def test_what_cannot_be_is_told() -> None:
     with pytest.raises(UserError, match="lower"):
-        check_room({"CPU": 2.0}, 3, {"num_cpus": 1, "num_gpus": 0})
+        check_room([{"CPU": 2.0}], 3, {"num_cpus": 1, "num_gpus": 0})
+    with pytest.raises(UserError, match="room for 0"):  # of eight cores in all, no machine has five
+        check_room([{"CPU": 4.0}, {"CPU": 4.0}], 1, {"num_cpus": 5, "num_gpus": 0})
 
 
 def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
     """Three parts on workers give the figures of one index here."""
     common = ("experiment=trime_ext", "index=cells", "index.factory=Cells16", "index.probe=4")
-    there = losses_of(tiny(*common, "index.parts=3", "index.engine=ray"))
+    config = tiny(*common, "index.parts=3", "index.engine=ray")
+    there, index = losses_of(config), Plan(config).index
+    assert index is not None and isinstance(index.search(), Cluster)
     here = losses_of(tiny(*common))
     assert there == pytest.approx(here, rel=1e-5) and len(here) == 5  # of keys that tie for the last place, any may be taken
 

@@ -1,4 +1,4 @@
-"""One of the other processes of a training on several devices: ``python -m trime.follow CONFIG`` (see stages/processes.py)."""
+"""One of the other processes of a training: ``python -m trime.follow CONFIG FOLDER`` (see stages/processes.py)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from trime.types import UserError
 def main() -> int:
     """Takes part in the training; ends with the first process, however that ends."""
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
-    file = Path(sys.argv[1])  # in the training's folder
-    config = OmegaConf.load(file)
+    config, folder = OmegaConf.load(sys.argv[1]), Path(sys.argv[2])
     if device_of(config).type == "cpu":  # type: ignore[arg-type]
         prepare_cpu()
     try:
-        plan_of(config).fit.train(file.parent)  # type: ignore[arg-type]
+        plan_of(config).fit.train(folder)  # type: ignore[arg-type]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -16,7 +16,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-PLACE, STARTED_BY = "TRIME_SWEEP", "TRIME_SWEEP_PROCESS"
+PLACE = "TRIME_SWEEP"
+started: list[str] = []  # places of this process's own sweeps
 
 
 class Outcomes(Callback):
@@ -24,12 +25,12 @@ class Outcomes(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         os.environ[PLACE] = str(Path(config.hydra.sweep.dir).absolute() / f"jobs-{uuid.uuid4().hex}")
-        os.environ[STARTED_BY] = str(os.getpid())
+        started.append(os.environ[PLACE])
 
 
 def elsewhere() -> bool:
     """This is a job in a process of its own."""
-    return PLACE in os.environ and os.environ[STARTED_BY] != str(os.getpid())
+    return PLACE in os.environ and os.environ[PLACE] not in started
 
 
 def leave(outcome: dict[str, Any]) -> None:

@@ -53,6 +53,12 @@ def run(config: DictConfig) -> float | None:
     plan, loss = plan_of(config), None
     with closing(plan):
         for stage in (stage for stage in (*STAGES, *BY_NAME) if stage in config.stages):
+            if follows(config) and stage not in BEFORE_TRAINING:
+                if stage == "fit" and not config.checkpoint:
+                    plan.check_windows()
+                    plan.fit.take_part()
+                print("the first machine goes on alone")
+                return None
             if stage == "audit":
                 audit(plan)
                 continue
@@ -67,11 +73,6 @@ def run(config: DictConfig) -> float | None:
                 continue
             if stage == "fit":
                 plan.check_windows()
-                if follows() and not config.checkpoint:
-                    plan.fit.take_part()
-            if follows() and stage not in BEFORE_TRAINING:
-                print("the first machine goes on alone")
-                return None
             for artefact in plan.made_by(stage):
                 made = artefact.make()
                 print(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}", flush=True)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import socket
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from trime.cpu import prepare_cpu
 from trime.memory.parts import Part
-from trime.memory.search import Search, kind_of, merged
+from trime.memory.search import Search, kind_of, merged, use_threads
 from trime.types import Float, Int, Tensor, UserError
 
-RESTARTS = 3  # of a worker, before the search fails
+RESTARTS = 3  # of a worker in a run, before the search fails
 CONNECTING = 10  # seconds until an address that does not answer is an error
+STARTING = 600  # seconds until workers must have opened their parts
 QUERIES = 1024  # of a batch: workers search the next one while answers to the last travel and are merged
 
 
@@ -29,7 +30,7 @@ class Worker:
     def __init__(self, part: Part, probe: int, device: str, cores: int):
         self.part, self.probe, self.device = part, probe, device
         prepare_cpu()
-        torch.set_num_threads(cores)
+        use_threads(cores)
 
     @cached_property
     def search(self) -> Search:
@@ -59,12 +60,11 @@ class Cluster:
     def __init__(self, parts: list[Part], probe: int, device: str, address: str | None, cores: int):
         self.ray = connected(address)
         own = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # here, workers share what there is
-        if address:
-            check_room(self.ray.cluster_resources(), len(parts), own)
+        check_room([node["Resources"] for node in self.ray.nodes() if node["Alive"]], len(parts), own)
         actor = self.ray.remote(Worker).options(**own, max_restarts=RESTARTS, max_task_retries=RESTARTS)
-        self.workers = [actor.remote(part, probe, device, cores) for part in parts]
+        self.workers = [actor.remote(part.absolute(), probe, device, cores) for part in parts]
         self.firsts = [part.first for part in parts]
-        self.kind = kind_of(self.answers([worker.kind.remote() for worker in self.workers]))
+        self.kind = kind_of(self.answers([worker.kind.remote() for worker in self.workers], STARTING))
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         batches = [self.ray.put(part.float().cpu().numpy()) for part in query.split(QUERIES)]
@@ -77,26 +77,43 @@ class Cluster:
             numbers.append(number)
         return torch.cat(scores).to(query.device), torch.cat(numbers).to(query.device)
 
-    def answers(self, asked: list[Any]) -> list[Any]:
+    def answers(self, asked: list[Any], seconds: float | None = None) -> list[Any]:
         """What workers answer; UserError where one could not."""
         errors = self.ray.exceptions
         try:
-            return self.ray.get(asked)
+            return self.ray.get(asked, timeout=seconds)
+        except errors.GetTimeoutError:
+            told = f"workers did not start within {seconds:.0f} seconds: other jobs may hold the cluster (see `ray status`)"
         except errors.RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise UserError(str(error.cause)) from None
-            raise
-        except errors.RayActorError:
-            raise UserError(
-                f"a worker of the external memory died {RESTARTS + 1} times: see Ray's logs in /tmp/ray/session_latest/logs "
-                "(often there was too little memory: raise index.parts); the same command goes on"
-            ) from None
+            if not isinstance(error.cause, UserError):
+                raise
+            told = str(error.cause)
+        except errors.RayError as error:
+            told = (
+                f"a worker of the external memory is lost, after {RESTARTS} restarts at most ({str(error).splitlines()[0]}): "
+                "if there was too little memory, raise index.parts; the same command goes on"
+            )
+        self.close()
+        raise UserError(told)
+
+    def close(self) -> None:
+        """Gives back what the workers hold."""
+        for worker in self.workers:
+            self.ray.kill(worker)
+        last.clear()
 
 
-@lru_cache(maxsize=1)
-def cluster(parts: tuple[Part, ...], probe: int, device: str, address: str | None, cores: int) -> Cluster:
+last: dict[tuple[Any, ...], Cluster] = {}  # the cluster that was asked for last
+
+
+def cluster(parts: list[Part], probe: int, device: str, address: str | None, cores: int) -> Cluster:
     """The workers of an index; those that are there already, where it is the one that was asked for last."""
-    return Cluster([*parts], probe, device, address, cores)
+    key = (*parts, probe, device, address, cores)
+    if key not in last:
+        for other in [*last.values()]:
+            other.close()
+        last[key] = Cluster(parts, probe, device, address, cores)
+    return last[key]
 
 
 def connected(address: str | None) -> Any:
@@ -117,11 +134,12 @@ def connected(address: str | None) -> Any:
     return ray
 
 
-def check_room(resources: dict[str, float], parts: int, own: dict[str, int]) -> None:
-    """UserError where a cluster has too little for one worker a part: Ray would wait for ever."""
-    for name, setting in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
-        if parts * own[setting] > resources.get(name, 0):
+def check_room(nodes: list[dict[str, float]], parts: int, own: dict[str, int]) -> None:
+    """UserError where machines have too little for one worker a part: Ray would wait for ever."""
+    for name, wanted in (("CPU", own["num_cpus"]), ("GPU", own["num_gpus"])):
+        room = sum(int(has.get(name, 0) // wanted) for has in nodes) if wanted else parts
+        if room < parts:
             raise UserError(
-                f"{parts} workers of {own[setting]} {name} want more than the {resources.get(name, 0):g} that the cluster has: "
-                "lower index.parts or index.cores, or add nodes"
+                f"{parts} workers of {wanted} {name} each, and {len(nodes)} machines have room for {room}: "
+                "lower index.parts or index.cores, or add machines"
             )

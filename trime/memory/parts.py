@@ -24,6 +24,10 @@ class Part(NamedTuple):
     factory: str | None
     metric: str
 
+    def absolute(self) -> Part:
+        """For a process with another working directory."""
+        return self._replace(store=self.store.absolute(), folder=self.folder.absolute())
+
     @property
     def keys(self) -> Keys:
         """Its own."""
@@ -39,6 +43,8 @@ class Part(NamedTuple):
             fill_faiss(self.keys.blocks, self.metric, learned, self.folder / "index.faiss", bar)
         elif (self.folder / "cells.safetensors").exists():  # written last
             bar.update(self.last - self.first)
+            for file in self.folder.glob("cell-*.npy"):
+                file.unlink()
         else:
             fill_cells(self.keys.blocks, self.metric, learned, self.folder, bar)
 
@@ -72,13 +78,11 @@ def learn(store: Path, factory: str, metric: str, folder: Path) -> Path:
 
 
 def build_parts(parts: list[Part], folder: Path, bar: Any) -> None:
-    """All of them, one after another, in ``folder``; a killed run goes on."""
+    """All of them, one after another, in ``folder``, where what was learned stays; a killed run goes on."""
     first = parts[0]
     learned = learn(first.store, first.factory, first.metric, folder) if first.factory else folder
     for part in parts:
         part.fill(learned, bar)
-    if first.factory:
-        learned.unlink()
 
 
 def cells_of(factory: str) -> int:

@@ -76,6 +76,14 @@ class Exact:
             yield there
 
 
+def use_threads(count: int) -> None:
+    """So many of this process, for PyTorch and FAISS."""
+    import faiss
+
+    torch.set_num_threads(count)
+    faiss.omp_set_num_threads(count)
+
+
 def found_of(exact: Int[Tensor, "n k"], found: Int[Tensor, "n k"]) -> float:
     """The share of the exact neighbours that a search found."""
     hits = sum(len({*a} & {*b}) for a, b in zip(exact.tolist(), found.tolist(), strict=True))
@@ -136,8 +144,9 @@ class Faiss:
             raise UserError(f"{file} is truncated or no FAISS index: delete its folder and run stage datastore") from None
         self.metric = metric
         self.kind = "exact" if isinstance(self.index, faiss.IndexFlat) else "approximate"
-        if hasattr(self.index, "nprobe"):
-            self.index.nprobe = probe
+        inverted = faiss.try_extract_index_ivf(self.index)  # behind a PCA too
+        if inverted is not None:
+            inverted.nprobe = probe
         if device != "cpu":
             self.index = moved(self.index)
 

@@ -85,7 +85,7 @@ class AdaptiveSoftmax(nn.Module):
         self.classes = nn.Parameter(torch.empty(len(self.bands) - 1, embedding.width))
         if len(self.bands) > 1:
             nn.init.xavier_uniform_(self.classes)
-        self.tied = tied_projections
+        self.tied, self.shared_out = tied_projections, False  # FSDP wants a gradient of every weight on every device
         own = [] if tied_projections else [self.new_projection(table, embedding.width) for table in self.tables[1:]]
         self.projections = embedding.projections if tied_projections else nn.ParameterList(own)
 
@@ -112,7 +112,7 @@ class AdaptiveSoftmax(nn.Module):
             if self.dropped_in_band:
                 member &= target != low + 1
             inside = member.nonzero().squeeze(1)
-            if len(inside):
+            if len(inside) or self.shared_out:
                 tail = self.project(band, f[inside])
                 own, all_ = by_blocks(linear_picked, high - low, tail, target[inside] - low, self.tables[band])
                 logit = logit.index_add(0, inside, own - all_)

@@ -123,6 +123,8 @@ def share_out(network: Network, mesh: Any) -> None:
     for child in network.backbone.children():
         for layer in child if isinstance(child, nn.ModuleList) else []:
             fully_shard(layer, mesh=mesh)
+    if hasattr(network.head, "shared_out"):
+        network.head.shared_out = True  # type: ignore[assignment]
     fully_shard(network, mesh=mesh, reshard_after_forward=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from trime.models.pretrained.rope import POSITIONS, STORED
 from trime.stages.artefact import plain
 from trime.stages.model_folder import model_of, remember
 from trime.stages.pretrained import is_pretrained
+from trime.stages.processes import node
 from trime.tasks.rows import rows_of
 from trime.types import UserError
 
@@ -57,6 +59,10 @@ def check(config: DictConfig) -> None:
     demand(config, ("index.recall",), lambda value: is_number(value) and 0 < value <= 1, "a share above 0, at most 1")
     demand(config, ("index.device",), ("cpu", "cuda").__contains__, "cpu or cuda")
     demand(config, ("index.engine",), ("local", "ray").__contains__, "local or ray")
+    demand(config, ("index.address",), lambda value: value in (None, "auto") or ":" in str(value), "null, auto or HOST:PORT")
+    if config.index.engine == "ray" and not find_spec("ray"):
+        raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local")
+    node(config)
     demand(config, ("vocabulary.limit",), lambda value: value is None or (is_whole(value) and value > 2), "a number or null")
     demand(config, ("trainer.devices",), lambda value: value == "auto" or (is_whole(value) and value > 0), "a number or auto")
     demand(config, ("trainer.strategy",), ("ddp", "fsdp").__contains__, "ddp or fsdp")

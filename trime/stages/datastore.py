@@ -58,7 +58,7 @@ class Index(Artefact):
         if factory:
             with tqdm(total=entries, unit="key", unit_scale=True, desc=f"index {factory}", mininterval=1) as bar:
                 build_parts(parts, folder, bar)
-        size = sum(path.stat().st_size for path in (*folder.rglob("*"), *place.iterdir()) if path.is_file())
+        size = sum(path.stat().st_size for path in (*folder.rglob("*"), *place.iterdir()) if counts(path))
         content = {
             "entries": entries,
             "bytes": size,
@@ -69,6 +69,8 @@ class Index(Artefact):
         if index.factory == AUTO:
             content |= self.chosen_probe(parts)
         (folder / "datastore.json").write_text(json.dumps(content, indent=1))
+        for file in folder.glob("learned.*"):
+            file.unlink()
 
     def chosen_probe(self, parts: list[Part]) -> dict[str, Any]:
         """How many cells to visit so that stored keys find ``index.recall`` of one another, by doubling, and that share.
@@ -108,7 +110,7 @@ class Index(Artefact):
         probe = built.get("probe", index.probe)
         if index.engine == "local":
             return searching(parts, probe, index.device)
-        return cluster(tuple(parts), probe, index.device, index.address, index.cores)
+        return cluster(parts, probe, index.device, index.address, index.cores)
 
     def nearest(self, asked: dict[str, Any]) -> Nearest:
         """The memory of the K nearest entries, for queries of an encoded split (its description)."""
@@ -140,6 +142,11 @@ def memory() -> int:
 def most_cells(factory: str) -> int:
     """How many cells a factory string names."""
     return max(map(int, re.findall(r"(?:Cells|IVF)(\d+)", factory)), default=1)
+
+
+def counts(path: Path) -> bool:
+    """A file that stays."""
+    return path.is_file() and path.stem != "learned"
 
 
 def searching(parts: list[Part], probe: int, device: str = "cpu") -> Search:

@@ -144,10 +144,13 @@ class Encode(Artefact):
     def parts(self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> Iterator[dict[str, Tensor]]:
         """The columns of batch after batch."""
         rows = 1 if reader.network.carries else self.together(windows)
-        mixed = device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
         for batch in self.loader(corpus, windows, in_order(windows, rows)):
-            with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.mixed(device)):
                 yield self.columns(reader, batch.to(device), first)
+
+    def mixed(self, device: torch.device) -> bool:
+        """The model computes in bfloat16."""
+        return device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
 
     def together(self, windows: Segments) -> int:
         """Windows of a batch."""

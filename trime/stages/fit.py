@@ -72,8 +72,8 @@ class Fit(Artefact):
 
     def take_part(self) -> None:
         """On another machine than the first: trains, and writes nothing."""
-        if not self.folder.is_dir():
-            folder = self.folder.with_name(self.folder.name + ".partial")
+        folder = self.folder.with_name(self.folder.name + ".partial")
+        if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             with together(self.config, folder):
                 self.train(folder)
@@ -84,14 +84,14 @@ class Fit(Artefact):
         pl.seed_everything(self.config.seed, verbose=False)
         network = build_network(self.config.model, len(corpus.vocabulary))
         check_positions(network.backbone.positions, self.config)  # type: ignore[arg-type]
-        if not follows():
+        if not follows(self.config):
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
         if self.config.train.updates:
             network = self.updates(network, corpus, folder, history)
         else:  # a pretrained model as it is
             network.requires_grad_(False)
-        if follows():
+        if follows(self.config):
             return
         trained = trained_part(self.config)
         save_network(network, folder / "model.safetensors", json.dumps(trained))
@@ -126,7 +126,7 @@ class Fit(Artefact):
         """The whole network, on the first process, of the parts that all have."""
         weights = trainer.strategy.lightning_module_state_dict()
         network = build_network(self.config.model, vocabulary)
-        if not follows():
+        if not follows(self.config):
             network.load_state_dict({name.removeprefix("network."): own for name, own in weights.items()})
         return network
 
@@ -180,7 +180,7 @@ class Fit(Artefact):
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
             callbacks=[*watched_training(folder, self.config), *callbacks],
-            logger=(not follows() and self.logger()) or False,
+            logger=(not follows(self.config) and self.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,
             **own,

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import distributed
 
 from trime.data.module import Share
 from trime.types import UserError
@@ -41,9 +43,21 @@ def world_of(config: DictConfig) -> int:
     return int(config.trainer.num_nodes) * devices_of(config)
 
 
-def node() -> int:
-    """Which of several machines this is."""
-    return int(os.environ.get(NODE, 0))
+def node(config: DictConfig) -> int:
+    """Which of several machines this is; UserError where the environment does not say it."""
+    nodes = int(config.trainer.num_nodes)
+    if nodes == 1:
+        return 0
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", NODE) if not os.environ.get(name)]
+    if missing:
+        raise UserError(
+            f"trainer.num_nodes={nodes} wants {' and '.join(missing)} in the environment of the same command on every machine: "
+            "the first one's address, a free port of it, and which machine this is, from 0"
+        )
+    told = os.environ[NODE]
+    if not told.isdigit() or int(told) >= nodes:
+        raise UserError(f"{NODE}={told} of trainer.num_nodes={nodes} machines: it counts them from 0 to {nodes - 1}")
+    return int(told)
 
 
 def local_rank() -> int:
@@ -53,12 +67,12 @@ def local_rank() -> int:
 
 def share_of(config: DictConfig) -> Share:
     """This process's place among all."""
-    return Share(node() * devices_of(config) + local_rank(), world_of(config))
+    return Share(node(config) * devices_of(config) + local_rank(), world_of(config))
 
 
-def follows() -> bool:
+def follows(config: DictConfig) -> bool:
     """This process is not the first of all."""
-    return node() > 0 or local_rank() > 0
+    return node(config) > 0 or local_rank() > 0
 
 
 @contextmanager
@@ -68,10 +82,12 @@ def together(config: DictConfig, folder: Path) -> Iterator[None]:
         yield
         return
     saved = dict(os.environ)
-    os.environ |= {NODE: str(node()), RANK: "0"} | meeting_place(config)
-    file = folder / f"config-{node()}.yaml"
+    alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if config.trainer.num_nodes == 1 else {}
+    os.environ |= {NODE: str(node(config)), RANK: "0"} | alone
+    aside = tempfile.TemporaryDirectory()
+    file = Path(aside.name) / "config.yaml"
     OmegaConf.save(config, file, resolve=True)
-    command = [sys.executable, "-m", "trime.follow", str(file)]
+    command = [sys.executable, "-m", "trime.follow", str(file), str(folder)]
     place = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     ranks = range(1, devices_of(config))
     others = [subprocess.Popen(command, env=os.environ | {RANK: str(rank), "PYTHONPATH": place}) for rank in ranks]
@@ -82,36 +98,19 @@ def together(config: DictConfig, folder: Path) -> Iterator[None]:
         yield
         whole = True
     except RuntimeError as error:
-        if config.trainer.num_nodes > 1 and any(name in str(error).lower() for name in ("gloo", "nccl", "connection")):
-            raise UserError(
-                f"another machine left the training ({one_line(error)}): the same command on all resumes it"
-            ) from None
-        raise
+        if config.trainer.num_nodes == 1 or not (isinstance(error, distributed.DistError) or "gloo" in str(error).lower()):
+            raise
+        where, told = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"the machines of the training lost one another or never met at {where} ({told}); the same command on all resumes"
+        ) from None
     finally:
         ending.set()
         for other in others:
             stop(other, 30 if whole else 1)
-        file.unlink(missing_ok=True)
+        aside.cleanup()
         os.environ.clear()
         os.environ.update(saved)
-
-
-def meeting_place(config: DictConfig) -> dict[str, str]:
-    """Where processes find one another: the first machine's address, which is given where there are several."""
-    if config.trainer.num_nodes == 1:
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", NODE) if name not in os.environ]
-    if missing:
-        raise UserError(
-            f"trainer.num_nodes={config.trainer.num_nodes} wants {' and '.join(missing)} in the environment of the "
-            "same command on every machine: the first one's address, a free port of it, and which machine this is, from 0"
-        )
-    return {}
-
-
-def one_line(error: Exception) -> str:
-    """The first line of a message."""
-    return (str(error).splitlines() or [""])[0]
 
 
 def watch(others: list[subprocess.Popen[bytes]], ending: threading.Event) -> None:
