@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig
@@ -39,11 +40,13 @@ def test_make_help_lists_every_target() -> None:
     assert len(targets) > 8 and all(re.search(rf"^{target} ", shown, re.M) for target in targets)
 
 
-def commands() -> list[str]:
-    """Every `python cli.py …` line of the README's code blocks."""
+def commands() -> list[Any]:
+    """Every `python cli.py …` line of the README's code blocks; those that start further processes are slow tests."""
     blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", README, re.S)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [" ".join(line.split()) for line in lines if line.strip().startswith("python cli.py")]
+    lines = [" ".join(line.split()) for line in "\n".join(blocks).replace("\\\n", " ").splitlines()]
+    slow = re.compile("hydra/launcher|index.engine=ray|trainer.devices")
+    every = [line for line in lines if line.startswith("python cli.py")]
+    return [pytest.param(line, marks=pytest.mark.slow) if slow.search(line) else line for line in every]
 
 
 @pytest.mark.parametrize("command", commands())

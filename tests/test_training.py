@@ -196,7 +196,10 @@ def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_p
     assert validations[0] == pytest.approx(validations[1], abs=1e-4) and validations[0]
 
 
-@pytest.mark.parametrize(("experiment", "before", "after"), [("memorizing", 2, 1), ("srupp_trime_long", 1, 2)])
+@pytest.mark.parametrize(
+    ("experiment", "before", "after"),
+    [("memorizing", 2, 1), pytest.param("srupp_trime_long", 1, 2, marks=pytest.mark.slow)],
+)
 def test_a_training_goes_on_with_another_number_of_processes(
     experiment: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +214,11 @@ def test_a_training_goes_on_with_another_number_of_processes(
 
 @pytest.mark.parametrize(
     ("experiment", "optimizer", "before", "after"),
-    [("trime_ext", "fairseq_adam", 2, 1), ("srupp_trime_long", "radam", 1, 2), ("memorizing", "nag", 2, 2)],
+    [
+        ("trime_ext", "fairseq_adam", 2, 1),
+        pytest.param("srupp_trime_long", "radam", 1, 2, marks=pytest.mark.slow),
+        pytest.param("memorizing", "nag", 2, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_weights_shared_out_make_the_model_of_one(
     experiment: str, optimizer: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -231,6 +238,7 @@ def test_weights_shared_out_make_the_model_of_one(
     assert apart.mean() < 1e-7 and apart.max() < 2e-4  # where a gradient is noise, Adam makes a step of it
 
 
+@pytest.mark.slow
 def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: Path) -> None:
     """The same command on both, told apart by NODE_RANK; the second one leaves after the training."""
     options = ("experiment=trime_ext", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
