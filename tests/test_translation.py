@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,8 @@ from trime.models.embeddings import PlainInput
 from trime.models.translation import EncoderDecoder
 from trime.run import run
 from trime.stages.model_folder import open_network
-from trime.stages.translate import Translator
+from trime.stages.report.compare import Group, bleu_difference, bleu_of
+from trime.stages.translate import Translator, statistics
 from trime.stages.translation import TranslationPlan
 from trime.tasks.beam import Beam
 from trime.types import Contexts, UserError
@@ -177,6 +179,36 @@ def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
     header, _, *lines = (tmp_path / "reports" / "comparison" / "table.md").read_text().splitlines()
     place = [cell.strip() for cell in header.split("|")].index("test BLEU")
     assert len(lines) == 2 and all(0 <= float(line.split("|")[place]) <= 100 for line in lines)
+    assert "BLEU vs mt_vanilla" in header and any(
+        re.search(r"\[[-+.\d]+, [-+.\d]+\]", line.split("|")[place + 1]) for line in lines
+    )
+
+
+def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
+    """The figures, and the spread of draws, of two systems of which one errs more often."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.significance import PairedTest
+
+    draw, words = random.Random(0), ["a", "b", "c", "d", "e", "f", "g", "h"]
+    references = [" ".join(draw.choices(words, k=draw.randint(6, 14))) for _ in range(200)]
+    systems = [
+        [" ".join(w if draw.random() > rate else "x" for w in own.split()) for own in references] for rate in (0.1, 0.14)
+    ]
+    groups = []
+    for number, texts in enumerate(systems):
+        kept = {"bleu_statistics": statistics(texts, references), "documents": [[1.0, 2.0]] * 200}
+        groups.append(Group([{"seed": 0, "name": str(number), "metrics": {"test": [kept]}}]))
+        whole = bleu_of(np.array(kept["bleu_statistics"]).sum(0))
+        assert float(whole) == pytest.approx(BLEU().corpus_score(texts, [references]).score, abs=1e-9)
+    ours = bleu_difference(*groups)
+    assert ours is not None
+    named = [(str(number), texts) for number, texts in enumerate(systems)]
+    _, found = PairedTest(named, {"BLEU": BLEU()}, [references], test_type="bs", n_samples=2000)()
+    theirs = found["BLEU"]
+    assert ours.value == pytest.approx(theirs[0].score - theirs[1].score, abs=1e-9)
+    assert ours.shown == (theirs[1].p_value < 0.05)
+    same = bleu_difference(groups[0], groups[0])
+    assert same == (0, 0, 0)
 
 
 def test_several_devices_follow_translations(tiny: Tiny, tmp_path: Path) -> None:

@@ -80,6 +80,22 @@ class Translate(Artefact):
         """BLEU of every row."""
         return json.loads((self.path() / "bleu.json").read_text())["rows"]
 
+    def statistics(self) -> list[list[int]]:
+        """Of the last row's translations one by one, what BLEU is made of: n-grams that match and all (n = 1 to 4), lengths."""
+        corpus, number = self.encoded.corpus.corpus(), len(self.found()) - 1
+        assert isinstance(corpus, ParallelCorpus)
+        texts = [json.loads(line) for line in whole_lines(self.path() / f"row-{number}.jsonl")]
+        return statistics(texts, corpus.references(self.encoded.split)[: len(texts)])
+
+
+def statistics(texts: list[str], references: list[str]) -> list[list[int]]:
+    """Matching and all n-grams (n = 1 to 4), length and the reference's, of each text."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(effective_order=True)
+    found = [metric.sentence_score(*pair) for pair in zip(texts, ([own] for own in references), strict=True)]
+    return [[*own.counts, *own.totals, own.sys_len, own.ref_len] for own in found]
+
 
 def scores(texts: list[str], references: list[str]) -> dict[str, Any]:
     """Corpus BLEU with its signature (Post 2018)."""

@@ -163,6 +163,31 @@ def difference(one: Group, other: Group) -> Difference:
     return Difference(float(value[0] - value[1]), float(low), float(high))
 
 
+def bleu_of(sums: np.ndarray) -> np.ndarray:
+    """Corpus BLEU (Papineni et al. 2002) of summed statistics [... 10]: n-grams that match, all, length, the reference's."""
+    match, every, own, reference = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.log(match / every).mean(-1)
+        score = np.exp(np.nan_to_num(precision, nan=-np.inf, neginf=-np.inf) + np.minimum(0, 1 - reference / own))
+    return np.asarray(100 * score)
+
+
+def bleu_difference(one: Group, other: Group) -> Difference | None:
+    """Of the mean BLEU over seeds, by paired bootstrap over sentences (Koehn 2004) and seeds; None where it was not kept."""
+    kept = [[run["metrics"]["test"][-1].get("bleu_statistics") for run in pair] for pair in pairs(one, other)]
+    if not all(side for pair in kept for side in pair):
+        return None
+    sides = np.array(kept, dtype=float)  # [seeds, 2, sentences, 10]
+    seeds, _, count, _ = sides.shape
+    draw = np.random.default_rng(0)
+    of_seeds, of_sentences = (draw.multinomial(n, np.full(n, 1 / n), DRAWS) for n in (seeds, count))
+    drawn = np.stack([[bleu_of(of_sentences @ side) for side in pair] for pair in sides])  # [seeds, 2, draws]
+    apart = ((drawn[:, 0] - drawn[:, 1]).T * of_seeds).sum(1) / seeds
+    whole = bleu_of(sides.sum(2))
+    low, high = np.percentile(apart, [2.5, 97.5])
+    return Difference(float((whole[:, 0] - whole[:, 1]).mean()), float(low), float(high))
+
+
 def documents(run: Run) -> list[list[float]]:
     """Summed loss and number of tokens of each document, in the own row on test."""
     return run["metrics"]["test"][-1]["documents"]
@@ -185,7 +210,7 @@ def compare_table(groups: list[Group], against: str, published: Published) -> tu
         "params",
         f"dev {kind}",
         f"test {kind}",
-        *(["dev BLEU", "test BLEU"] if any("bleu" in group.row for group in groups) else []),
+        *(["dev BLEU", "test BLEU", f"BLEU vs {against}"] if any("bleu" in group.row for group in groups) else []),
         f"vs {against}, 95 % interval",
         "search",
         "recall",
@@ -246,7 +271,7 @@ def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
         f"{parameters / 1e6:.1f}M" if parameters else "",
         f"{group.mean('valid'):.2f}",
         f"{group.mean('test'):.2f}",
-        *([group.bleu("valid"), group.bleu("test")] if translates else []),
+        *([group.bleu("valid"), group.bleu("test"), told(other and bleu_difference(group, other))] if translates else []),
         str(difference(group, other)) if other else "",
         row["search"] or "",
         figure(recall, ".2f"),
@@ -254,6 +279,11 @@ def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
         figure(reading, ",.0f"),
         figure(peak, ",.0f"),
     ]
+
+
+def told(value: Any) -> str:
+    """In words, or nothing."""
+    return "" if value is None else str(value)
 
 
 def figure(value: float | None, form: str) -> str:
