@@ -2,8 +2,8 @@
 
 Model, text and keys are those of the benchmark ``external``. ``encode`` is compared with the model reading the same windows
 and writing nothing. Compression is by 8-bit keys (``datastore.dtype``) and by codes in the index (FAISS's factory strings);
-bytes are those of the store and its index together. Parts: the same queries are asked of one index, of its three parts in this
-process and of three workers of Ray on this machine, one core each.
+bytes are those of the store and its index together; the temperature is the best of a few, for PCA makes similarities smaller.
+Parts: the same queries are asked of one index, of its three parts in this process and of three workers of Ray, one core each.
 """
 
 from __future__ import annotations
@@ -97,7 +97,12 @@ def compressing(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Bytes an entry and the perplexity, by the type of keys and the codes of the index."""
     rows = []
     for dtype, factory in COMPRESSED:
-        given = (f"datastore.dtype={dtype}", f"index.factory={factory or 'null'}", f"index.probe={PROBE}")
+        given = (
+            "tune.temperature=[0.5,0.7,1,1.5,2,3]",
+            f"datastore.dtype={dtype}",
+            f"index.factory={factory or 'null'}",
+            f"index.probe={PROBE}",
+        )
         run(configured(options, "stages=[encode]", *given))
         contest = Contest(configured(options, *given))
         assert contest.index

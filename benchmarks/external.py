@@ -82,11 +82,11 @@ class Contest:
         self.scorer = scorer_of(config, rows, self.index, self.encoded)
 
     def __call__(self) -> float:
-        """The loss."""
+        """The loss, the least of those of a grid."""
         sums = Sums()
         for window, (score,) in self.scorer.scores(windows_of(self.encoded.path(), self.device)):
             sums.add(window, score)
-        return float(sums.total.sum()) / sums.tokens
+        return float(sums.total.min()) / sums.tokens
 
     def found(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Score and number of the nearest."""
