@@ -21,7 +21,7 @@ from trime.types import Float, Int, Tensor, UserError
 RESTARTS = 3  # of a worker in a run, before the search fails
 CONNECTING = 10  # seconds until an address that does not answer is an error
 STARTING = 600  # seconds until workers must have opened their parts
-QUERIES = 1024  # of a batch: workers search the next one while answers to the last travel and are merged
+QUERIES = 4096  # as many as make good use of a cell: of a batch: workers search the next one while answers to the last travel and are merged
 
 
 class Worker:
@@ -51,7 +51,7 @@ class Worker:
     def nearest(self, query: Any, k: int) -> tuple[Any, Any]:
         """As NumPy's arrays, entries numbered from the part's first."""
         score, index = self.search.nearest(torch.tensor(query, device=self.device), k)
-        return score.cpu().numpy(), index.cpu().numpy()
+        return score.cpu().numpy(), index.int().cpu().numpy()  # of a part, below 2^31
 
 
 class Cluster:
@@ -71,7 +71,7 @@ class Cluster:
         asked = [[worker.nearest.remote(batch, k) for worker in self.workers] for batch in batches]
         scores, numbers = [], []
         for answers in asked:
-            found = [(torch.tensor(score), torch.tensor(number)) for score, number in self.answers(answers)]
+            found = [(torch.tensor(score), torch.tensor(number).long()) for score, number in self.answers(answers)]
             score, number = merged(found, self.firsts, k)
             scores.append(score)
             numbers.append(number)
