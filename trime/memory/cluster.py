@@ -21,7 +21,7 @@ from trime.types import Float, Int, Tensor, UserError
 RESTARTS = 3  # of a worker in a run, before the search fails
 CONNECTING = 10  # seconds until an address that does not answer is an error
 STARTING = 600  # seconds until workers must have opened their parts
-QUERIES = 4096  # as many as make good use of a cell: of a batch: workers search the next one while answers to the last travel and are merged
+QUERIES = 4096  # of a batch: workers search the next one while answers to the last travel and are merged
 
 
 class Worker:
