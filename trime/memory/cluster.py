@@ -118,10 +118,8 @@ def cluster(parts: list[Part], probe: int, device: str, address: str | None, cor
 
 def connected(address: str | None) -> Any:
     """Ray, started on this machine or connected to a cluster."""
-    try:
-        import ray
-    except ImportError:
-        raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local") from None
+    import ray  # checks.py tells where it is missing, before anything is made
+
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of workers that fail alike: the first one's is told
     if not ray.is_initialized():
         try:

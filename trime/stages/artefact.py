@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from abc import ABC, abstractmethod
 from functools import cached_property
@@ -114,6 +115,12 @@ def check_manifest(folder: Path) -> None:
 def plain(config: Any) -> Any:
     """A configuration as dicts and lists, resolved."""
     return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+
+
+def told_briefly(content: Any) -> str:
+    """JSON of which every list of numbers is one line."""
+    text = json.dumps(content, indent=1, ensure_ascii=False)  # strings hold no line breaks: these are the layout's
+    return re.sub(r"\[\n\s+([-+.\deE,\s]+?)\n\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def write_aside(path: Path, content: str) -> None:

@@ -56,7 +56,7 @@ class Translate(Artefact):
             nearest = tune.index.nearest(self.encoded.information()) if row.memories and tune.index else None
             translator = Translator(network, row, nearest, corpus, self.config)
             file, meter = folder / f"row-{number}.jsonl", Meter()
-            before, texts = len(whole_lines(file)), self.texts(file, translator, corpus, len(references))
+            before, texts = len(written(file)), self.texts(file, translator, corpus, len(references))
             rate = round((len(texts) - before) / meter.seconds, 1) if len(texts) > before else None
             rows.append(scores(texts, references) | {"sentences_per_second": rate})
         (folder / "bleu.json").write_text(json.dumps({"rows": rows}, indent=1))
@@ -64,7 +64,7 @@ class Translate(Artefact):
     def texts(self, file: Path, translator: Translator, corpus: ParallelCorpus, count: int) -> list[str]:
         """The translations of the first sentences; a killed run goes on."""
         split, size = self.encoded.split, self.config.translation.sentences_at_once
-        source, found = corpus.sources.split(split), [json.loads(line) for line in whole_lines(file)]
+        source, found = corpus.sources.split(split), written(file)
         with tqdm(total=count, initial=len(found), unit="sentence", desc=f"translate {split}", mininterval=1) as bar:
             for start in range(len(found), count, size):
                 numbers = range(start, min(start + size, count))
@@ -84,8 +84,13 @@ class Translate(Artefact):
         """Of the last row's translations one by one, what BLEU is made of: n-grams that match and all (n = 1 to 4), lengths."""
         corpus, number = self.encoded.corpus.corpus(), len(self.found()) - 1
         assert isinstance(corpus, ParallelCorpus)
-        texts = [json.loads(line) for line in whole_lines(self.path() / f"row-{number}.jsonl")]
+        texts = written(self.path() / f"row-{number}.jsonl")
         return statistics(texts, corpus.references(self.encoded.split)[: len(texts)])
+
+
+def written(file: Path) -> list[str]:
+    """The translations that a file holds."""
+    return [json.loads(line) for line in whole_lines(file)]
 
 
 def statistics(texts: list[str], references: list[str]) -> list[list[int]]:

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from trime.metrics import bits, perplexity
-from trime.stages.artefact import copied, plain, write_aside
+from trime.stages.artefact import copied, plain, told_briefly, write_aside
 from trime.stages.evaluate import named
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
@@ -31,7 +31,7 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     folder.mkdir(parents=True, exist_ok=True)
     results = collected(plan)
     write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-    write_aside(folder / "results.json", json.dumps(results, indent=1, ensure_ascii=False))
+    write_aside(folder / "results.json", told_briefly(results))
     if config.logger.history:
         copied(plan.model.path() / "metrics.csv", folder / "metrics.csv")
     header, lines = run_table(results)
@@ -97,7 +97,7 @@ def report_answers(plan: Plan) -> Path:
         "metrics": {config.answering.split: [row]},
     }
     write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-    write_aside(folder / "results.json", json.dumps(results, indent=1, ensure_ascii=False))
+    write_aside(folder / "results.json", told_briefly(results))
     header, lines = answers_table([results])
     print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, lines)}\nresults: {folder / 'results.json'}")
     return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.stages.artefact import plain, write_aside
+from trime.stages.artefact import plain, told_briefly, write_aside
 from trime.stages.report.answers import answers_panels, answers_picture, answers_table, policies_grid
 from trime.stages.report.compare import Published, compare_table, grouped, ordering
 from trime.stages.report.ledger import read_run
@@ -57,7 +56,7 @@ def kept(runs: list[dict[str, Any]], folder: Path) -> None:
         own["command"] = re.sub(PLACES, r"\1…", run.get("command") or "") or None
         text = "" if "questions" in run else evaluated(run)[1][:4]  # the hash knows no paths
         name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{text}.json"
-        write_aside(folder / name, json.dumps(own, indent=1, ensure_ascii=False))
+        write_aside(folder / name, told_briefly(own))
     print(f"kept: {len(runs)} results in {folder}")
 
 
