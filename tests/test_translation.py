@@ -254,6 +254,8 @@ def test_batches_hold_their_budget() -> None:
     assert np.mean(spread) < 2, "of like length"
     chained = sum(b in near[a] for rows in Budget(100, 5, 0).plan(segments, 0, near) for a, b in itertools.pairwise(rows))
     assert chained > 60, "neighbours side by side"
+    held = [lengths[rows].sum() for rows in Budget(100, 5, 0, padding=False).plan(segments, 0, near)]
+    assert sum(held) == lengths.sum() and np.median(held) > 70 and max(held) <= 100, "padding does not count"
     assert [len(rows) for rows in Budget(5, None, 0).plan(segments.take([0, 1]), 0, None)] == [1, 1]
 
 
