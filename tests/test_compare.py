@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from trime.stages.report.compare import Group, compare_table, difference, grouped, opponent, ordering
+from trime.stages.report.compare import compare_table, ordering
+from trime.stages.report.differences import difference
+from trime.stages.report.groups import Group, grouped, opponent
 from trime.stages.tune import FEW, PARTS, STRETCH, Sums
 from trime.tasks.scoring import Window
 from trime.types import Contexts, Mass, Place

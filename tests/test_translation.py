@@ -31,7 +31,8 @@ from trime.models.embeddings import PlainInput
 from trime.models.translation import EncoderDecoder
 from trime.run import run
 from trime.stages.model_folder import open_network
-from trime.stages.report.compare import Group, bleu_difference, bleu_of
+from trime.stages.report.differences import bleu_difference, bleu_of
+from trime.stages.report.groups import Group
 from trime.stages.translate import Translator, statistics
 from trime.stages.translation import TranslationPlan
 from trime.tasks.beam import Beam

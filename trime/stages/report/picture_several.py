@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.stages.report.canvas import BLUE, GREY, Panel, bars, canvas, curve, fill, over_sizes, saved, small_panels
-from trime.stages.report.compare import Group
+from trime.stages.report.groups import Group
 from trime.stages.report.tables import evaluated, replayed, unit, units
 
 

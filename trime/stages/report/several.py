@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 
 from trime.stages.artefact import plain, told_briefly, write_aside
 from trime.stages.report.answers import answers_panels, answers_picture, answers_table, policies_grid
-from trime.stages.report.compare import Published, compare_table, grouped, ordering
+from trime.stages.report.compare import Published, compare_table, ordering
+from trime.stages.report.groups import grouped
 from trime.stages.report.ledger import read_run
 from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
 from trime.stages.report.picture_several import compare_picture, curves_picture, policies_picture, several_panels

@@ -1,0 +1,81 @@
+"""How far two groups of runs are apart, with an interval.
+
+Intervals are of the paired difference, by bootstrap over documents and seeds: a draw takes as many of both,
+with replacement, for both sides alike. Where there are few documents, such as one stream, it draws parts of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from trime.metrics import MEASURES
+from trime.stages.report.groups import Group, documents, pairs
+from trime.stages.report.tables import unit
+
+DRAWS = 10_000
+
+
+class Difference(NamedTuple):
+    """Of a measure: the first side's less the other's, with the interval that holds 95 % of the draws.
+
+    Of one part and one seed there is nothing to draw from: the interval is NaN.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def interval(self) -> str:
+        return "one part, one seed: no interval" if math.isnan(self.low) else f"[{self.low:+.2f}, {self.high:+.2f}]"
+
+    @property
+    def shown(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} {self.interval}" + ("" if self.shown or math.isnan(self.low) else " no difference shown")
+
+
+def difference(one: Group, other: Group) -> Difference:
+    """Of the own rows on test, over the seeds that both have."""
+    both = pairs(one, other)
+    sides = np.array([[documents(run) for run in pair] for pair in both])  # [seeds, 2, documents, (loss, tokens)]
+    seeds, _, count, _ = sides.shape
+    draw = np.random.default_rng(0)
+    of_seeds, of_documents = (draw.multinomial(n, np.full(n, 1 / n), DRAWS) for n in (seeds, count))
+    sums = np.einsum("rs,spdx,rd->rpx", of_seeds, sides, of_documents)
+    measured = np.vectorize(MEASURES[unit(one.row)])
+    drawn = measured(sums[..., 0] / sums[..., 1])
+    low, high = np.percentile(drawn[:, 0] - drawn[:, 1], [2.5, 97.5]) if seeds * count > 1 else (math.nan, math.nan)
+    whole = sides.sum((0, 2))
+    value = measured(whole[:, 0] / whole[:, 1])
+    return Difference(float(value[0] - value[1]), float(low), float(high))
+
+
+def bleu_of(sums: np.ndarray) -> np.ndarray:
+    """Corpus BLEU (Papineni et al. 2002) of summed statistics [... 10]: n-grams that match, all, length, the reference's."""
+    match, every, own, reference = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.log(match / every).mean(-1)
+        score = np.exp(np.nan_to_num(precision, nan=-np.inf, neginf=-np.inf) + np.minimum(0, 1 - reference / own))
+    return np.asarray(100 * score)
+
+
+def bleu_difference(one: Group, other: Group) -> Difference | None:
+    """Of the mean BLEU over seeds, by paired bootstrap over sentences (Koehn 2004) and seeds; None where it was not kept."""
+    kept = [[run["metrics"]["test"][-1].get("bleu_statistics") for run in pair] for pair in pairs(one, other)]
+    if not all(side for pair in kept for side in pair):
+        return None
+    sides = np.array(kept, dtype=float)  # [seeds, 2, sentences, 10]
+    seeds, _, count, _ = sides.shape
+    draw = np.random.default_rng(0)
+    of_seeds, of_sentences = (draw.multinomial(n, np.full(n, 1 / n), DRAWS) for n in (seeds, count))
+    drawn = np.stack([[bleu_of(of_sentences @ side) for side in pair] for pair in sides])  # [seeds, 2, draws]
+    apart = ((drawn[:, 0] - drawn[:, 1]).T * of_seeds).sum(1) / seeds
+    whole = bleu_of(sides.sum(2))
+    low, high = np.percentile(apart, [2.5, 97.5])
+    return Difference(float((whole[:, 0] - whole[:, 1]).mean()), float(low), float(high))

@@ -1,0 +1,121 @@
+"""Runs that differ in their seed alone are one group; which groups can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trime.stages.report.tables import evaluated, measure
+
+Run = dict[str, Any]
+
+
+class Group(NamedTuple):
+    """Runs of one experiment, a seed each."""
+
+    runs: list[Run]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> str:
+        return ", ".join(str(run["seed"]) for run in self.runs)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The own (last) row on test of the first run."""
+        return self.first["metrics"]["test"][-1]
+
+    @property
+    def policy(self) -> str:
+        """The eviction policy's name, without its settings."""
+        return (self.row.get("eviction") or "").split(" ")[0]
+
+    def mean(self, split: str) -> float:
+        """The measure of the own row, its mean over seeds."""
+        return float(np.mean([measure(run["metrics"][split][-1]) for run in self.runs]))
+
+    def bleu(self, split: str) -> float | None:
+        """BLEU of the own row, the mean over seeds; None where there is none."""
+        return self.average(lambda run: run["metrics"][split][-1].get("bleu"))
+
+    def average(self, found: Callable[[Run], float | None]) -> float | None:
+        """Of what the runs have, its mean; None where none has it."""
+        values = [value for run in self.runs if (value := found(run)) is not None]
+        return float(np.mean(values)) if values else None
+
+
+def grouped(runs: list[Run]) -> list[Group]:
+    """Runs by all but the seed; what a run tuned does not part them, unless seeds would occur twice."""
+    found = [runs]
+    for key in (experiment, memory_size, model_of):
+        found = [part for group in found for part in parted(group, key)]
+    return [Group(sorted(group, key=lambda run: run["seed"])) for group in found]
+
+
+def parted(runs: list[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
+    """The runs by a key; by it they are one group where seeds tell them apart already."""
+    if key is not experiment and len({run["seed"] for run in runs}) == len(runs):
+        return [runs]
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return list(groups.values())
+
+
+def experiment(run: Run) -> tuple[Any, ...]:
+    row = run["metrics"]["test"][-1]
+    own = run["name"], run["parameters"], run["train"].get("updates"), evaluated(run)
+    return *own, row["memories"], row.get("eviction"), memory_size(run) if "memory_size" not in row["tuned"] else None
+
+
+def memory_size(run: Run) -> int | None:
+    return run["metrics"]["test"][-1]["memory_size"]
+
+
+def model_of(run: Run) -> str:
+    """What is left to tell runs apart."""
+    return str(run.get("config_hash"))
+
+
+def opponent(group: Group, groups: list[Group], against: str) -> Group | None:
+    """What a group is compared with: the experiment, or the policy at the same size, that ``against`` names."""
+    others = [other for other in groups if comparable(group, other) and other is not group]
+    if group.policy:
+        same = [o for o in others if o.policy == against and o.first["name"] == group.first["name"] and sized(o, group)]
+        if same:
+            return same[0]
+    named = [other for other in others if other.first["name"] == against]
+    return min(named, key=lambda other: abs((other.first["parameters"] or 0) - (group.first["parameters"] or 0)), default=None)
+
+
+def comparable(one: Group, other: Group) -> bool:
+    """The same text, cut into the same documents, the same training budget, and seeds in common."""
+    budgets = one.first["train"].get("updates"), other.first["train"].get("updates")
+    same = evaluated(one.first) == evaluated(other.first)
+    return same and budgets[0] == budgets[1] and bool(pairs(one, other))
+
+
+def sized(one: Group, other: Group) -> bool:
+    return memory_size(one.first) == memory_size(other.first)
+
+
+def pairs(one: Group, other: Group) -> list[tuple[Run, Run]]:
+    """Runs of the same seed whose losses are told for the same parts of the text."""
+    by_seed = {run["seed"]: run for run in other.runs}
+    found = [(run, by_seed[run["seed"]]) for run in one.runs if run["seed"] in by_seed]
+    return [pair for pair in found if all(parts(run) == parts(found[0][0]) for run in pair)]
+
+
+def parts(run: Run) -> list[float]:
+    """Tokens of each document, or part of one, that a bootstrap draws."""
+    return [count for _, count in documents(run)]
+
+
+def documents(run: Run) -> list[list[float]]:
+    """Summed loss and number of tokens of each document, in the own row on test."""
+    return run["metrics"]["test"][-1]["documents"]
