@@ -23,7 +23,7 @@ from tests.test_pretrained_language import saved
 from trime.run import BY_NAME, STAGES, reported, run
 from trime.stages.plan import Plan
 
-README = (ROOT / "README.md").read_text()
+READMES = [(ROOT / place / "README.md").read_text() for place in (".", "benchmarks/results")]
 
 
 def test_help_names_groups_stages_and_common_overrides() -> None:
@@ -41,8 +41,8 @@ def test_make_help_lists_every_target() -> None:
 
 
 def commands() -> list[Any]:
-    """Every `python cli.py …` line of the README's code blocks; those that start further processes are slow tests."""
-    blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", README, re.S)
+    """Every `python cli.py …` line of code blocks in README and results; those that start further processes are slow tests."""
+    blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", "\n".join(READMES), re.S)
     lines = [" ".join(line.split()) for line in "\n".join(blocks).replace("\\\n", " ").splitlines()]
     slow = re.compile("hydra/launcher|index.engine=ray|trainer.devices")
     every = [line for line in lines if line.startswith("python cli.py")]

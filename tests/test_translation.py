@@ -75,9 +75,9 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
         read = source.tokens[source.offsets[number] : source.offsets[number + 1]].astype(np.int64)
         with torch.no_grad():
             encoding = network.backbone(torch.tensor(read)[None], torch.tensor([ends.eos, *target[:-1]])[None])
-            found = translator.probability(encoding.f[0], encoding.g[0], torch.full((len(target),), number))
-        assert torch.allclose(found.sum(1), torch.ones(len(target), dtype=torch.float64), atol=1e-6)
-        loss = -found[torch.arange(len(target)), torch.tensor(target)].log().sum()
+            found = translator.log_probability(encoding.f[0], encoding.g[0], torch.full((len(target),), number)).double()
+        assert torch.allclose(found.exp().sum(1), torch.ones(len(target), dtype=torch.float64), atol=1e-6)
+        loss = -found[torch.arange(len(target)), torch.tensor(target)].sum()
         assert float(loss) == pytest.approx(scored[number][0], rel=1e-4) and scored[number][1] == len(target)
 
 

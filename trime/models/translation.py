@@ -79,17 +79,18 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b l d"],
-        before: Float[Tensor, "2 b h t e"] | None,
+        x: Float[Tensor, "n l d"],
+        before: Float[Tensor, "2 n h t e"] | None,
         source: Float[Tensor, "2 b h s e"],
         seen: Bool[Tensor, "b 1 1 s"],
-    ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"], Tensor]:
-        """The layer's output, g, and the keys and values so far; ``before``: those of earlier tokens."""
+    ) -> tuple[Float[Tensor, "n l d"], Float[Tensor, "n l d"], Tensor]:
+        """The layer's output, g, and the keys and values so far; ``before``: of earlier tokens. n/b rows share a source."""
         normed = self.attention_norm(x)
         keys = self.attention.keys(normed)
         keys = keys if before is None else torch.cat([before, keys], 3)
         x = x + self.dropout(self.attention(normed, keys, causal=x.shape[1] > 1))
-        x = x + self.dropout(self.cross(self.cross_norm(x), source, seen))
+        asked = self.cross_norm(x).view(len(seen), -1, x.shape[2])  # rows of the same source, one after the other
+        x = x + self.dropout(self.cross(asked, source, seen).view_as(x))
         g = self.feed_norm(x)
         return x + self.dropout(self.feed(g)), g, keys
 
@@ -105,7 +106,7 @@ class Read(NamedTuple):
         return Read(tuple(own[:, rows] for own in self.keys), self.seen[rows])
 
 
-Before = tuple[Tensor, ...]  # each decoder layer's keys and values of the tokens so far [2 b h t e]
+Before = tuple[Tensor, ...]  # each decoder layer's keys and values of the tokens so far [2 n h t e]
 
 
 class EncoderDecoder(nn.Module):
@@ -160,8 +161,11 @@ class EncoderDecoder(nn.Module):
         x = self.encoder_norm(x)
         return Read(tuple(layer.cross.keys(x) for layer in self.decoder), seen)  # type: ignore[operator,union-attr]
 
-    def step(self, read: Read, tokens: Int[Tensor, "b l"], before: Before | None) -> tuple[Encoding, Before]:
-        """Encodes the next tokens of each row; at once all of them, or one by one with what came ``before``."""
+    def step(self, read: Read, tokens: Int[Tensor, "n l"], before: Before | None) -> tuple[Encoding, Before]:
+        """Encodes the next tokens of each row; at once all of them, or one by one with what came ``before``.
+
+        As many rows as the beam has, one after the other, go on from each source.
+        """
         x = g = self.embed(tokens, before[0].shape[3] if before else 0)
         after = []
         for number, layer in enumerate(self.decoder):

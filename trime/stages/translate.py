@@ -13,7 +13,7 @@ from tqdm import tqdm
 from trime.memory.datastore import Nearest
 from trime.metrics import Meter
 from trime.models.network import Network
-from trime.models.translation import EncoderDecoder
+from trime.models.translation import Before, EncoderDecoder, Read
 from trime.stages.artefact import Artefact, plain, whole_lines
 from trime.stages.encode import Encode
 from trime.stages.model_folder import open_network
@@ -131,15 +131,20 @@ class Translator:
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in sources], True, ends.pad)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
             read = backbone.read(padded.to(self.device))
-        state: list[Any] = [torch.arange(len(sources), device=self.device).repeat_interleave(self.beam.size), None]
+        size = self.beam.size
+        held: tuple[Tensor, Read, Before | None] = (numbers, read, None)  # of which sentences, their sources, what came before
 
         def step(rows: Int[Tensor, " n"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n v"]:
-            sentence, before = state[0][rows], state[1]
-            before = None if before is None else tuple(own[:, rows] for own in before)
+            nonlocal held
+            sentence, own, before = held
+            if len(rows) < size * len(sentence):  # some are done
+                going = rows[::size] // size
+                sentence, own = sentence[going], own.take(going)
+            before = None if before is None else tuple(layer[:, rows] for layer in before)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):  # as contexts are encoded
-                encoding, after = backbone.step(read.take(sentence), tokens[:, None], before)
-            state[:] = sentence, after
-            found = self.probability(encoding.f[:, 0], encoding.g[:, 0], numbers[sentence]).log()
+                encoding, after = backbone.step(own, tokens[:, None], before)
+            held = sentence, own, after
+            found = self.log_probability(encoding.f[:, 0], encoding.g[:, 0], sentence.repeat_interleave(size))
             found[:, ends.pad] = -torch.inf
             return found
 
@@ -149,15 +154,15 @@ class Translator:
         symbols = self.corpus.vocabulary.symbols
         return [self.corpus.tokenizer.text([symbols[token] for token in own.tokens]) for own in best]
 
-    def probability(
+    def log_probability(
         self, f: Float[Tensor, "n d"], g: Float[Tensor, "n d"], sentence: Int[Tensor, " n"]
     ) -> Float[Tensor, "n v"]:
         """Of each next piece, memory and all; a datastore of the same split hides the sentence's own entries."""
-        logits = torch.nn.functional.linear(f.float(), self.network.head.weight).double()  # type: ignore[arg-type]
+        logits = torch.nn.functional.linear(f.float(), self.network.head.weight)  # type: ignore[arg-type]
         if self.nearest is None:
-            return logits.softmax(1)
+            return logits.log_softmax(1)
         none = torch.zeros(len(g), dtype=torch.long, device=g.device)
         similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(sentence, sentence, none)))
         found = {"external": Entries(similarity, token, number.to(token.device))}
         gate = self.network.odds(f).double() if self.network.gate is not None else None
-        return spread(self.row, logits, found, g.shape[1], self.scaled, gate).whole
+        return spread(self.row, logits, found, g.shape[1], self.scaled, gate).whole.log()

@@ -38,15 +38,17 @@ class Beam(NamedTuple):
         score[:, 0] = 0  # at first all are the same one
         finished: list[list[Hypothesis]] = [[] for _ in longest]
         for length in range(1, max(longest) + 2):
-            found = step(rows, tokens[:, -1]).double()
+            found = step(rows, tokens[:, -1])
+            most, following = found.topk(min(2 * k, found.shape[1]), dim=1)  # more of one row are never among a sentence's
             ending = torch.tensor([length > longest[sentence] for sentence in sentences], device=device)
             if ending.any():  # nothing but the end may follow
-                only = torch.full_like(found, -torch.inf)
-                only[:, end] = found[:, end]
-                found = torch.where(ending.repeat_interleave(k)[:, None], only, found)
-            total = (score[..., None] + found.view(len(sentences), k, -1)).flatten(1)
+                only = torch.full_like(most, -torch.inf)
+                only[:, 0] = found[:, end]
+                over = ending.repeat_interleave(k)[:, None]
+                most, following = torch.where(over, only, most), following.masked_fill(over, end)
+            total = (score[..., None] + most.view(len(sentences), k, -1)).flatten(1)
             best, cell = total.topk(2 * k, dim=1)
-            parent, token = cell // found.shape[1], cell % found.shape[1]
+            parent, token = cell // most.shape[1], following.view(len(sentences), -1).gather(1, cell)
             going: list[int] = []
             kept: list[list[int]] = []
             for place, sentence in enumerate(sentences):

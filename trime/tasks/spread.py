@@ -5,6 +5,7 @@ The same mixtures as tasks/rows.py (TRIME Eq. 6, 8, 9), spread out over all toke
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ class Spread(NamedTuple):
     @property
     def whole(self) -> Float[Tensor, "*n v"]:
         """The probability of each token."""
-        return torch.stack(list(self.parts.values())).sum(0)
+        return functools.reduce(torch.add, self.parts.values())
 
 
 def spread(
@@ -41,26 +42,30 @@ def spread(
     scaled_interpolation: bool,
     gate: Float[Tensor, "*n 1"] | None = None,
 ) -> Spread:
-    """For a row with one choice of everything; ``vocabulary`` is each token's log-mass, in float64; ``gate`` as in Mass."""
+    """For a row with one choice of everything; ``vocabulary`` is each token's log-mass; ``gate`` as in Mass.
+
+    What is of the vocabulary's size has its dtype, all else is float64.
+    """
     divisors = iter(row.divisors(*scales(width, scaled_interpolation)))
     scores = scored(found, row.joint, next(divisors) if row.joint else 1.0)
+    own = vocabulary.logsumexp(-1, keepdim=True).double()
     if gate is not None and scores:
         mass = torch.cat(list(scores.values()), -1).logsumexp(-1, keepdim=True)
-        scale = vocabulary.logsumexp(-1, keepdim=True) + gate - mass.nan_to_num(neginf=0)
+        scale = own + gate - mass.nan_to_num(neginf=0)
         scores = {name: score + scale for name, score in scores.items()}
-    total = torch.cat([vocabulary, *scores.values()], -1).logsumexp(-1, keepdim=True)
-    base = (vocabulary - total).exp()
-    weights = {name: torch.zeros_like(entries.similarity, dtype=base.dtype) for name, entries in found.items()}
+    total = torch.cat([own, *scores.values()], -1).logsumexp(-1, keepdim=True)
+    base = (vocabulary - total.to(vocabulary)).exp()
+    weights = {name: torch.zeros_like(entries.similarity, dtype=torch.float64) for name, entries in found.items()}
     weights |= {name: (score - total).exp() for name, score in scores.items()}
     for layer in row.layers:
         scores = scored(found, layer.memories, next(divisors))
         total = torch.cat(list(scores.values()), -1).logsumexp(-1, keepdim=True)
         share = torch.full_like(total, layer.share[0]).masked_fill(total.isinf(), 0)  # the memory is empty: the base remains
-        base, weights = (1 - share) * base, {name: (1 - share) * weight for name, weight in weights.items()}
+        base, weights = (1 - share).to(base) * base, {name: (1 - share) * weight for name, weight in weights.items()}
         for name, score in scores.items():
             weights[name] = weights[name] + share * (score - total.nan_to_num(neginf=0)).exp()
     none = torch.zeros_like(base)
-    parts = {name: none.scatter_add(-1, found[name].token, weight) for name, weight in weights.items()}
+    parts = {name: none.scatter_add(-1, found[name].token, weight.to(none)) for name, weight in weights.items()}
     return Spread({"vocabulary": base} | parts, weights)
 
 
