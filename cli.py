@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 from pathlib import Path
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
@@ -25,6 +26,7 @@ settings: list[DictConfig] = []  # of each run that ended well
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 
 
+PLACES_TO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
 
 CONF = Path(__file__).resolve().parent / "conf"
@@ -43,7 +45,7 @@ def job(config: DictConfig) -> float | None:
     """One run; in a sweep, a failed run is told and the others go on."""
     from trime.run import reported, run  # here, so that --help and a wrong override answer at once
 
-    loss: float | None = float("nan")
+    loss: float | None = None
     try:
         loss = run(config)
         settings.append(config)
@@ -105,9 +107,20 @@ def told(error: BaseException) -> str:
         return one_line(causes[-1] if isinstance(causes[-1], ValueError) else error)
     if type(error).__name__ in SETTINGS_ERRORS:
         return one_line(error)
-    if isinstance(error, PermissionError | FileNotFoundError):
-        return f"{error.strerror}: {error.filename}"
+    for cause in causes:
+        if isinstance(cause, FileNotFoundError):
+            return f"{cause.strerror}: {cause.filename}"
+        if isinstance(cause, OSError) and cause.errno in PLACES_TO_WRITE:
+            return f"{cause.strerror}: {cause.filename}: paths.outputs, paths.data and report.keep name folders to write to"
+    if is_of_a_sweep(error):
+        return f"{one_line(error)}: see hydra.sweeper and hydra.launcher"
     raise error
+
+
+def is_of_a_sweep(error: BaseException) -> bool:
+    """What a sweeper or a launcher raised itself, not a job."""
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    return isinstance(error, ValueError) and {"optuna", "joblib", "submitit"} & {*Path(last).parts} != set()
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -130,11 +143,13 @@ def main() -> int:
     try:
         try:
             job()
+        except (HydraException, OmegaConfBaseException):
+            raise
         except Exception as error:
-            if type(error).__name__ not in LOST_JOBS:
-                raise
-            failed.append(f"the process of a job died ({one_line(error)[:200]}): the same command goes on")
-            print(f"error: {failed[-1]}", file=sys.stderr)
+            lost = type(error).__name__ in LOST_JOBS
+            said = f"the process of a job died ({one_line(error)[:200]}): the same command goes on" if lost else told(error)
+            failed.append(said)
+            print(f"error: {said}", file=sys.stderr)
         adopt()
         if settings:
             end_of_sweep(settings[-1])

@@ -152,6 +152,13 @@ def test_impossible_settings(said: Said) -> None:
     assert "model.gate" in said("experiment=trime", "model.gate=3")
     for wrong in ("batching.size=0", "batching.size=8k", "train.log_every=0", "evaluate.block=0", "segments.length=0"):
         assert wrong.split("=")[0] in said(wrong)
+    for wrong in ("name=null", "name=../up", "report.name=a/b", "index.rescore=maybe", "model.backbone.layers=0"):
+        assert wrong.split("=")[0] in said(wrong)
+    assert "schedule.peak" in said("schedule.peak=abc")
+    assert "checkpoint=FILE" in said("dictionary=dict.txt")
+    assert "model cannot be built" in said("experiment=srupp", "model.backbone.inner=-8")
+    if not torch.cuda.is_available():
+        assert all("CUDA device" in said(wrong) for wrong in ("index.device=cuda", "trainer.accelerator=gpu"))
     for wrong in ("seed=-1", "evaluate.context=-1", "evaluate.dtype=fp16", "vocabulary.limit=32k", "tune.lambda=0.3"):
         assert wrong.split("=")[0] in said(wrong)
     for wrong in ("tune.temperature=[]", "tune.memory_size=[4k]", "evaluate.rows=null", "evaluate.rows=[local]"):
@@ -168,7 +175,31 @@ def test_impossible_settings(said: Said) -> None:
     assert "tune.lambda" in said("experiment=cache", "tune.lambda=[0.1,1.0]")
     assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[0,3]")
     assert "no number of tokens" in said("evaluate.tokens=lots")
+    assert "no symbol occurs" in said("vocabulary.minimum=100000000")
     assert "or auto" in said("trainer.devices=0")
+
+
+def test_an_unwritable_place(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for key in ("paths.outputs", "paths.data"):
+        assert "paths.outputs, paths.data" in said("experiment=vanilla", f"{key}={tmp_path}/file")
+    assert "is a file" in said("stages=[report]", f"report.runs={tmp_path}", f"report.keep={tmp_path}/file")
+
+
+def test_what_comes_after_training_is_checked_before(said: Said, text_folder: Path, tmp_path: Path) -> None:
+    own = ("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}")
+    for wrong, told in (
+        ("index.factory=IVF999_SQ8", "fewer cells"),
+        ("index.factory=Nonsense9", "factory string"),
+        ("index.factory=PCA99_SQ8", "PCA"),
+        ("index.k=9999999", "lower index.k"),
+        ("index.parts=9999999", "lower it"),
+        ("datastore.split=dev", "no split 'dev'"),
+    ):
+        assert told in said(*own, wrong, where=tmp_path)
+    shutil.rmtree(text_folder / "test")
+    assert "no split 'test'" in said(*own, where=tmp_path)
+    assert not list((tmp_path / "outputs" / "artefacts").glob("fit-*")), "no model was trained"
 
 
 def test_unknown_group_choice_and_key(said: Said) -> None:
@@ -208,8 +239,11 @@ def test_no_network(said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_no_runs_and_a_truncated_result(said: Said, tmp_path: Path) -> None:
     assert "report.runs" in said("stages=[report]", f"report.runs={tmp_path}/none")
-    (tmp_path / "results.json").write_text("{")
-    assert "truncated" in said("stages=[report]", f"report.runs={tmp_path}")
+    for wrong in ("{", "[]", '{"a": 1}'):
+        (tmp_path / "results.json").write_text(wrong)
+        assert "truncated" in said("stages=[report]", f"report.runs={tmp_path}")
+    assert "report.runs" in said("stages=[report]", "report.runs=5")
+    assert "a list" in said("stages=report")
 
 
 def test_a_sweep_goes_on_after_a_failed_run(

@@ -186,6 +186,18 @@ def test_wandb_is_given_tables_and_pictures(place: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_search_by_optuna_survives_a_failed_trial(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="pip install 'trime[sweep]'")
+    line = [sys.executable, "cli.py", "experiment=trime", "sweep=optuna", "size=tiny", "train.updates=2", "logger=none"]
+    line += ["hydra.sweeper.n_trials=4", "batching.size=choice(0,4)", f"paths.data={place}/data", f"paths.outputs={tmp_path}"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "batching.size=0" in done.stderr
+    assert list(tmp_path.glob("runs/trime/*/results.json")) and [*(tmp_path / "sweeps").rglob("optimization_results.yaml")]
+    none = subprocess.run([*line, "hydra.sweeper.n_trials=0"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert none.returncode == 1 and "Traceback" not in none.stderr and "hydra.sweeper" in none.stderr
+
+
+@pytest.mark.slow
 def test_a_search_by_optuna_goes_by_dev(place: Path, tmp_path: Path) -> None:
     """Its trials are runs; the same command proposes the same ones and finds them."""
     pytest.importorskip("optuna", reason="pip install 'trime[sweep]'")

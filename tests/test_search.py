@@ -14,7 +14,7 @@ from trime.memory import search
 from trime.memory.cells import Cells, fill_cells, learn_cells
 from trime.memory.datastore import mass_of
 from trime.memory.largest import Largest
-from trime.memory.parts import Part, build_parts, parts_of
+from trime.memory.parts import Part, build_parts, check_factory, parts_of
 from trime.memory.search import Blocks, Exact, Faiss, Once, fill_faiss, found_of, learn_faiss
 from trime.stages.datastore import searching
 from trime.types import UserError
@@ -142,7 +142,11 @@ def test_killed_cells_go_on(tmp_path: Path) -> None:
 
 def test_bad_cells_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fewer cells"):
-        build_cells(blocks, 1024, "ip", tmp_path)
+        check_factory("Cells1024", 3000, 24, "ip")
+    with pytest.raises(UserError, match="fewer cells"):
+        check_factory("IVF1024_SQ8", 3000, 24, "ip")
+    with pytest.raises(UserError, match="24 dimensions"):
+        check_factory("PCA25_IVF16_SQ8", 3000, 24, "ip")
     build_cells(blocks, 16, "ip", tmp_path)
     (tmp_path / "key.npy").write_bytes((tmp_path / "key.npy").read_bytes()[:9000])
     with pytest.raises(UserError, match="run stage datastore"):

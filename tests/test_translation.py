@@ -338,6 +338,11 @@ def test_spoilt_files(spoil: Callable[[Path], None], said: str, parallel: Path, 
         (["translation.beam=0"], "translation.beam=0"),
         (["translation.k=[0]"], "translation.k"),
         (["translation.longest=3"], "translation.longest"),
+        (["translation.longest=[0,0]"], "translation.longest"),
+        (["translation.width=-4"], "translation.width"),
+        (["translation.layers=0"], "translation.layers"),
+        (["model.backbone.positions=-3"], "model cannot be built"),
+        (["datastore.split=dev"], "no split 'dev'"),
     ],
 )
 def test_mistakes(options: list[str], said: str, tiny: Tiny) -> None:
@@ -352,6 +357,20 @@ def test_long_and_lopsided_pairs_are_left_out() -> None:
         and not text.fits(Pair("a b c d e", "a b c d"))
         and not text.fits(Pair("a b", "a b c d"))
     )
+
+
+def test_lines_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
+    """An empty side is left out of training, and an error where all sentences count; so are other encodings."""
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.de").write_text("eins\n\ndrei\n")
+        (tmp_path / f"{split}.en").write_text("one\ntwo\nthree\n")
+    text = Lines(str(tmp_path), "de", "en")
+    assert [*text.pairs("train")] == [Pair("eins", "one"), Pair("drei", "three")]
+    with pytest.raises(UserError, match=r"line 2 of .*test\.de is empty"):
+        [*text.pairs("test")]
+    (tmp_path / "train.de").write_bytes("Bär\nb\nc\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"train\.de is not UTF-8"):
+        [*text.pairs("train")]
 
 
 @pytest.fixture

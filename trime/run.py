@@ -6,7 +6,7 @@ import glob
 import os
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from trime.cpu import prepare_cpu
 from trime.stages.artefact import plain
@@ -37,11 +37,16 @@ def report_sweep(config: DictConfig) -> None:
 
 def run(config: DictConfig) -> float | None:
     """Makes what is missing, then reports; returns the own row's loss on dev in nats, for sweeps."""
+    if not isinstance(config.stages, ListConfig):
+        raise UserError(f"stages={config.stages}: it must be a list, as in stages=[fit,report]")
     unknown = [stage for stage in config.stages if stage not in (*STAGES, *BY_NAME)]
     if unknown:
         raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join((*STAGES, *BY_NAME))}")
     if config.report.runs:
-        patterns = [config.report.runs] if isinstance(config.report.runs, str) else plain(config.report.runs)
+        patterns = plain(config.report.runs)
+        patterns = patterns if isinstance(patterns, list) else [patterns]
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise UserError(f"report.runs={config.report.runs}: it must be a pattern of run folders, or a list of them")
         report_several(config, patterns)
         return None
     if "ledger" in config.stages:
@@ -55,7 +60,7 @@ def run(config: DictConfig) -> float | None:
         for stage in (stage for stage in (*STAGES, *BY_NAME) if stage in config.stages):
             if follows(config) and stage not in BEFORE_TRAINING:
                 if stage == "fit" and not config.checkpoint:
-                    plan.check_windows()
+                    plan.check_text()
                     plan.fit.take_part()
                 print("the first machine goes on alone")
                 return None
@@ -72,7 +77,7 @@ def run(config: DictConfig) -> float | None:
                 reported.append(plan.run_folder)
                 continue
             if stage == "fit":
-                plan.check_windows()
+                plan.check_text()
             for artefact in plan.made_by(stage):
                 made = artefact.make()
                 print(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}", flush=True)

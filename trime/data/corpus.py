@@ -17,6 +17,7 @@ from trime.data.vocabulary import Vocabulary
 from trime.types import UserError
 
 FLUSH = 2**20  # tokens held before they are written
+STRANGE = 0.3  # of a split's tokens unknown: something is wrong
 
 
 class Split(NamedTuple):
@@ -45,7 +46,9 @@ class Corpus:
     def split(self, name: str) -> Split:
         """The memory-mapped split."""
         if name not in self.statistics["splits"]:
-            raise UserError(f"dataset {self.statistics['name']} has no split {name!r} in {self.statistics['place']}")
+            there = ", ".join(self.statistics["splits"])
+            where = f"dataset {self.statistics['name']} in {self.statistics['place']}"
+            raise UserError(f"{where} has no split {name!r}, but {there}: put it there, or choose another")
         path, dtype = self.folder / f"{name}.bin", np.dtype(self.statistics["dtype"])
         offsets = np.load(self.folder / f"{name}.offsets.npy")
         if path.stat().st_size != offsets[-1] * dtype.itemsize:
@@ -71,22 +74,37 @@ def smallest_type(size: int) -> np.dtype:
     return next(np.dtype(kind) for kind in ("u1", "u2", "u4") if size <= 2 ** (8 * np.dtype(kind).itemsize))
 
 
-def pieces(dataset: Dataset, split: str, what: str) -> Iterator[tuple[str | None, list[str]]]:
-    """Symbols over a split, with the name of the document that they begin, under a progress bar in bytes."""
+def pieces(
+    dataset: Dataset, split: str, what: str, unreadable: Counter[str] | None = None
+) -> Iterator[tuple[str | None, list[str]]]:
+    """Symbols over a split, with the name of the document that they begin, under a progress bar in bytes.
+
+    ``unreadable`` counts each document's lines that are not UTF-8, unless its bytes are the symbols.
+    """
     total = dataset.size(split)
     with tqdm(total=total, unit="B", unit_scale=True, desc=f"{what} {split}", mininterval=1) as bar:
         for document in dataset.documents(split):
             begun: str | None = document.name
-            for symbols in dataset.tokenizer.tokens(watched(document, bar)):
+            for symbols in dataset.tokenizer.tokens(watched(document, bar, None if dataset.characters else unreadable)):
                 yield begun, symbols
                 begun = None
 
 
-def watched(document: Document, bar: Any) -> Iterator[bytes]:
+def watched(document: Document, bar: Any, unreadable: Counter[str] | None) -> Iterator[bytes]:
     """The lines of a document, each told to the progress bar."""
     for line in document.lines:
         bar.update(len(line))
+        if unreadable is not None and not line.isascii() and not is_utf8(line):
+            unreadable[document.name] += 1
         yield line
+
+
+def is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def counted(dataset: Dataset) -> Counter[str]:
@@ -104,8 +122,9 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     dtype = smallest_type(len(vocabulary))
     lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
+    unreadable: Counter[str] = Counter()
     with open(folder / f"{split}.bin", "wb") as file:
-        for begun, symbols in pieces(dataset, split, "encode"):
+        for begun, symbols in pieces(dataset, split, "encode", unreadable):
             if begun is not None:
                 offsets.append(written + len(buffer))
                 names.append(begun)
@@ -118,7 +137,8 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     np.save(folder / f"{split}.offsets.npy", np.array([*offsets, written], np.int64))
     (folder / f"{split}.names.json").write_text(json.dumps(names, ensure_ascii=False))
     mean = round(written / len(offsets), 1)
-    return {"tokens": written, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
+    found = {"tokens": written, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
+    return found | ({"unreadable": dict(unreadable)} if unreadable else {})
 
 
 def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
@@ -141,9 +161,20 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
         "vocabulary": len(vocabulary),
         "dtype": smallest_type(len(vocabulary)).str,
         "splits": statistics,
-        "notes": [*dataset.notes(), *differences(dataset, statistics)],
+        "notes": [*dataset.notes(), *differences(dataset, statistics), *doubts(statistics)],
     }
     (folder / "statistics.json").write_text(json.dumps(content, indent=1))
+
+
+def doubts(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """A sentence for each split that may have been read wrongly."""
+    for name, split in statistics.items():
+        if split["unknown"] > STRANGE * split["tokens"]:
+            share = 100 * split["unknown"] / split["tokens"]
+            yield f"{name}: {share:.0f} % of the tokens are unknown: is it cut by the tokenizer of the vocabulary's text?"
+        if unreadable := split.get("unreadable"):
+            found = f"{sum(unreadable.values()):,} lines of {len(unreadable):,} documents, as {next(iter(unreadable))},"
+            yield f"{name}: {found} are no UTF-8: what cannot be read became U+FFFD; iconv -f latin1 -t utf-8 converts"
 
 
 def differences(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> list[str]:

@@ -51,6 +51,8 @@ class Vocabulary:
         eos, unknown = counts.pop(EOS, 0), counts.pop(UNKNOWN, 0)
         ranked = sorted(((s, c) for s, c in counts.items() if c >= minimum), key=lambda pair: (-pair[1], pair[0]))
         kept = ranked if limit is None else ranked[: max(limit - 2, 0)]
+        if not kept:
+            raise UserError(f"no symbol occurs {minimum} times: lower vocabulary.minimum, or train on more text")
         unknown += sum(counts.values()) - sum(count for _, count in kept)
         symbols = [EOS, UNKNOWN, *(symbol for symbol, _ in kept)]
         return Vocabulary(symbols, [eos, unknown, *(count for _, count in kept)])

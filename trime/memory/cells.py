@@ -21,7 +21,7 @@ from trime.memory.similarity import at_one_length, similarity
 from trime.types import Float, Int, Tensor, UserError
 
 SCORES = 2**24  # held at a time, more or less: 64 MiB
-SAMPLE, LEAST, STEPS = 64, 39, 10  # keys a cell on which centroids are trained, fewest of them; rounds of k-means
+SAMPLE, STEPS = 64, 10  # keys a cell on which centroids are trained; rounds of k-means
 
 
 class Cells:
@@ -96,11 +96,6 @@ def rounded(size: int, step: int) -> int:
 
 def learn_cells(blocks: Blocks, entries: int, width: int, cells: int, metric: str, file: Path) -> None:
     """Centroids by k-means."""
-    if entries < LEAST * cells:
-        raise UserError(
-            f"index.factory=Cells{cells} needs {LEAST * cells} entries and has {entries}: "
-            "choose index=exact, fewer cells, or raise datastore.tokens"
-        )
     once(file, lambda: centroids(lengthened(blocks) if metric == "cosine" else blocks, entries, width, cells, metric))
 
 

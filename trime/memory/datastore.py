@@ -106,8 +106,7 @@ class Nearest:
     """
 
     def __init__(self, store: Datastore, search: Search, k: int, metric: str, rescore: bool, hide_own: bool = False):
-        if not 1 <= k <= len(store):
-            raise UserError(f"index.k={k} of {len(store)} entries: lower index.k (translation.k) or raise datastore.tokens")
+        check_k(k, len(store))
         self.store, self.search, self.k, self.metric = store, search, k, metric
         self.rescore, self.hide_own = rescore, hide_own
 
@@ -127,6 +126,12 @@ class Nearest:
             own = self.store.document[index].to(score.device) == query.place.document[:, None]
             score = score.masked_fill(own, -math.inf)
         return score, self.store.token[index].long().to(score.device), index
+
+
+def check_k(k: int, entries: int) -> None:
+    """UserError where there are fewer entries."""
+    if k > entries:
+        raise UserError(f"index.k={k} of {entries} entries: lower index.k (translation.k) or raise datastore.tokens")
 
 
 def mass_of(

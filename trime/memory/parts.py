@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from trime.memory.cells import Cells, fill_cells, learn_cells
 from trime.memory.datastore import Keys, Shards
-from trime.memory.search import Exact, Faiss, Search, fill_faiss, learn_faiss
+from trime.memory.search import LEAST, Exact, Faiss, Search, empty, fill_faiss, learn_faiss
+from trime.types import UserError
 
 
 class Part(NamedTuple):
@@ -83,6 +84,18 @@ def build_parts(parts: list[Part], folder: Path, bar: Any) -> None:
     learned = learn(first.store, first.factory, first.metric, folder) if first.factory else folder
     for part in parts:
         part.fill(learned, bar)
+
+
+def check_factory(factory: str, entries: int, width: int, metric: str) -> None:
+    """UserError where an index of so many keys could not be trained."""
+    cells = cells_of(factory)
+    if not cells:
+        empty(entries, width, factory, metric)
+    elif entries < LEAST * cells:
+        raise UserError(
+            f"index.factory={factory} needs {LEAST * cells} entries and has {entries}: "
+            "choose index=exact, fewer cells, or raise datastore.tokens"
+        )
 
 
 def cells_of(factory: str) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +18,7 @@ from trime.types import Float, Int, Tensor, UserError
 Blocks = Callable[[], Iterator[Tensor]]  # all keys, in blocks
 SAVED_EVERY = 2**24  # keys: a killed build of an index goes on from the last of these
 RESERVE = 2**32  # bytes of a device that are left free for similarities
+LEAST = 39  # entries of a cell, as FAISS wants
 TRAINING_POINTS = 64  # per centroid: a quarter of FAISS's default costs no recall here and a quarter of the time
 
 
@@ -186,7 +189,8 @@ def fill_faiss(blocks: Blocks, metric: str, learned: Path, file: Path, bar: Any)
         fresh = keys[max(0, index.ntotal - passed) :]
         passed += len(keys)
         if len(fresh):
-            index.add(fresh.float().numpy())
+            with faiss_refuses():
+                index.add(fresh.float().numpy())
             bar.update(len(fresh))
         if index.ntotal - saved >= SAVED_EVERY:
             save_index(index, file)
@@ -202,16 +206,48 @@ def lengthened(blocks: Blocks) -> Blocks:
 
 def trained(blocks: Blocks, entries: int, width: int, factory: str, metric: str) -> Any:
     """An empty index that is ready to be filled."""
+    index = empty(entries, width, factory, metric)
+    if not index.is_trained:
+        with faiss_refuses():
+            index.train(training_sample(blocks, entries, index).numpy())
+    return index
+
+
+def empty(entries: int, width: int, factory: str, metric: str) -> Any:
+    """What a factory string names, not trained; UserError where it names nothing, or entries are too few to train it."""
     import faiss
 
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
     try:
         index = faiss.index_factory(width, factory.replace("_", ","), kind)
     except RuntimeError:
-        raise UserError(f"index.factory={factory} is no FAISS factory string for width {width}: try IVF1024_SQ8") from None
-    if not index.is_trained:
-        index.train(training_sample(blocks, entries, index).numpy())
+        raise UserError(f"index.factory={factory} is no FAISS factory string for width {width}: try IVF_SQ8") from None
+    if any(int(kept) > width for kept in re.findall(r"PCA\w*?(\d+)", factory)):
+        raise UserError(f"index.factory={factory}: keys have {width} dimensions, of which PCA can keep no more")
+    cells = cells_in(index)
+    if not index.is_trained and entries < LEAST * cells:
+        raise UserError(
+            f"index.factory={factory} needs {LEAST * cells} entries to train {cells} cells and has {entries}: "
+            "choose index=exact, fewer cells, or raise datastore.tokens"
+        )
     return index
+
+
+@contextmanager
+def faiss_refuses() -> Iterator[None]:
+    """A factory string that FAISS understands may still be one that it cannot make."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(f"index.factory: FAISS refuses it ({str(error).splitlines()[0][-160:]}): try IVF_SQ8") from None
+
+
+def cells_in(index: Any) -> int:
+    """Of an inverted index; else as many centroids as a code of 8 bits has."""
+    import faiss
+
+    inverted = faiss.try_extract_index_ivf(index)
+    return inverted.nlist if inverted is not None else 256
 
 
 def save_index(index: Any, file: Path) -> None:
@@ -228,13 +264,7 @@ def training_sample(blocks: Blocks, entries: int, index: Any) -> Float[Tensor, "
     import faiss
 
     inverted = faiss.try_extract_index_ivf(index)
-    cells = inverted.nlist if inverted is not None else 256
-    if entries < 39 * cells:
-        raise UserError(
-            f"index.factory needs {39 * cells} entries to train {cells} cells and has {entries}: "
-            "choose index=exact, fewer cells, or raise datastore.tokens"
-        )
     if inverted is not None:
         inverted.cp.max_points_per_centroid = TRAINING_POINTS
-    step = max(1, entries // (max(cells, 1024) * TRAINING_POINTS))
+    step = max(1, entries // (max(cells_in(index), 1024) * TRAINING_POINTS))
     return torch.cat([keys[::step].float() for keys in blocks()])

@@ -61,7 +61,9 @@ class Artefact(ABC):
     def path(self) -> Path:
         """The finished folder; UserError where it is missing or truncated."""
         if not self.folder.is_dir():
-            raise UserError(f"{self.folder} is missing: add {self.stage} to stages, or leave stages= out")
+            raise UserError(
+                f"{self.folder} is missing: first run the same command without stages=, or add {self.stage} to them"
+            )
         check_manifest(self.folder)
         return self.folder
 
@@ -77,7 +79,10 @@ class Artefact(ABC):
             if not self.folder.is_dir():
                 partial = self.folder.with_name(self.folder.name + ".partial")
                 partial.mkdir(exist_ok=True)
-                self.build(partial)
+                try:
+                    self.build(partial)
+                finally:
+                    remove_empty(partial)
                 write_manifest(partial)
                 partial.replace(self.folder)
         return True
@@ -90,6 +95,12 @@ class Artefact(ABC):
         except Timeout:
             print(f"waiting for another run that makes {self.folder}")
         return lock
+
+
+def remove_empty(folder: Path) -> None:
+    """Nothing is kept where there is nothing to go on from."""
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def write_manifest(folder: Path) -> None:

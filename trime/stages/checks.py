@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -37,11 +38,19 @@ from trime.tasks.rows import rows_of
 from trime.types import UserError
 
 DTYPES = ("float16", "bfloat16", "float32")
+SYMBOLS = 2**16  # of a vocabulary, to try a model
 TRANSLATES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
 
+NAME = Kind(lambda value: isinstance(value, str) and re.fullmatch(r"[^./\0][^/\0]*", value) is not None, "a name, not a path")
+
 KINDS = {
+    "name": NAME,
+    "report.name": NAME,
     "task": one_of("language_model", "translation"),
     "seed": whole(0),
+    "model.backbone.layers": optional(SOME),
+    "schedule.peak": optional(NUMBER),
+    "dataset.ratio": optional(NUMBER),
     "segments.length": SOME,
     "vocabulary.limit": optional(whole(3)),
     "vocabulary.minimum": NATURAL,
@@ -67,6 +76,7 @@ KINDS = {
     "index.k": SOME,
     "index.probe": SOME,
     "index.recall": SHARE,
+    "index.rescore": BOOLEAN,
     "index.device": one_of("cpu", "cuda"),
     "index.parts": SOME,
     "index.cores": SOME,
@@ -84,6 +94,11 @@ KINDS = {
     "report.samples.before": optional(whole(0)),
 }
 TRANSLATION = {
+    "translation.width": SOME,
+    "translation.layers": SOME,
+    "translation.heads": SOME,
+    "translation.inner": SOME,
+    "translation.key": one_of("g", "f"),
     "translation.beam": SOME,
     "translation.sentences_at_once": SOME,
     "translation.batch_tokens": SOME,
@@ -91,7 +106,8 @@ TRANSLATION = {
     "translation.penalty": NUMBER,
     "translation.smoothing": Kind(lambda value: NATURAL.holds(value) and value < 1, "a number in 0..1, below 1"),
     "translation.longest": Kind(
-        lambda value: grid(NATURAL).holds(value) and len(value) == 2, "two numbers a and b: n pieces become at most a n + b"
+        lambda value: grid(NATURAL).holds(value) and len(value) == 2 and sum(value) > 0,
+        "two numbers a and b: n pieces become at most a n + b",
     ),
     "translation.sentences": optional(SOME),
 }
@@ -125,6 +141,10 @@ def check(config: DictConfig) -> None:
     for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
         count_of(OmegaConf.select(config, key))
     node(config)
+    if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
+    if config.dictionary and not config.checkpoint:
+        raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
     for policy in (config.eviction, config.train.eviction):
         instantiated(policy)
     check_memories(config)
@@ -132,12 +152,14 @@ def check(config: DictConfig) -> None:
         check_translation(config)
     if pretrained:
         check_reading(config)
-    elif "memory_size" in config.model:
-        check_inner_memory(config)
+    elif not config.checkpoint:
+        check_model(config)
 
 
 def check_memories(config: DictConfig) -> None:
     """UserError where the memories of training or of the rows cannot be had."""
+    if config.index.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
     if config.index.engine == "ray" and not find_spec("ray"):
         raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local")
     previous = config.memory.get("stale") and "Previous" in config.memory.visibility["_target_"]
@@ -159,7 +181,9 @@ def check_similarity(config: DictConfig) -> None:
     demand(config, {"model.gate": optional(BOOLEAN)})
     learned = config.memory.get("_target_") and not is_pretrained(config)
     if config.model.get("gate") and not learned and not config.checkpoint:
-        raise UserError("model.gate=true is learned with a memory in training, not in a pretrained model: choose memory=local")
+        raise UserError(
+            "model.gate=true is learned with a memory in training, and not by pretrained models: choose memory=local"
+        )
     metric = config.memory.get("metric", config.similarity)
     if metric not in METRICS:
         raise UserError(f"memory.metric={metric}: choose one of {', '.join(METRICS)}")
@@ -180,6 +204,9 @@ def check_translation(config: DictConfig) -> None:
     if set().union(*memories) - {"external"} or any(memories) != bool(memories[-1]) or sum(map(bool, memories)) > 1:
         raise UserError("evaluate.rows: a translation's last row may have the external memory, others none")
     demand(config, TRANSLATION)
+    joined = config.memory.get("metric", config.index.metric)
+    if joined != config.index.metric:
+        raise UserError(f"memory.metric={joined} in training and {config.index.metric} at test: set index.metric alone")
 
 
 def check_reading(config: DictConfig) -> None:
@@ -217,12 +244,17 @@ def instantiated(part: DictConfig) -> Any:
         raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
 
 
-def check_inner_memory(config: DictConfig) -> None:
-    """UserError where evaluation's memory inside the model could not be built: after training it would be late."""
-    demand(config, {"model.memory_size": whole(0)})
-    if config.evaluate.context:
-        raise UserError("this model reads on from window to window: set evaluate.context=0")
+def check_model(config: DictConfig) -> None:
+    """UserError where the model could not be built, or evaluation's memory inside it: after training it would be late."""
     model = model_of(config)
-    remember(model, config)
-    with torch.device("meta"):
-        build_network(OmegaConf.create(model), 100)
+    if "memory_size" in config.model:
+        demand(config, {"model.memory_size": whole(0)})
+        if config.evaluate.context:
+            raise UserError("this model reads on from window to window: set evaluate.context=0")
+        remember(model, config)
+    try:
+        with torch.device("meta"):
+            build_network(OmegaConf.create(model), SYMBOLS)
+    except (RuntimeError, ZeroDivisionError, IndexError) as error:  # what PyTorch says of sizes below 1
+        said = " ".join(str(error).split())
+        raise UserError(f"the model cannot be built ({said}): see model.* and model.backbone.*") from error

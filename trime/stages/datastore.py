@@ -18,8 +18,8 @@ from tqdm import tqdm
 from trime.data.corpus import content_hash
 from trime.memory.cluster import cluster
 from trime.memory.datastore import Datastore, Keys, Nearest, Shards
-from trime.memory.parts import Part, build_parts, parts_of
-from trime.memory.search import Exact, Joined, Search, found_of
+from trime.memory.parts import Part, build_parts, check_factory, parts_of
+from trime.memory.search import LEAST, Exact, Joined, Search, found_of
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact
 from trime.types import Float, Tensor, UserError
@@ -51,9 +51,7 @@ class Index(Artefact):
     def build(self, folder: Path) -> None:
         meter, place, index = Meter(), self.store.path(), self.config.index
         entries, width = len(Keys(Shards(place))), self.information()["width"]
-        if index.parts > entries:
-            raise UserError(f"index.parts={index.parts} of {entries} entries: lower it, or raise datastore.tokens")
-        factory = chosen_factory(entries, width, index.parts) if index.factory == AUTO else index.factory
+        factory = check_index(index, entries, width)
         parts = parts_of(place, index.parts, folder, factory, index.metric)
         if factory:
             with tqdm(total=entries, unit="key", unit_scale=True, desc=f"index {factory}", mininterval=1) as bar:
@@ -124,14 +122,33 @@ class Index(Artefact):
         return Nearest(store, self.search(), index.k, index.metric, index.rescore, hide_own=same)
 
 
+def check_index(index: DictConfig, entries: int, width: int) -> str | None:
+    """The factory string for so many keys; UserError where they could not be indexed as the configuration says."""
+    if index.parts > entries:
+        raise UserError(f"index.parts={index.parts} of {entries} entries: lower it, or raise datastore.tokens")
+    factory = index.factory
+    factory = chosen_factory(entries, width, index.parts) if factory == AUTO else numbered(factory, entries, width)
+    if factory:
+        check_factory(factory, entries, width, index.metric)
+    return factory
+
+
 def chosen_factory(entries: int, width: int, parts: int = 1) -> str | None:
     """index=auto: exact where that is fast, cells while a part's keys fit in half the memory, else product codes."""
     if entries <= EXACT_UP_TO:
         return None
-    cells = 2 ** round(math.log2(math.sqrt(entries)))
-    if 2 * width * entries / parts <= memory() / 2:
-        return f"Cells{cells}"
-    return f"IVF{cells}_PQ{next(codes for codes in (64, 32, 16, 8, 4, 2, 1) if width % codes == 0)}"
+    return numbered("Cells" if 2 * width * entries / parts <= memory() / 2 else "IVF_PQ", entries, width)
+
+
+def numbered(factory: str | None, entries: int, width: int) -> str | None:
+    """A factory string with the numbers that it leaves out: about √n cells, half of the dimensions, two of them a code."""
+    if factory is None:
+        return None
+    cells = max(1, min(2 ** round(math.log2(math.sqrt(entries))), entries // LEAST))
+    kept = max(1, width // 2) if "PCA" in factory else width
+    codes = next(codes for codes in (64, 32, 16, 8, 4, 2, 1) if kept % codes == 0 and (codes <= kept // 2 or codes == 1))
+    missing = {"Cells": cells, "IVF": cells, "PCA": kept, "PQ": codes}
+    return "_".join(f"{part}{missing.get(part, '')}" for part in factory.split("_"))
 
 
 def memory() -> int:

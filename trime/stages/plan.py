@@ -10,10 +10,11 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.memory.datastore import check_k
 from trime.stages.analysis import Analysis
 from trime.stages.answer import Answer
 from trime.stages.artefact import Artefact, plain
-from trime.stages.datastore import GivenStore, Index, uses_external
+from trime.stages.datastore import GivenStore, Index, check_index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit, Given
@@ -91,12 +92,29 @@ class Plan:
     def test(self) -> Encode:
         return self.encoder(self.config, "evaluate", "test", self.evaluated, self.model)
 
+    def check_text(self) -> None:
+        """UserError, before a model is trained, where what comes after it could not be done with this text."""
+        if {"encode", "tune", "evaluate"} & {*self.config.stages}:
+            for split in ("valid", "test"):
+                self.evaluated.corpus().split(split)
+        width = self.config.model.get("width")
+        if self.index and isinstance(self.store, Encode) and width and {"encode", "datastore"} & {*self.config.stages}:
+            entries = self.store.windows(self.stored.corpus()).scored()
+            check_index(self.config.index, entries, width)
+            check_k(self.most_neighbours, entries)
+        self.check_windows()
+
     def check_windows(self) -> None:
-        """UserError, before the model is trained, where a line is longer than it allows."""
+        """UserError where a line, or a sentence, is longer than the model allows."""
         if self.config.evaluate.lines and not self.config.checkpoint:
             for split in (self.valid, self.test):
                 longest = int(split.windows(self.evaluated.corpus()).length.max())
                 check_positions(self.config.model.backbone.get("positions"), self.config, longest)
+
+    @property
+    def most_neighbours(self) -> int:
+        """K, or the largest of several."""
+        return int(self.config.index.k)
 
     @cached_property
     def store(self) -> Artefact:

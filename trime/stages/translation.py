@@ -160,8 +160,12 @@ class TranslationPlan(Plan):
     def evaluate(self) -> EvaluatePairs:
         return EvaluatePairs(self.config, self.test, self.tune, Translate(self.config, self.test, self.tune))
 
+    @property
+    def most_neighbours(self) -> int:
+        return max(self.config.translation.k)
+
     def check_windows(self) -> None:
-        """UserError, before the model is trained, where a sentence has more pieces than it allows."""
+        """UserError where a sentence has more pieces than the model allows."""
         positions, corpus = self.config.model.backbone.positions, self.corpus.corpus()
         for split in corpus.statistics["splits"]:
             for side in (corpus, corpus.sources):

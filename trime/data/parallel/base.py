@@ -81,15 +81,18 @@ class Lines:
         return next((path for path in candidates if path.is_file()), None)
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """Lines side by side, without empty ones."""
+        """Lines side by side; of the training split, without those of which one is empty."""
         source, target = self.files(split)
-        with open(source, encoding="utf-8", errors="replace") as one, open(target, encoding="utf-8", errors="replace") as other:
-            for number, (left, right) in enumerate(zip_longest(one, other), 1):
-                if left is None or right is None:
-                    raise UserError(f"{source} and {target} have not the same number of lines: line {number} is in one alone")
-                pair = Pair(left.strip(), right.strip())
-                if all(pair) and (split != "train" or self.fits(pair)):
-                    yield pair
+        for number, (left, right) in enumerate(zip_longest(lines_of(source), lines_of(target)), 1):
+            if left is None or right is None:
+                raise UserError(f"{source} and {target} have not the same number of lines: line {number} is in one alone")
+            pair = Pair(left.strip(), right.strip())
+            if split != "train" and not all(pair):
+                raise UserError(
+                    f"line {number} of {target if pair.source else source} is empty: BLEU is of all sentences; mend both"
+                )
+            if split != "train" or (all(pair) and self.fits(pair)):
+                yield pair
 
     def notes(self) -> list[str]:
         """Nothing."""
@@ -99,6 +102,15 @@ class Lines:
         """Whether a pair is one to learn from."""
         short, long = sorted(len(side.split()) for side in pair)
         return long <= self.longest and (self.ratio is None or long <= self.ratio * short)
+
+
+def lines_of(file: Path) -> Iterator[str]:
+    """The lines of a text in UTF-8."""
+    with open(file, encoding="utf-8") as lines:
+        try:
+            yield from lines
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file} is not UTF-8 ({error.reason}): iconv -f latin1 -t utf-8 converts it") from None
 
 
 __all__ = ["SPLITS", "Lines", "Pair", "Parallel"]

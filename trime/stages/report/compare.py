@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from trime.stages.report.differences import bleu_difference, difference
-from trime.stages.report.groups import Group, comparable, memory_size, opponent
+from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent
 from trime.stages.report.tables import Lines, evaluated, units
 
 Published = dict[str, dict[str, list[float]]]  # dev and test of a paper's rows, by the experiment's name, set by set
@@ -36,7 +36,10 @@ def compare_table(groups: list[Group], against: str, published: Published) -> tu
         "eval tok/s",
         "memory MB",
     ]
-    lines = [compared(group, opponent(group, groups, against), "test BLEU" in header) for group in groups]
+    lines = [
+        [label, *compared(group, opponent(group, groups, against), "test BLEU" in header)]
+        for label, group in zip(labels(groups), groups, strict=True)
+    ]
     for title, rows in published.items():
         found = [rows.get(group.first["name"], []) for group in groups]
         if any(found):
@@ -72,7 +75,7 @@ def judged(one: Group, other: Group, theirs: float) -> tuple[str, str]:
 
 
 def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
-    """A line."""
+    """A line but for its label."""
     run, row = group.first, group.row
     parameters, speed = run["parameters"], group.average(lambda run: run["train"].get("tokens_per_second"))
     sizes = sorted({size for run in group.runs if (size := memory_size(run)) is not None})
@@ -80,7 +83,6 @@ def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
     reading = group.average(lambda run: run["metrics"]["test"][-1]["tokens_per_second"])
     peak = group.average(lambda run: run["metrics"]["test"][-1]["peak_memory_mb"])
     return [
-        run["name"],
         group.seeds,
         evaluated(run)[0],
         row["memories"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -80,6 +82,22 @@ def memory_size(run: Run) -> int | None:
 def model_of(run: Run) -> str:
     """What is left to tell runs apart."""
     return str(run.get("config_hash"))
+
+
+def labels(groups: list[Group]) -> list[str]:
+    """The groups' names; where some share one, with the words of their commands that set them apart."""
+    found = []
+    for group in groups:
+        words = [own_words(other) for other in groups if other.first["name"] == group.first["name"]]
+        apart = [word for word in own_words(group) if any(word not in other for other in words)]
+        found.append(" ".join([group.first["name"], *apart]))
+    return found
+
+
+def own_words(group: Group) -> list[str]:
+    """Of a group's command, what may decide its figures."""
+    words = shlex.split(group.first.get("command") or "")[2:]
+    return [word for word in words if not re.match(r"seed=|[\w.]*path=|paths\.|report\.|logger|hydra", word)]
 
 
 def opponent(group: Group, groups: list[Group], against: str) -> Group | None:

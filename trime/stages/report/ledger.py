@@ -145,11 +145,14 @@ def results_in(places: list[Path]) -> list[dict[str, Any]]:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """A results.json; UserError where it is truncated."""
+    """A results.json; UserError where it is truncated or none."""
     try:
-        return json.loads(path.read_text())
-    except ValueError:
-        raise UserError(f"{path} is truncated: delete it and run its experiment again") from None
+        found = json.loads(path.read_text())
+        if not {"name", "seed", "metrics"} <= found.keys():
+            raise ValueError("no run")
+    except (ValueError, AttributeError):
+        raise UserError(f"{path} is truncated or no run's results: delete it and run its experiment again") from None
+    return found
 
 
 def page(cells: list[Cell]) -> str:

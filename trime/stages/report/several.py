@@ -26,6 +26,8 @@ PLACES = r"((?:[\w.]*path|paths\.\w+|report\.keep)=)\S+"  # settings that say wh
 
 def report_several(config: DictConfig, patterns: list[str]) -> None:
     """One table (Markdown and CSV), picture and page of the runs that the patterns find."""
+    if config.report.keep and Path(config.report.keep).is_file():
+        raise UserError(f"report.keep={config.report.keep} is a file: name a folder")
     runs = found_runs(patterns)
     if not runs:
         raise UserError(f"report.runs={', '.join(patterns)} finds no results.json: name folders of finished runs")
@@ -78,6 +80,9 @@ def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
 def report_models(runs: list[dict[str, Any]], against: str, published: Published, folder: Path) -> None:
     """Table and pictures of language models, and where they stand in the papers' order."""
     groups = grouped(runs)
+    names = {group.first["name"] for group in groups} | {group.policy for group in groups if group.policy}
+    if against not in names:
+        print(f"report: no run is named {against}, so none is compared: choose report.against={'|'.join(sorted(names))}")
     header, lines = compare_table(groups, against, published)
     order = ordering(groups, published)
     ordered = f"\n{markdown(*order)}\n{verdicts(order[1])}\n" if order[1] else ""
