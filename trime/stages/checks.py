@@ -134,7 +134,7 @@ READING = {
 def check(config: DictConfig) -> None:
     """Raises UserError at the first setting that cannot work."""
     pretrained = is_pretrained(config)
-    demand(config, KINDS)
+    demand(config, (TRANSLATION if config.task == "translation" else {}) | KINDS)
     demand(config, {"batching.tokens" if "tokens" in config.batching else "batching.size": SOME})
     demand(config, {"train.updates": whole(0 if pretrained else 1)})  # a pretrained model may be taken as it is
     demand(config, {f"tune.{name}": grid(NUMBER) for name in config.tune})
@@ -203,7 +203,6 @@ def check_translation(config: DictConfig) -> None:
     memories = [row.memories for row in rows_of(plain(config.evaluate.rows), config.tune)]
     if set().union(*memories) - {"external"} or any(memories) != bool(memories[-1]) or sum(map(bool, memories)) > 1:
         raise UserError("evaluate.rows: a translation's last row may have the external memory, others none")
-    demand(config, TRANSLATION)
     joined = config.memory.get("metric", config.index.metric)
     if joined != config.index.metric:
         raise UserError(f"memory.metric={joined} in training and {config.index.metric} at test: set index.metric alone")
