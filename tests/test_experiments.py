@@ -162,7 +162,7 @@ def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
 ) -> None:
     here = f"paths.outputs={tmp_path}"
     run(tiny("experiment=trime", here, "stages=[prepare]"))
-    with pytest.raises(UserError, match="add fit to stages"):
+    with pytest.raises(UserError, match="add fit to them"):
         run(tiny("experiment=trime", here, "stages=[encode]"))
     for stage in ("prepare", "fit", "encode", "tune", "evaluate", "report"):
         run(tiny("experiment=trime", here, f"stages=[{stage}]"))
@@ -221,13 +221,24 @@ def test_neighbours_and_index_backends(
     run(tiny("experiment=trime_ext", "neighbours=reference", "stages=[prepare,pack]", *few))
     losses = {}
     monkeypatch.setattr(datastore, "EXACT_UP_TO", 100)
-    for index in ("factory=null", "factory=Flat", "factory=IVF16_SQ8", "rescore=true", "factory=Cells16", "factory=auto"):
-        losses[index] = run(tiny("experiment=knn_lm", f"index.{index}", "index.probe=16", *few))
+    rescored = "factory=IVF16_SQ8 rescore=true"
+    for index in (
+        "factory=null",
+        "factory=Flat",
+        "factory=IVF16_SQ8",
+        rescored,
+        "factory=Cells16",
+        "factory=Cells",
+        "factory=auto",
+    ):
+        asked = [f"index.{setting}" for setting in index.split()]
+        losses[index] = run(tiny("experiment=knn_lm", *asked, "index.probe=16", *few))
     exact = losses["factory=null"]
     assert exact is not None
     assert losses["factory=Flat"] == pytest.approx(exact, abs=1e-4), "FAISS flat = exact"
-    assert losses["rescore=true"] == pytest.approx(exact, abs=1e-4)
+    assert losses[rescored] == pytest.approx(exact, abs=1e-4)
     assert losses["factory=Cells16"] == pytest.approx(exact, abs=1e-4)
+    assert losses["factory=Cells"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=auto"] == pytest.approx(exact, abs=0.05)
     index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.probe=16", *few)).index
