@@ -109,9 +109,10 @@ def told(error: BaseException) -> str:
         return one_line(error)
     for cause in causes:
         if isinstance(cause, FileNotFoundError):
-            return f"{cause.strerror}: {cause.filename}"
+            return f"{cause.strerror}: {cause.filename}" if cause.filename else one_line(cause)
         if isinstance(cause, OSError) and cause.errno in PLACES_TO_WRITE:
-            return f"{cause.strerror}: {cause.filename}: paths.outputs, paths.data and report.keep name folders to write to"
+            mend = "if it is to be written, choose another place by paths.outputs, paths.data or report.keep"
+            return f"{cause.strerror}: {cause.filename}: {mend}"
     if is_of_a_sweep(error):
         return f"{one_line(error)}: see hydra.sweeper and hydra.launcher"
     raise error
@@ -119,8 +120,9 @@ def told(error: BaseException) -> str:
 
 def is_of_a_sweep(error: BaseException) -> bool:
     """What a sweeper or a launcher raised itself, not a job."""
-    last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return isinstance(error, ValueError) and {"optuna", "joblib", "submitit"} & {*Path(last).parts} != set()
+    last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    theirs = {"hydra_plugins", "optuna", "joblib", "submitit"} & {*last.parts}
+    return bool(theirs) and isinstance(error, ValueError | NotImplementedError | AssertionError)
 
 
 def is_full_disk(error: BaseException) -> bool:

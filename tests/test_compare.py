@@ -11,7 +11,8 @@ import torch
 
 from trime.stages.report.compare import compare_table, ordering
 from trime.stages.report.differences import difference
-from trime.stages.report.groups import Group, grouped, opponent
+from trime.stages.report.groups import Group, grouped, labels, opponent
+from trime.stages.report.several import without_places
 from trime.stages.tune import FEW, PARTS, STRETCH, Sums
 from trime.tasks.scoring import Window
 from trime.types import Contexts, Mass, Place
@@ -42,6 +43,15 @@ def made(name: str, seed: int, losses: list[float], policy: str | None = None, s
         "train": {"updates": 10, "tokens_per_second": 100.0},
         "metrics": {"valid": [row], "test": [row]},
     }
+
+
+def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
+    kept = without_places("python cli.py 'dataset.path=~/my novels' 'evaluate.rows=[{joint: [local]}]' index.k=4 seed=0")
+    assert kept == "python cli.py dataset.path=… 'evaluate.rows=[{joint: [local]}]' index.k=4 seed=0"
+    told = (kept, kept.replace("k=4", "k=8"), "python cli.py 'a broken one")
+    runs = [Group([{"name": "a", "seed": 0, "command": own}]) for own in told]
+    assert labels(runs[:2]) == ["a index.k=4", "a index.k=8"] and labels(runs[:1]) == ["a"]
+    assert labels(runs)[2] == "a 'a broken one" and without_places(None) is None
 
 
 def test_seeds_are_one_group_and_other_settings_are_not() -> None:

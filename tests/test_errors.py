@@ -152,9 +152,16 @@ def test_impossible_settings(said: Said) -> None:
     assert "model.gate" in said("experiment=trime", "model.gate=3")
     for wrong in ("batching.size=0", "batching.size=8k", "train.log_every=0", "evaluate.block=0", "segments.length=0"):
         assert wrong.split("=")[0] in said(wrong)
-    for wrong in ("name=null", "name=../up", "report.name=a/b", "index.rescore=maybe", "model.backbone.layers=0"):
+    for wrong in (
+        "name=null",
+        "name=../up",
+        "report.name=a/b",
+        "index.rescore=maybe",
+        "index.factory=16",
+        "model.backbone.layers=0",
+    ):
         assert wrong.split("=")[0] in said(wrong)
-    assert "schedule.peak" in said("schedule.peak=abc")
+    assert "layers" in said("model.backbone.layers=0") and "schedule.peak" in said("schedule.peak=abc")
     assert "checkpoint=FILE" in said("dictionary=dict.txt")
     assert "model cannot be built" in said("experiment=srupp", "model.backbone.inner=-8")
     if not torch.cuda.is_available():

@@ -16,7 +16,7 @@ from trime.memory.datastore import mass_of
 from trime.memory.largest import Largest
 from trime.memory.parts import Part, build_parts, check_factory, parts_of
 from trime.memory.search import Blocks, Exact, Faiss, Once, fill_faiss, found_of, learn_faiss
-from trime.stages.datastore import searching
+from trime.stages.datastore import numbered, searching
 from trime.types import UserError
 
 KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
@@ -138,6 +138,23 @@ def test_killed_cells_go_on(tmp_path: Path) -> None:
     for name in ("key.npy", "cells.safetensors"):
         assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
     assert {path.name for path in whole.iterdir()} == {"key.npy", "cells.safetensors", "learned.npy"}
+
+
+def test_numbers_that_a_factory_string_leaves_out() -> None:
+    for given, whole in (
+        (None, None),
+        ("Cells", "Cells1024"),
+        ("IVF_SQ8", "IVF1024_SQ8"),
+        ("IVF64,PQ8", "IVF64_PQ8"),
+        ("PCA_IVF_PQ", "PCA64_IVF1024_PQ32"),
+        ("PCA48_IVF_PQ", "PCA48_IVF1024_PQ16"),
+        ("OPQ_IVF_PQ", "OPQ64_IVF1024_PQ64"),
+        ("IVF_HNSW32_SQ8", "IVF1024_HNSW32_SQ8"),
+    ):
+        assert numbered(given, 10**6, 128) == whole
+        if whole and not whole.startswith("Cells"):
+            check_factory(whole, 10**6, 128, "ip")
+    assert numbered("IVF_Flat", 200, 16) == "IVF5_Flat"
 
 
 def test_bad_cells_are_told(tmp_path: Path) -> None:

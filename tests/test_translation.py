@@ -368,6 +368,9 @@ def test_lines_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
     assert [*text.pairs("train")] == [Pair("eins", "one"), Pair("drei", "three")]
     with pytest.raises(UserError, match=r"line 2 of .*test\.de is empty"):
         [*text.pairs("test")]
+    for language in ("de", "en"):
+        (tmp_path / f"test.{language}").write_text("a\n\nb\n\n")
+    assert [*text.pairs("test")] == [Pair("a", "a"), Pair("b", "b")], "blank on both sides"
     (tmp_path / "train.de").write_bytes("Bär\nb\nc\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"train\.de is not UTF-8"):
         [*text.pairs("train")]

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from trime.memory.cells import Cells, fill_cells, learn_cells
 from trime.memory.datastore import Keys, Shards
-from trime.memory.search import LEAST, Exact, Faiss, Search, empty, fill_faiss, learn_faiss
-from trime.types import UserError
+from trime.memory.search import Exact, Faiss, Search, check_enough, empty, fill_faiss, learn_faiss
 
 
 class Part(NamedTuple):
@@ -88,14 +87,10 @@ def build_parts(parts: list[Part], folder: Path, bar: Any) -> None:
 
 def check_factory(factory: str, entries: int, width: int, metric: str) -> None:
     """UserError where an index of so many keys could not be trained."""
-    cells = cells_of(factory)
-    if not cells:
+    if cells := cells_of(factory):
+        check_enough(factory, cells, entries)
+    else:
         empty(entries, width, factory, metric)
-    elif entries < LEAST * cells:
-        raise UserError(
-            f"index.factory={factory} needs {LEAST * cells} entries and has {entries}: "
-            "choose index=exact, fewer cells, or raise datastore.tokens"
-        )
 
 
 def cells_of(factory: str) -> int:

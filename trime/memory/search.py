@@ -219,18 +219,23 @@ def empty(entries: int, width: int, factory: str, metric: str) -> Any:
 
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
     try:
-        index = faiss.index_factory(width, factory.replace("_", ","), kind)
+        index = faiss.index_factory(width, re.sub(r"(IVF\d+),HNSW", r"\1_HNSW", factory.replace("_", ",")), kind)
     except RuntimeError:
         raise UserError(f"index.factory={factory} is no FAISS factory string for width {width}: try IVF_SQ8") from None
     if any(int(kept) > width for kept in re.findall(r"PCA\w*?(\d+)", factory)):
         raise UserError(f"index.factory={factory}: keys have {width} dimensions, of which PCA can keep no more")
-    cells = cells_in(index)
-    if not index.is_trained and entries < LEAST * cells:
+    if not index.is_trained:
+        check_enough(factory, cells_in(index), entries)
+    return index
+
+
+def check_enough(factory: str, centroids: int, entries: int) -> None:
+    """UserError where so many centroids could not be learned from the entries."""
+    if entries < LEAST * centroids:
         raise UserError(
-            f"index.factory={factory} needs {LEAST * cells} entries to train {cells} cells and has {entries}: "
+            f"index.factory={factory} wants {LEAST * centroids} entries for {centroids} centroids and has {entries}: "
             "choose index=exact, fewer cells, or raise datastore.tokens"
         )
-    return index
 
 
 @contextmanager

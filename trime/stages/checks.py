@@ -72,6 +72,7 @@ KINDS = {
     "evaluate.context": whole(0),
     "evaluate.dtype": one_of(*DTYPES),
     "datastore.dtype": one_of(*DTYPES, "int8"),
+    "index.factory": optional(Kind(lambda value: isinstance(value, str) and value != "", "auto or a factory string")),
     "index.metric": one_of(*METRICS),
     "index.k": SOME,
     "index.probe": SOME,
@@ -141,7 +142,8 @@ def check(config: DictConfig) -> None:
     for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
         count_of(OmegaConf.select(config, key))
     node(config)
-    if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+    trains = {"fit", "teach"} & {*config.stages}
+    if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
     if config.dictionary and not config.checkpoint:
         raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
@@ -152,13 +154,16 @@ def check(config: DictConfig) -> None:
         check_translation(config)
     if pretrained:
         check_reading(config)
-    elif not config.checkpoint:
+        return
+    if "memory_size" in config.model:
+        demand(config, {"model.memory_size": whole(0)})
+    if not config.checkpoint:
         check_model(config)
 
 
 def check_memories(config: DictConfig) -> None:
     """UserError where the memories of training or of the rows cannot be had."""
-    if config.index.device == "cuda" and not torch.cuda.is_available():
+    if config.index.device == "cuda" and config.index.engine == "local" and not torch.cuda.is_available():
         raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
     if config.index.engine == "ray" and not find_spec("ray"):
         raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local")
@@ -247,7 +252,6 @@ def check_model(config: DictConfig) -> None:
     """UserError where the model could not be built, or evaluation's memory inside it: after training it would be late."""
     model = model_of(config)
     if "memory_size" in config.model:
-        demand(config, {"model.memory_size": whole(0)})
         if config.evaluate.context:
             raise UserError("this model reads on from window to window: set evaluate.context=0")
         remember(model, config)

@@ -141,14 +141,16 @@ def chosen_factory(entries: int, width: int, parts: int = 1) -> str | None:
 
 
 def numbered(factory: str | None, entries: int, width: int) -> str | None:
-    """A factory string with the numbers that it leaves out: about √n cells, half of the dimensions, two of them a code."""
+    """A factory string with the numbers that it leaves out: about √n cells, half of the dimensions, at most 64 codes."""
     if factory is None:
         return None
     cells = max(1, min(2 ** round(math.log2(math.sqrt(entries))), entries // LEAST))
-    kept = max(1, width // 2) if "PCA" in factory else width
+    half = max(1, width // 2)
+    given = re.search(r"PCA\w*?(\d+)", factory)
+    kept = int(given[1]) if given else half if "PCA" in factory else width
     codes = next(codes for codes in (64, 32, 16, 8, 4, 2, 1) if kept % codes == 0 and (codes <= kept // 2 or codes == 1))
-    missing = {"Cells": cells, "IVF": cells, "PCA": kept, "PQ": codes}
-    return "_".join(f"{part}{missing.get(part, '')}" for part in factory.split("_"))
+    missing = {"Cells": cells, "IVF": cells, "PCA": half, "PCAR": half, "PQ": codes, "OPQ": codes}
+    return "_".join(f"{part}{missing.get(part, '')}" for part in re.split("[_,]", factory))
 
 
 def memory() -> int:

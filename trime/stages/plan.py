@@ -94,14 +94,15 @@ class Plan:
 
     def check_text(self) -> None:
         """UserError, before a model is trained, where what comes after it could not be done with this text."""
-        if {"encode", "tune", "evaluate"} & {*self.config.stages}:
-            for split in ("valid", "test"):
+        stages = {*self.config.stages}
+        for split, wanted in (("valid", {"encode", "tune"}), ("test", {"evaluate"})):
+            if wanted & stages:
                 self.evaluated.corpus().split(split)
-        width = self.config.model.get("width")
-        if self.index and isinstance(self.store, Encode) and width and {"encode", "datastore"} & {*self.config.stages}:
+        if self.index and isinstance(self.store, Encode) and {"encode", "datastore"} & stages:
             entries = self.store.windows(self.stored.corpus()).scored()
-            check_index(self.config.index, entries, width)
             check_k(self.most_neighbours, entries)
+            if (width := self.config.model.get("width")) and not self.config.checkpoint:
+                check_index(self.config.index, entries, width)
         self.check_windows()
 
     def check_windows(self) -> None:

@@ -26,6 +26,7 @@ from trime.tasks.rows import Row
 from trime.tasks.spread import Entries, spread
 from trime.types import Contexts, Float, Int, Place, Tensor
 
+LEAST = torch.finfo(torch.float32).tiny  # of a probability: the end of a sentence is never impossible
 EVERY, ALL_BUT_LAST, LAST = slice(None), slice(0, -1), slice(-1, None)  # rows of a table
 
 
@@ -165,4 +166,4 @@ class Translator:
         similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(sentence, sentence, none)))
         found = {"external": Entries(similarity, token, number.to(token.device))}
         gate = self.network.odds(f).double() if self.network.gate is not None else None
-        return spread(self.row, logits, found, g.shape[1], self.scaled, gate).whole.log()
+        return spread(self.row, logits, found, g.shape[1], self.scaled, gate).whole.clamp(min=LEAST).log()

@@ -13,7 +13,7 @@ class Budget:
     """As many sentences as fill ``tokens`` pieces, and at most ``size``.
 
     ``padding`` counts: each sentence as long as the longest one, so that ``tokens`` bounds memory and time. Else ``tokens`` are
-    pieces that are learned from, which makes batches of mixed lengths as rich as those of one, and larger.
+    pieces of each pair's longer side, which makes batches of mixed lengths as rich as those of one length, and larger.
     ``k`` null: shuffled, then sorted by length; else chains of TRIME's Algorithm 1 over ``k`` neighbours, cut where
     a batch is full. The batches are then taken in random order.
     """

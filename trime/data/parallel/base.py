@@ -81,17 +81,17 @@ class Lines:
         return next((path for path in candidates if path.is_file()), None)
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """Lines side by side; of the training split, without those of which one is empty."""
+        """Lines side by side, without empty ones; beyond the training split no side may be empty alone."""
         source, target = self.files(split)
         for number, (left, right) in enumerate(zip_longest(lines_of(source), lines_of(target)), 1):
             if left is None or right is None:
                 raise UserError(f"{source} and {target} have not the same number of lines: line {number} is in one alone")
             pair = Pair(left.strip(), right.strip())
-            if split != "train" and not all(pair):
+            if split != "train" and any(pair) and not all(pair):
                 raise UserError(
                     f"line {number} of {target if pair.source else source} is empty: BLEU is of all sentences; mend both"
                 )
-            if split != "train" or (all(pair) and self.fits(pair)):
+            if all(pair) and (split != "train" or self.fits(pair)):
                 yield pair
 
     def notes(self) -> list[str]:

@@ -88,16 +88,24 @@ def labels(groups: list[Group]) -> list[str]:
     """The groups' names; where some share one, with the words of their commands that set them apart."""
     found = []
     for group in groups:
-        words = [own_words(other) for other in groups if other.first["name"] == group.first["name"]]
-        apart = [word for word in own_words(group) if any(word not in other for other in words)]
+        others = [own_words(other) for other in groups if other.first["name"] == group.first["name"]]
+        apart = [word for word in own_words(group) if any(word not in other for other in others)]
         found.append(" ".join([group.first["name"], *apart]))
     return found
 
 
 def own_words(group: Group) -> list[str]:
     """Of a group's command, what may decide its figures."""
-    words = shlex.split(group.first.get("command") or "")[2:]
-    return [word for word in words if not re.match(r"seed=|[\w.]*path=|paths\.|report\.|logger|hydra", word)]
+    every = words(group.first.get("command"))[2:]
+    return [word for word in every if not re.match(r"seed=|[\w.]*path=|paths\.|report\.|logger|hydra", word)]
+
+
+def words(command: str | None) -> list[str]:
+    """Of a command line, as a shell reads it."""
+    try:
+        return shlex.split(command or "")
+    except ValueError:  # kept by an earlier version, a quotation mark short
+        return (command or "").split()
 
 
 def opponent(group: Group, groups: list[Group], against: str) -> Group | None:
