@@ -77,8 +77,10 @@ def test_readme_command_runs(
         words = [word for word in words if not word.startswith("questions")] + ["questions=rooms", "questions.count=6"]
     if any(word.startswith("experiment=attendre/") for word in words):
         words += ["model.memory_size=8,16", "model.chunk=8", "eviction=fifo"]
-    words = [re.sub(r"(path=)(DIR|NOVELS|WIKITEXT2|\S*(?:TEXT|CODE))$", rf"\1{text_folder}", word) for word in words]
+    words = [re.sub(r"(path=)(DIR|NOVELS|WIKITEXT2|BYTES|\S*(?:TEXT|CODE))$", rf"\1{text_folder}", word) for word in words]
     words = [re.sub(r"^((?:dataset|dataset@\w+\.dataset)=)wikitext\d+$", r"\1folder", word) for word in words]
+    if "dataset=enwik8" in words and f"dataset.path={text_folder}" in words:
+        (text_folder / "enwik8").write_bytes(b"one byte after another " * 2000)
     for table in [word for word in words if word.startswith("table=")]:
         rows = composed(table, return_hydra=True).hydra.sweeper.params.experiment.split(",")
         words = ["-m", *words, f"experiment={','.join(rows[-2:])}"]
