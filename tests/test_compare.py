@@ -12,7 +12,7 @@ import torch
 from trime.stages.report.compare import compare_table, ordering
 from trime.stages.report.differences import difference
 from trime.stages.report.groups import Group, grouped, labels, opponent
-from trime.stages.report.several import without_places
+from trime.stages.report.provenance import without_places
 from trime.stages.tune import FEW, PARTS, STRETCH, Sums
 from trime.tasks.scoring import Window
 from trime.types import Contexts, Mass, Place

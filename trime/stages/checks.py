@@ -55,6 +55,8 @@ KINDS = {
     "vocabulary.limit": optional(whole(3)),
     "vocabulary.minimum": NATURAL,
     "similarity": one_of(*METRICS),
+    "memory.metric": optional(one_of(*METRICS)),
+    "model.gate": optional(BOOLEAN),
     "train.accumulate": SOME,
     "train.plain_share": NATURAL,
     "train.clip_norm": NATURAL,
@@ -183,17 +185,16 @@ def check_memories(config: DictConfig) -> None:
 
 def check_similarity(config: DictConfig) -> None:
     """UserError where a gate could not be learned, or training and test would not mean the same by similar."""
-    demand(config, {"model.gate": optional(BOOLEAN)})
     learned = config.memory.get("_target_") and not is_pretrained(config)
     if config.model.get("gate") and not learned and not config.checkpoint:
         raise UserError(
             "model.gate=true is learned with a memory in training, and not by pretrained models: choose memory=local"
         )
-    metric = config.memory.get("metric", config.similarity)
-    if metric not in METRICS:
-        raise UserError(f"memory.metric={metric}: choose one of {', '.join(METRICS)}")
-    if metric != config.similarity and config.task != "translation":
-        raise UserError(f"memory.metric={metric} in training and {config.similarity} at test: set similarity alone")
+    asked = "index.metric" if config.task == "translation" else "similarity"
+    at_test = OmegaConf.select(config, asked)
+    metric = config.memory.get("metric", at_test)
+    if metric != at_test:
+        raise UserError(f"memory.metric={metric} in training and {at_test} at test: set {asked} alone")
 
 
 def check_translation(config: DictConfig) -> None:
@@ -208,9 +209,6 @@ def check_translation(config: DictConfig) -> None:
     memories = [row.memories for row in rows_of(plain(config.evaluate.rows), config.tune)]
     if set().union(*memories) - {"external"} or any(memories) != bool(memories[-1]) or sum(map(bool, memories)) > 1:
         raise UserError("evaluate.rows: a translation's last row may have the external memory, others none")
-    joined = config.memory.get("metric", config.index.metric)
-    if joined != config.index.metric:
-        raise UserError(f"memory.metric={joined} in training and {config.index.metric} at test: set index.metric alone")
 
 
 def check_reading(config: DictConfig) -> None:

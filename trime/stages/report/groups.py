@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from trime.stages.report.provenance import PLACES, words
 from trime.stages.report.tables import evaluated, measure
 
 Run = dict[str, Any]
@@ -86,26 +85,15 @@ def model_of(run: Run) -> str:
 
 def labels(groups: list[Group]) -> list[str]:
     """The groups' names; where some share one, with the words of their commands that set them apart."""
-    found = []
-    for group in groups:
-        others = [own_words(other) for other in groups if other.first["name"] == group.first["name"]]
-        apart = [word for word in own_words(group) if any(word not in other for other in others)]
-        found.append(" ".join([group.first["name"], *apart]))
-    return found
+    own = [(group.first["name"], own_words(group)) for group in groups]
+    alike = {name: [found for other, found in own if other == name] for name, _ in own}
+    return [" ".join([name, *(w for w in found if any(w not in other for other in alike[name]))]) for name, found in own]
 
 
 def own_words(group: Group) -> list[str]:
     """Of a group's command, what may decide its figures."""
     every = words(group.first.get("command"))[2:]
-    return [word for word in every if not re.match(r"seed=|[\w.]*path=|paths\.|report\.|logger|hydra", word)]
-
-
-def words(command: str | None) -> list[str]:
-    """Of a command line, as a shell reads it."""
-    try:
-        return shlex.split(command or "")
-    except ValueError:  # kept by an earlier version, a quotation mark short
-        return (command or "").split()
+    return [word for word in every if not PLACES.match(word) and not word.startswith(("seed=", "report.", "logger", "hydra"))]
 
 
 def opponent(group: Group, groups: list[Group], against: str) -> Group | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
-import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,13 @@ from omegaconf import DictConfig
 from trime.stages.artefact import plain, told_briefly, write_aside
 from trime.stages.report.answers import answers_panels, answers_picture, answers_table, policies_grid
 from trime.stages.report.compare import Published, compare_table, ordering
-from trime.stages.report.groups import grouped, words
+from trime.stages.report.groups import grouped
 from trime.stages.report.ledger import read_run
 from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
 from trime.stages.report.picture_several import compare_picture, curves_picture, policies_picture, several_panels
+from trime.stages.report.provenance import without_places
 from trime.stages.report.tables import Lines, csv_of, evaluated, markdown
 from trime.types import UserError
-
-PLACES = re.compile(r"((?:[\w.]*path|paths\.\w+|report\.keep)=).+")  # settings that say where things lie on a machine
 
 
 def report_several(config: DictConfig, patterns: list[str]) -> None:
@@ -62,11 +59,6 @@ def kept(runs: list[dict[str, Any]], folder: Path) -> None:
         name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{text}.json"
         write_aside(folder / name, told_briefly(own))
     print(f"kept: {len(runs)} results in {folder}")
-
-
-def without_places(command: str | None) -> str | None:
-    """A command line that says nothing of a machine."""
-    return " ".join(PLACES.sub(r"\1…", word) if PLACES.match(word) else shlex.quote(word) for word in words(command)) or None
 
 
 def counted(runs: list[dict[str, Any]]) -> list[str]:
