@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trime.memory import search
+from trime.memory import faiss_index
 from trime.memory.cells import Cells, fill_cells, learn_cells
 from trime.memory.datastore import mass_of
+from trime.memory.faiss_index import Faiss, fill_faiss, learn_faiss
 from trime.memory.largest import Largest
 from trime.memory.parts import Part, build_parts, check_factory, parts_of
-from trime.memory.search import Blocks, Exact, Faiss, Once, fill_faiss, found_of, learn_faiss
+from trime.memory.search import Blocks, Exact, Once, found_of
 from trime.stages.datastore import numbered, searching
 from trime.types import UserError
 
@@ -49,7 +50,7 @@ def build_cells(given: Blocks, cells: int, metric: str, folder: Path) -> None:
 @pytest.mark.parametrize("every", [500, 10**6])
 @pytest.mark.parametrize("factory", ["Flat", "IVF4_SQ8"])
 def test_a_killed_index_goes_on(factory: str, every: int, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "SAVED_EVERY", every)
+    monkeypatch.setattr(faiss_index, "SAVED_EVERY", every)
     file, whole, bar = tmp_path / "index.faiss", tmp_path / "whole.faiss", Mock()
     calls = iter([blocks, broken] if factory != "Flat" else [broken])
     with pytest.raises(SystemExit):

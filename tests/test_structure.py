@@ -25,7 +25,7 @@ BELOW = {
     "follow": {"types", "cpu", "stages"},
 }
 ONLY_IN = {
-    "faiss": {"trime/memory/search.py", "trime/memory/cells.py", "trime/models/cells.py"},
+    "faiss": {"trime/memory/faiss_index.py", "trime/memory/cells.py", "trime/models/cells.py"},
     "ray": {"trime/memory/cluster.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from trime.cpu import prepare_cpu
+from trime.memory.faiss_index import use_threads
 from trime.memory.parts import Part
-from trime.memory.search import Search, kind_of, merged, use_threads
+from trime.memory.search import Search, kind_of, merged
 from trime.types import Float, Int, Tensor, UserError
 
 RESTARTS = 3  # of a worker in a run, before the search fails

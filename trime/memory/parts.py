@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from trime.memory.cells import Cells, fill_cells, learn_cells
 from trime.memory.datastore import Keys, Shards
-from trime.memory.search import Exact, Faiss, Search, check_enough, empty, fill_faiss, learn_faiss
+from trime.memory.faiss_index import Faiss, empty, fill_faiss, learn_faiss
+from trime.memory.search import Exact, Search, check_enough
 
 
 class Part(NamedTuple):
