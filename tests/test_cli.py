@@ -177,10 +177,11 @@ def test_contributing_examples_work(tmp_path: Path) -> None:
         assert "results: " in done.stdout
 
 
-def test_report_of_several_runs(tiny: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_several_runs(tiny: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = f"paths.outputs={tmp_path}"
     for experiment in ("vanilla", "trime", "knn_lm"):
-        run(tiny(f"experiment={experiment}"))
-    config = tiny("stages=[report]")
+        run(tiny(f"experiment={experiment}", outputs))
+    config = tiny("stages=[report]", outputs)
     config.report.runs = f"{config.paths.outputs}/runs/**"
     capsys.readouterr()
     run(config)
@@ -193,7 +194,7 @@ def test_report_of_several_runs(tiny: Callable[..., DictConfig], capsys: pytest.
         header
     )
     assert "54.78 / 54.69" in table, "the paper's figure beside a published row"
-    results = json.loads((Plan(tiny("experiment=trime")).run_folder / "results.json").read_text())
+    results = json.loads((Plan(tiny("experiment=trime", outputs)).run_folder / "results.json").read_text())
     assert f"{results['metrics']['test'][-1]['perplexity']:.2f}" in table
 
 
