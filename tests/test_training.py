@@ -153,15 +153,17 @@ def goes_down(update: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("experiment", ["trime_ext", "trime_long", "memorizing", "srupp_trime_long"])
 def test_a_resumed_run_is_the_unbroken_run(
-    experiment: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = (f"experiment={experiment}", "dataset.modules=20", *SHORT)
     unbroken = trained(tiny(*options))
-    broken = tiny(*options, f"paths.outputs={tmp_path}")
+    broken = tiny(*options, f"paths.outputs={tmp_path}", "trainer.enable_progress_bar=true")
     with goes_down(5, monkeypatch):
         trained(broken)
     assert not Plan(broken).model.folder.exists()
     resumed = trained(broken)
+    told = capsys.readouterr().err
+    assert "| 4/7 [" in told and "| 7/7 [" in told, "the bar begins at the checkpoint and ends with all updates"
     assert resumed.keys() == unbroken.keys()
     assert all(torch.equal(resumed[name], unbroken[name]) for name in unbroken)
     histories = []

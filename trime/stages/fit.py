@@ -179,7 +179,7 @@ class Fit(Artefact):
             val_check_interval=every,
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
-            callbacks=[*watched_training(folder, self.config), *callbacks],
+            callbacks=[*watched_training("fit", folder, self.config), *callbacks],
             logger=(not follows(self.config) and self.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,

@@ -80,7 +80,7 @@ class Teach(Artefact):
             max_steps=train.updates,
             gradient_clip_val=train.clip_norm or None,
             log_every_n_steps=train.log_every,
-            callbacks=watched_training(folder, self.config),
+            callbacks=watched_training("teach", folder, self.config),
             logger=False,
             enable_model_summary=False,
             default_root_dir=folder,

@@ -13,7 +13,8 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig
-from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from tqdm import tqdm
 
 
 def resolved_precision(config: DictConfig) -> str:
@@ -24,7 +25,7 @@ def resolved_precision(config: DictConfig) -> str:
     return "bf16-mixed" if on_cuda and torch.cuda.is_bf16_supported() else "32-true"
 
 
-def watched_training(folder: Path, config: DictConfig) -> list[pl.Callback]:
+def watched_training(stage: str, folder: Path, config: DictConfig) -> list[pl.Callback]:
     """A checkpoint every so often, the last one kept; a progress bar, if it is wanted."""
     checkpoints = ModelCheckpoint(
         folder / "checkpoints",
@@ -35,7 +36,44 @@ def watched_training(folder: Path, config: DictConfig) -> list[pl.Callback]:
         mode="max",
         auto_insert_metric_name=False,
     )
-    return [checkpoints, *([TQDMProgressBar(refresh_rate=20)] if config.trainer.enable_progress_bar else [])]
+    return [checkpoints, *([Progress(stage)] if config.trainer.enable_progress_bar else [])]
+
+
+class Progress(ProgressBar):
+    """One bar over all updates, wherever a training goes on and however often its text begins anew."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__()
+        self.stage, self.shown = stage, True
+
+    def enable(self) -> None:
+        self.shown = True
+
+    def disable(self) -> None:
+        """Called by Lightning on all processes but the first."""
+        self.shown = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        total, done = trainer.max_steps, trainer.global_step
+        self.bar = tqdm(total=total, initial=done, unit="update", desc=self.stage, mininterval=1, disable=not self.shown)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any) -> None:
+        made = trainer.global_step - self.bar.n
+        if made and self.bar.update(made) and self.shown:
+            self.bar.set_postfix(trainer.progress_bar_metrics)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.bar.set_description(f"{self.stage}, validates")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.bar.set_description(self.stage)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.bar.close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if hasattr(self, "bar"):
+            self.bar.close()
 
 
 def run_training(trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
