@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import math
@@ -175,14 +176,17 @@ def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.Mon
 def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
     for name in ("mt_vanilla", "knn_mt"):
         run(tiny(f"experiment={name}", f"paths.outputs={tmp_path}"))
-    asked = [f"report.runs={tmp_path}/runs/**", "report.against=mt_vanilla", f"paths.outputs={tmp_path}"]
-    run(tiny("stages=[report]", *asked))
-    header, _, *lines = (tmp_path / "reports" / "comparison" / "table.md").read_text().splitlines()
-    place = [cell.strip() for cell in header.split("|")].index("test BLEU")
-    assert len(lines) == 2 and all(0 <= float(line.split("|")[place]) <= 100 for line in lines)
-    assert "BLEU vs mt_vanilla" in header and any(
-        re.search(r"\[[-+.\d]+, [-+.\d]+\]", line.split("|")[place + 1]) for line in lines
-    )
+    run(tiny("experiment=mt_vanilla", "stages=[report]", f"report.runs={tmp_path}/runs/**", f"paths.outputs={tmp_path}"))
+    folder = tmp_path / "reports" / "comparison"
+    with open(folder / "table.csv", newline="") as file:
+        rows = {row["run"]: row for row in csv.DictReader(file)}
+    assert rows.keys() == {"mt_vanilla", "knn_mt"} and all(0 <= float(row["test BLEU"]) <= 100 for row in rows.values())
+    told = rows["knn_mt"]["BLEU vs mt_vanilla"]
+    interval = re.search(r"\[[-+.\d]+, [-+.\d]+\]", told)
+    assert interval and rows["mt_vanilla"]["paper IWSLT'14*"] == "32.58"
+    order = [[cell.strip() for cell in line.split("|")] for line in (folder / "table.md").read_text().splitlines()]
+    (line,) = [cells for cells in order if cells[1:5] == ["paper IWSLT'14", "knn_mt", "mt_vanilla", "+0.57"]]
+    assert line[5] in told and interval[0] in line[5], "the order is that of BLEU"
 
 
 def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
@@ -328,6 +332,7 @@ def test_spoilt_files(spoil: Callable[[Path], None], said: str, parallel: Path, 
         (["stages=[replay]"], "replay"),
         (["stages=[audit]"], "audit"),
         (["model=tiny"], "model=translation"),
+        (["head=adaptive"], "head=adaptive"),
         (["batching=shuffled"], "batching=budget"),
         (["evaluate.analysis=true"], "evaluate.analysis"),
         (["dataset@evaluate.dataset=stdlib_tiny"], "evaluate.dataset"),

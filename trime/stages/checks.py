@@ -204,6 +204,8 @@ def check_translation(config: DictConfig) -> None:
         raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
     if not config.model.backbone._target_.startswith("trime.models.translation") or "tokens" not in config.batching:
         raise UserError("translation wants model=translation and batching=budget or budget_bm25: leave others out")
+    if not config.model.head._target_.endswith(".Softmax"):
+        raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
     if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.checkpoint or config.evaluate.analysis:
         raise UserError("translation has no evaluate.dataset, datastore.dataset, checkpoint, evaluate.analysis: leave them out")
     memories = [row.memories for row in rows_of(plain(config.evaluate.rows), config.tune)]

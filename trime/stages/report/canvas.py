@@ -60,16 +60,20 @@ def drawn(panel: Panel, title: str = "") -> str:
     return content.getvalue()[content.getvalue().index("<svg") :]
 
 
-def bars(axis: Any, names: list[str], values: list[float], kind: str, colours: list[str]) -> None:
-    """Horizontal bars from the top, each with its figure."""
+def bars(
+    axis: Any, names: list[str], values: list[float], kind: str, colours: list[str], points: list[list[float]] | None = None
+) -> None:
+    """Horizontal bars from the top, each with its figure, and the points of which it is the mean."""
     places = range(len(names))
     axis.barh(places, values, color=colours, height=0.66)
     axis.set_yticks(places, names)
     axis.invert_yaxis()
-    axis.set_xlabel(f"test {kind} (lower is better)")
+    axis.set_xlabel(f"test {kind} ({'higher' if kind == 'BLEU' else 'lower'} is better)")
     axis.set_xlim(0, max(values) * 1.14)
-    for place, value in zip(places, values, strict=True):
-        axis.text(value, place, f" {value:.2f}", va="center", fontsize=9)
+    for place, value, own in zip(places, values, points or [[]] * len(names), strict=True):
+        if len(own) > 1:
+            axis.plot(own, [place] * len(own), ".", color="black", ms=4, alpha=0.6)
+        axis.text(max(value, *own, value), place, f" {value:.2f}", va="center", fontsize=9)
 
 
 def curve(axis: Any, losses: dict[str, float], label: str, kind: str) -> None:

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from trime.stages.report.differences import bleu_difference, difference
-from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent
+from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent, shown
 from trime.stages.report.tables import Lines, evaluated, units
 
 Published = dict[str, dict[str, list[float]]]  # dev and test of a paper's rows, by the experiment's name, set by set
@@ -16,7 +16,7 @@ Published = dict[str, dict[str, list[float]]]  # dev and test of a paper's rows,
 
 def compare_table(groups: list[Group], against: str, published: Published) -> tuple[list[str], Lines]:
     """The own row of each group, its mean over seeds, the difference to its opponent, the papers' figures."""
-    groups = sorted(groups, key=lambda group: (group.first["dataset"]["name"], -group.mean("test")))
+    groups = sorted(shown(groups)[1], key=lambda group: str(group.first["dataset"]["name"]))
     kind = units([group.first for group in groups])
     header = [
         "run",
@@ -49,7 +49,7 @@ def compare_table(groups: list[Group], against: str, published: Published) -> tu
 
 
 def ordering(groups: list[Group], published: Published) -> tuple[list[str], Lines]:
-    """Every two rows that a set of published figures has: do they stand in the same order on test?
+    """Every two rows that a set of published figures has: do they stand in the same order on test, translations by BLEU?
 
     *agrees* and *disagrees* where a difference is shown at 95 %, else *no difference shown*, or *no interval* where there is
     but one part and seed. Rows of which there are several settings here are left out.
@@ -67,7 +67,7 @@ def ordering(groups: list[Group], published: Published) -> tuple[list[str], Line
 
 def judged(one: Group, other: Group, theirs: float) -> tuple[str, str]:
     """The difference here, and whether its sign is the published one's."""
-    own = difference(one, other)
+    own = bleu_difference(one, other) or difference(one, other)
     told = f"{own.value:+.2f} {own.interval}"
     if not own.shown:
         return told, "no interval" if math.isnan(own.low) else "no difference shown"

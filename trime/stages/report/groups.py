@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trime.stages.report.provenance import PLACES, words
-from trime.stages.report.tables import evaluated, measure
+from trime.stages.report.tables import evaluated, measure, units
 
 Run = dict[str, Any]
 
@@ -48,6 +48,16 @@ class Group(NamedTuple):
         """Of what the runs have, its mean; None where none has it."""
         values = [value for run in self.runs if (value := found(run)) is not None]
         return float(np.mean(values)) if values else None
+
+
+def shown(groups: list[Group]) -> tuple[str, list[Group], list[list[float]]]:
+    """What groups are judged by (BLEU where all translate), they with the worst first, and the figure of each of their runs."""
+    translate = all("bleu" in group.row for group in groups)
+    kind = "BLEU" if translate else units([group.first for group in groups])
+    found = [(group, [run["metrics"]["test"][-1] for run in group.runs]) for group in groups]
+    judged = [(group, [row["bleu"] if translate else measure(row) for row in rows]) for group, rows in found]
+    ordered = sorted(judged, key=lambda own: float(np.mean(own[1])), reverse=not translate)
+    return kind, [group for group, _ in ordered], [values for _, values in ordered]
 
 
 def grouped(runs: list[Run]) -> list[Group]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.stages.report.canvas import BLUE, GREY, Panel, bars, canvas, curve, fill, over_sizes, saved, small_panels
-from trime.stages.report.groups import Group
+from trime.stages.report.groups import Group, labels, shown
 from trime.stages.report.tables import evaluated, replayed, unit, units
 
 
@@ -27,27 +27,11 @@ def compare_picture(groups: list[Group], path: Path) -> Path:
 
 
 def compare_panel(axis: Any, groups: list[Group]) -> None:
-    """The worst first."""
-    groups = sorted(groups, key=lambda group: -group.mean("test"))
+    """The worst first; a dot is a seed, where there are several."""
+    kind, groups, seeds = shown(groups)
     colours = [BLUE if group.first["name"].startswith("trime") else GREY for group in groups]
-    bars(axis, labels(groups), [group.mean("test") for group in groups], units([group.first for group in groups]), colours)
+    bars(axis, labels(groups), [sum(own) / len(own) for own in seeds], kind, colours, seeds)
     axis.set_title(", ".join(sorted({evaluated(group.first)[0] for group in groups})))
-
-
-def labels(groups: list[Group]) -> list[str]:
-    """Each group's name, and what tells it from others of that name: memory, policy, seeds."""
-    found = []
-    for group in groups:
-        name, same = group.first["name"], [other for other in groups if other.first["name"] == group.first["name"]]
-        parts = {
-            "with": (group.row["memories"], [other.row["memories"] for other in same]),
-            "M": (group.row["memory_size"], [other.row["memory_size"] for other in same]),
-            "": (group.row.get("eviction"), [other.row.get("eviction") for other in same]),
-            "seed": (group.seeds, [other.seeds for other in groups]),
-        }
-        apart = [f"{title} {own}".strip() for title, (own, others) in parts.items() if own is not None and len(set(others)) > 1]
-        found.append(f"{name} ({', '.join(apart)})" if apart else name)
-    return found
 
 
 def policies_picture(groups: list[Group], path: Path) -> Path:
