@@ -20,7 +20,9 @@ def logger_of(settings: Any, folder: Path) -> Any:
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     folder.mkdir(parents=True, exist_ok=True)
-    return instantiate(settings.lightning, save_dir=str(folder), _convert_="all")
+    logger = instantiate(settings.lightning, save_dir=str(folder), _convert_="all")
+    getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # which Lightning gives W&B unasked, and W&B warns of
+    return logger
 
 
 @contextmanager
