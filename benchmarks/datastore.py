@@ -43,19 +43,19 @@ OVER_MODEL, OFF = 1.1, 0.2  # seconds over the model's own; how far from the for
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     external.add_arguments(parser)
-    parser.set_defaults(keys="200k", tokens="4k", rounds=3)
+    parser.set_defaults(keys=["200k"], tokens="4k", rounds=3)
 
 
 def measure(options: argparse.Namespace) -> Measured:
     """Building, compressing, searching."""
-    run(configured(options, "stages=[prepare,pack,fit]"))
+    run(configured(options, options.keys[0], "stages=[prepare,pack,fit]"))
     rows, claims = building(options)
     return Measured([*rows, *compressing(options), *searching(options)], claims)
 
 
 def building(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
     """The store as it is made, beside the model alone and beside the forecast."""
-    store = Plan(configured(options)).store
+    store = Plan(configured(options, options.keys[0])).store
     assert isinstance(store, Encode)
     corpus, device = store.corpus.corpus(), device_of(store.config)
     network = open_network(store.model.path(), store.config)[0].to(device)
@@ -103,8 +103,8 @@ def compressing(options: argparse.Namespace) -> list[dict[str, Any]]:
             f"index.factory={factory or 'null'}",
             f"index.probe={PROBE}",
         )
-        run(configured(options, "stages=[encode]", *given))
-        contest = Contest(configured(options, *given))
+        run(configured(options, options.keys[0], "stages=[encode]", *given))
+        contest = Contest(configured(options, options.keys[0], *given))
         assert contest.index
         built = contest.index.statistics()
         contest()
@@ -129,7 +129,7 @@ def searching(options: argparse.Namespace) -> list[dict[str, Any]]:
         f"{PARTS} workers of Ray": (f"index.parts={PARTS}", "index.engine=ray"),
     }
     cells = (f"index.factory={CELLS}", f"index.probe={PROBE}")
-    contests = {name: Contest(configured(options, *cells, *way)) for name, way in ways.items()}
+    contests = {name: Contest(configured(options, options.keys[0], *cells, *way)) for name, way in ways.items()}
     queries = sampled(next(iter(contests.values())).encoded.path())
     asked = queries.repeat(-(-4096 // len(queries)), 1)[:4096]
     searches = {name: (lambda contest=contest: contest.found(asked)) for name, contest in contests.items()}

@@ -21,25 +21,30 @@ from trime.memory.search import found_of
 from trime.metrics import perplexity
 from trime.run import run
 from trime.stages.artefact import plain
-from trime.stages.datastore import Index, uses_external
+from trime.stages.datastore import Index, most_cells, numbered, uses_external
 from trime.stages.encode import windows_of
 from trime.stages.plan import Plan
 from trime.stages.processes import device_of
 from trime.stages.tune import Sums, sampled, scorer_of
 from trime.tasks.rows import rows_of
 
-KINDS = [
-    ("exact", None, 1),
-    *(("faiss", "IVF1024_SQ8", probe) for probe in (4, 8, 16, 32)),
-    *(("cells", "Cells1024", probe) for probe in (4, 8, 16, 32)),
-    *(("cells", "Cells4096", probe) for probe in (16, 32, 64)),
-]
 ENOUGH, BOUND = 0.8, 5.0  # recall, and times plain evaluation
+
+
+def kinds_of(entries: int) -> list[tuple[str, str | None, int]]:
+    """Name, factory and visited cells: as many cells as index=auto has for so many keys, and four times as many."""
+    few = most_cells(str(numbered("Cells", entries, 1)))
+    return [
+        ("exact", None, 1),
+        *(("faiss", f"IVF{few}_SQ8", probe) for probe in (4, 8, 16, 32)),
+        *(("cells", f"Cells{few}", probe) for probe in (4, 8, 16, 32)),
+        *(("cells", f"Cells{4 * few}", probe) for probe in (16, 32, 64)),
+    ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="7m", help="a file of conf/model")
-    parser.add_argument("--keys", default="1M", help="entries of the store")
+    parser.add_argument("--keys", nargs="+", default=["1M"], help="entries of the store; several: one after the other")
     parser.add_argument("--tokens", default="8k", help="tokens that are scored")
     parser.add_argument("--window", type=int, default=512, help="tokens of a window")
     parser.add_argument("--updates", type=int, default=20, help="of training")
@@ -49,12 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=2)
 
 
-def configured(options: argparse.Namespace, *more: str) -> DictConfig:
-    """The experiment with one setting of everything that would be tuned."""
+def configured(options: argparse.Namespace, keys: str, *more: str) -> DictConfig:
+    """The experiment over so many keys with one setting of everything that would be tuned."""
     text = ["dataset=folder", f"dataset.path={options.path}"] if options.path else []
     given = [
         *("experiment=trime_ext", f"model={options.model}", "size=small", *text),
-        *(f"train.updates={options.updates}", f"datastore.tokens={options.keys}", f"evaluate.tokens={options.tokens}"),
+        *(f"train.updates={options.updates}", f"datastore.tokens={keys}", f"evaluate.tokens={options.tokens}"),
         *(
             f"evaluate.block={options.window}",
             "evaluate.context=0",
@@ -95,15 +100,29 @@ class Contest:
 
 
 def measure(options: argparse.Namespace) -> Measured:
+    """Every size of store."""
+    sizes = [of_size(options, keys) for keys in options.keys]
+    return Measured([row for rows in sizes for row in rows], [claim_of(rows) for rows in sizes])
+
+
+def claim_of(rows: list[dict[str, Any]]) -> Claim:
+    """Of the fastest search that finds enough."""
+    enough = [row["over plain"] for row in rows if row.get("recall", 0) >= ENOUGH]
+    claim = f"time over evaluation without the external memory, recall at least {ENOUGH}, {rows[0]['keys']:,} keys"
+    return Claim(claim, min(enough, default=None), BOUND)
+
+
+def of_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]:
     """Every kind of search in turn."""
-    config = configured(options, "stages=[prepare,pack,fit,encode]")
+    config = configured(options, keys, "stages=[prepare,pack,fit,encode]")
     run(config)
-    without = {"none": Contest(configured(options, "evaluate.rows=[{joint: [local, long]}]"))}
+    without = {"none": Contest(configured(options, keys, "evaluate.rows=[{joint: [local, long]}]"))}
+    entries = Plan(config).store.information()["tokens"]
     kinds = {
         f"{kind} {factory}, {probe} cells" if factory else kind: Contest(
-            configured(options, f"index.factory={factory or 'null'}", f"index.probe={probe}")
+            configured(options, keys, f"index.factory={factory or 'null'}", f"index.probe={probe}")
         )
-        for kind, factory, probe in KINDS
+        for kind, factory, probe in kinds_of(entries)
     }
     contests = without | kinds
     losses: dict[str, float] = {}
@@ -120,14 +139,13 @@ def measure(options: argparse.Namespace) -> Measured:
     rows = []
     for name, contest in contests.items():
         seconds = [encoded["seconds"] + own for own in found[name]["rounds"]]
-        row: dict[str, Any] = {"search": name, "tokens/s": round(encoded["tokens"] / sorted(seconds)[len(seconds) // 2])}
+        row: dict[str, Any] = {"keys": entries, "search": name}
+        row |= {"tokens/s": round(encoded["tokens"] / sorted(seconds)[len(seconds) // 2])}
         row |= {"over plain": ratio(seconds, plain_seconds), "perplexity": round(perplexity(losses[name]), 3)}
         if contest.index:
             score, number = contest.found(queries)
             mass = ((score / scale).logsumexp(1) - (scores / scale).logsumexp(1)).exp().mean()
             row |= {"recall": found_of(exact, number), "mass": round(float(mass), 4)}
-            row |= {"entries": contest.index.statistics()["entries"], "index s": contest.index.statistics()["build_seconds"]}
+            row |= {"index s": contest.index.statistics()["build_seconds"]}
         rows.append(row | {"peak_memory_mb": found[name]["peak_memory_mb"]})
-    enough = [row["over plain"] for row in rows if row.get("recall", 0) >= ENOUGH]
-    claim = f"time over evaluation without the external memory, recall at least {ENOUGH}, {rows[-1]['entries']:,} keys"
-    return Measured(rows, [Claim(claim, min(enough, default=None), BOUND)])
+    return rows

@@ -29,11 +29,11 @@ class Meter:
     """Seconds and peak memory from here on: of the device where there is one, else of the process."""
 
     def __init__(self) -> None:
-        self.start = time.perf_counter()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         else:
-            reset_process_peak()
+            reset_process_peak()  # which may take long after something large
+        self.start = time.perf_counter()
 
     @property
     def seconds(self) -> float:
