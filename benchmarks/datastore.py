@@ -9,15 +9,17 @@ Parts: the same queries are asked of one index, of its three parts in this proce
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 
 from benchmarks import external
-from benchmarks.external import Contest, configured
+from benchmarks.external import Contest
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.data.module import in_order
 from trime.metrics import perplexity
@@ -46,16 +48,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(keys=["200k"], tokens="4k", rounds=3)
 
 
+def configured(options: argparse.Namespace, *more: str) -> DictConfig:
+    """The experiment over the one size of store."""
+    return external.configured(options, options.keys[0], *more)
+
+
 def measure(options: argparse.Namespace) -> Measured:
     """Building, compressing, searching."""
-    run(configured(options, options.keys[0], "stages=[prepare,pack,fit]"))
+    if len(options.keys) > 1:
+        sys.exit(f"--keys {' '.join(options.keys)}: one size of store, please")
+    run(configured(options, "stages=[prepare,pack,fit]"))
     rows, claims = building(options)
     return Measured([*rows, *compressing(options), *searching(options)], claims)
 
 
 def building(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
     """The store as it is made, beside the model alone and beside the forecast."""
-    store = Plan(configured(options, options.keys[0])).store
+    store = Plan(configured(options)).store
     assert isinstance(store, Encode)
     corpus, device = store.corpus.corpus(), device_of(store.config)
     network = open_network(store.model.path(), store.config)[0].to(device)
@@ -103,8 +112,8 @@ def compressing(options: argparse.Namespace) -> list[dict[str, Any]]:
             f"index.factory={factory or 'null'}",
             f"index.probe={PROBE}",
         )
-        run(configured(options, options.keys[0], "stages=[encode]", *given))
-        contest = Contest(configured(options, options.keys[0], *given))
+        run(configured(options, "stages=[encode]", *given))
+        contest = Contest(configured(options, *given))
         assert contest.index
         built = contest.index.statistics()
         contest()
@@ -129,7 +138,7 @@ def searching(options: argparse.Namespace) -> list[dict[str, Any]]:
         f"{PARTS} workers of Ray": (f"index.parts={PARTS}", "index.engine=ray"),
     }
     cells = (f"index.factory={CELLS}", f"index.probe={PROBE}")
-    contests = {name: Contest(configured(options, options.keys[0], *cells, *way)) for name, way in ways.items()}
+    contests = {name: Contest(configured(options, *cells, *way)) for name, way in ways.items()}
     queries = sampled(next(iter(contests.values())).encoded.path())
     asked = queries.repeat(-(-4096 // len(queries)), 1)[:4096]
     searches = {name: (lambda contest=contest: contest.found(asked)) for name, contest in contests.items()}

@@ -9,6 +9,7 @@ that were found weigh over what the exact K weigh.
 from __future__ import annotations
 
 import argparse
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, composed, ratio
-from trime.memory.search import found_of
+from trime.memory.search import LEAST, found_of
 from trime.metrics import perplexity
 from trime.run import run
 from trime.stages.artefact import plain
@@ -32,13 +33,14 @@ ENOUGH, BOUND = 0.8, 5.0  # recall, and times plain evaluation
 
 
 def kinds_of(entries: int) -> list[tuple[str, str | None, int]]:
-    """Name, factory and visited cells: as many cells as index=auto has for so many keys, and four times as many."""
+    """Name, factory and visited cells: as many cells as index=auto has for so many keys, and up to four times as many."""
     few = most_cells(str(numbered("Cells", entries, 1)))
+    many = max(1, min(4 * few, entries // LEAST))
     return [
         ("exact", None, 1),
         *(("faiss", f"IVF{few}_SQ8", probe) for probe in (4, 8, 16, 32)),
         *(("cells", f"Cells{few}", probe) for probe in (4, 8, 16, 32)),
-        *(("cells", f"Cells{4 * few}", probe) for probe in (16, 32, 64)),
+        *(("cells", f"Cells{many}", probe) for probe in (16, 32, 64)),
     ]
 
 
@@ -109,7 +111,7 @@ def claim_of(rows: list[dict[str, Any]]) -> Claim:
     """Of the fastest search that finds enough."""
     enough = [row["over plain"] for row in rows if row.get("recall", 0) >= ENOUGH]
     claim = f"time over evaluation without the external memory, recall at least {ENOUGH}, {rows[0]['keys']:,} keys"
-    return Claim(claim, min(enough, default=None), BOUND)
+    return Claim(claim, min(enough, default=math.inf), BOUND)
 
 
 def of_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]:

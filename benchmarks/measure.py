@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Claim(NamedTuple):
-    """What is said of the rows, its value and the most that it may be; no value: it was not run here."""
+    """What is said of the rows, its value and the most that it may be; no value: it was not run here, inf: nothing fits."""
 
     claim: str
     value: float | None
@@ -32,6 +34,11 @@ class Claim(NamedTuple):
     @property
     def holds(self) -> bool | str:
         return "not run" if self.value is None else self.value <= self.bound
+
+    def told(self) -> dict[str, Any]:
+        """As JSON, which has no infinity."""
+        value = None if self.value is None or math.isinf(self.value) else self.value
+        return {"claim": self.claim, "value": value, "bound": self.bound, "holds": self.holds}
 
 
 class Measured(NamedTuple):
@@ -44,14 +51,13 @@ class Measured(NamedTuple):
 def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, Any]]:
     """Seconds (median, least, most, of every round) and peak memory of each, one after the other in every round.
 
-    Who begins changes from round to round: what one leaves behind, such as cold memory, does not always meet the same one.
+    Each round has an order of its own: what one leaves behind, such as cold memory, does not always meet the same one.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     peaks = dict.fromkeys(contestants, 0.0)
     turns = list(contestants.items())
     for number in range(warmup + rounds):
-        first = number % len(turns)
-        for name, step in turns[first:] + turns[:first]:
+        for name, step in random.Random(number).sample(turns, len(turns)):
             meter = Meter()
             step()
             if torch.cuda.is_available():
@@ -98,7 +104,7 @@ def publish(name: str, command: str, found: Measured, file: Path) -> None:
         "hardware": hardware() | {"threads": torch.get_num_threads()},
         "versions": versions(),
         "rows": found.rows,
-        "claims": [claim._asdict() | {"holds": claim.holds} for claim in found.claims],
+        "claims": [claim.told() for claim in found.claims],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

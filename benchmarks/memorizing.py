@@ -7,6 +7,7 @@ read the Python standard library's source, byte by byte. Recall of the approxima
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,11 +30,9 @@ from trime.models.sliding import Window
 WIDTH, DEPTH, HEADS, SEGMENT, BATCH, WORDS, TOP_K = 256, 6, 4, 512, 2, 256, 32
 EXACT, SCOUTS = 4096, 32  # entries up to which the search is exact, and candidates of a head beyond that; who choose them
 TRAINED, ASKED = 100, 8  # steps of training, and segments over which recall is measured
-BOUNDS, LARGER, ENOUGH = (
-    {"evaluation": 1.5, "training": 1.2},
-    1.5,
-    0.8,
-)  # times the step without memory, the smaller one's; recall
+BOUNDS = {"evaluation": 1.5, "training": 1.2}  # asked for: of a step with the smallest memory, times one without
+LARGER = 1.5  # of a step with a larger memory, times one with the smallest
+ENOUGH = 0.8  # recall
 
 
 class Kind(NamedTuple):
@@ -146,7 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> Measured:
     """Every kind of memory beside the plain model."""
     text, rows = rows_of_text(torch.device(options.device)), []
-    plain, asked = Kind(0, "exact"), kinds(options.sizes)
+    plain, asked = Kind(0, "exact"), kinds(sorted(options.sizes))
     weights = taught(text)
     steps = {kind: filled(kind, weights, text) for kind in (plain, *asked)}
     recalls = {kind: recall(steps[kind]) for kind in asked}
@@ -168,9 +167,9 @@ def claims(rows: list[dict[str, Any]], small: Kind, over: str) -> Iterator[Claim
     """Of the smallest memory over none; of the larger ones by the faster search that finds enough, over the smallest."""
     for what, bound in BOUNDS.items():
         own = [row for row in rows if row["step"] == what]
-        (first,) = (row["over plain"] for row in own if row["memory"] == small.size)
+        first = min(row["over plain"] for row in own if row["memory"] == small.size)
         yield Claim(f"a step of {what} with {small.size:,} entries over one without memory", first, bound)
         for size in sorted({row["memory"] for row in own} - {small.size}):
             enough = [row[over] for row in own if row["memory"] == size and row["recall"] >= ENOUGH]
             name = f"a step of {what} with {size:,} entries, recall at least {ENOUGH}, over one with {small.size:,}"
-            yield Claim(name, min(enough, default=None), LARGER)
+            yield Claim(name, min(enough, default=math.inf), LARGER)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import pytest
 import torch
 
 from benchmarks import __main__, attendre, datastore, external, memorizing, objective, packing, startup
-from benchmarks.measure import Claim
+from benchmarks.measure import Claim, alternately
+from trime.memory.search import LEAST
 
 Bench = Callable[..., dict[str, Any]]
 
@@ -35,17 +39,35 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_a_claim_holds_up_to_its_bound() -> None:
     assert Claim("", 0.4, 0.4).holds is True and Claim("", 0.41, 0.4).holds is False and Claim("", None, 1.0).holds == "not run"
+    assert Claim("nothing finds enough", math.inf, 5.0).holds is False
+
+
+def test_who_begins_and_who_follows_changes() -> None:
+    told: list[str] = []
+    names = ("a", "b", "c", "d")
+    alternately({name: partial(told.append, name) for name in names}, 8, warmup=0)
+    rounds = [told[start : start + 4] for start in range(0, 32, 4)]
+    assert all(sorted(own) == list(names) for own in rounds)
+    assert len({own[own.index("b") - 1] for own in rounds if own[0] != "b"}) == 3, "each comes after every other one"
+
+
+def test_kinds_of_search_have_entries_for_their_cells() -> None:
+    for entries in (200, 2000, 1_000_000, 10_000_000):
+        for _, factory, _ in external.kinds_of(entries)[1:]:
+            assert int(re.findall(r"[a-z](\d+)", str(factory), re.IGNORECASE)[0]) * LEAST <= entries
 
 
 def test_memorizing(bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"SEGMENT": 64, "WIDTH": 32, "EXACT": 128, "TRAINED": 2, "ASKED": 2}.items():
         monkeypatch.setattr(memorizing, name, value)
-    rows = bench("memorizing", "--sizes", "128", "256", "--rounds", "1")["rows"]
+    found = bench("memorizing", "--sizes", "256", "128", "--rounds", "1")
+    rows = found["rows"]
     told = [(row["step"], row["memory"], row["search"]) for row in rows]
     kinds = ((128, "exact"), (256, "approximate"), (256, "faiss"))
-    assert told == [(step, *own) for step in ("training", "evaluation") for own in kinds]
+    assert told == [(step, *own) for step in ("evaluation", "training") for own in kinds]
     assert all(row["recall"] == 1 if row["search"] == "exact" else 0 < row["recall"] <= 1 for row in rows)
     assert "| training" in capsys.readouterr().out
+    assert len(found["claims"]) == 4 and sum("with 256 entries" in claim["claim"] for claim in found["claims"]) == 2
 
 
 def test_attendre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +139,26 @@ def test_step(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_external(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(external, "KINDS", [("exact", None, 1), ("faiss", "IVF16_SQ8", 16), ("cells", "Cells16", 16)])
-    few = ("--keys", "2k", "--tokens", "300", "--updates", "1", "--rounds", "1", "--window", "64", "--outputs", str(tmp_path))
+    kinds = [("exact", None, 1), ("faiss", "IVF16_SQ8", 16), ("cells", "Cells16", 16)]
+    monkeypatch.setattr(external, "kinds_of", lambda entries: kinds)
+    few = (
+        "--keys",
+        "1k",
+        "2k",
+        "--tokens",
+        "300",
+        "--updates",
+        "1",
+        "--rounds",
+        "1",
+        "--window",
+        "64",
+        "--outputs",
+        str(tmp_path),
+    )
     found = bench("external", "--model", "tiny", *few, "--set", "index.k=16", "segments.length=64", "train.plain_share=0")
-    rows = {row["search"]: row for row in found["rows"]}
+    assert [row["keys"] for row in found["rows"]] == [1000] * 4 + [2000] * 4 and len(found["claims"]) == 2
+    rows = {row["search"]: row for row in found["rows"][4:]}
     assert list(rows) == ["none", "exact", "faiss IVF16_SQ8, 16 cells", "cells Cells16, 16 cells"]
     assert rows["cells Cells16, 16 cells"]["mass"] == pytest.approx(1, abs=1e-3)  # recall means little where keys are equal
 

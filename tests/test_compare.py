@@ -11,7 +11,7 @@ import torch
 
 from trime.stages.report.compare import compare_table, ordering
 from trime.stages.report.differences import difference
-from trime.stages.report.groups import Group, grouped, labels, opponent
+from trime.stages.report.groups import Group, grouped, labels, opponent, ranked
 from trime.stages.report.provenance import without_places
 from trime.stages.tune import FEW, PARTS, STRETCH, Sums
 from trime.tasks.scoring import Window
@@ -52,6 +52,22 @@ def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
     runs = [Group([{"name": "a", "seed": 0, "command": own}]) for own in told]
     assert labels(runs[:2]) == ["a index.k=4", "a index.k=8"] and labels(runs[:1]) == ["a"]
     assert labels(runs)[2] == "a 'a broken one" and without_places(None) is None
+
+
+def test_translations_are_ranked_by_bleu_beside_language_models_too() -> None:
+    runs = [made("lm", 0, [3.0, 3.0])]
+    for name, loss, bleu in (("a", 1.0, 30.0), ("b", 2.0, 35.0)):
+        run = made(name, 0, [loss, loss]) | {"dataset": {"name": "pairs", "fingerprint": "g"}}
+        run["metrics"] = {split: [run["metrics"][split][-1] | {"bleu": bleu}] for split in ("valid", "test")}
+        runs.append(run)
+    kind, order, figures = ranked(grouped(runs[1:]))
+    assert kind == "BLEU" and [group.first["name"] for group in order] == ["a", "b"] and figures == [[30.0], [35.0]]
+    groups = grouped(runs)
+    assert ranked(groups)[0] == "perplexity", "what all have"
+    _, lines = compare_table(groups, "a", {})
+    assert [line[0] for line in lines] == ["a", "b", "lm"]
+    _, (line,) = ordering(groups, {"paper": {"a": [1.0], "b": [2.0]}})
+    assert line[-1] == "no interval", "BLEU whose parts were not kept is not judged by perplexity"
 
 
 def test_seeds_are_one_group_and_other_settings_are_not() -> None:

@@ -1,8 +1,9 @@
-"""Imports point one way, and heavy or optional packages stand only where they belong."""
+"""Imports point one way, heavy or optional packages stand only where they belong, links lead somewhere."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -61,3 +62,21 @@ def test_no_pickle_is_read() -> None:
         assert "allow_pickle" not in text and "weights_only=False" not in text, path
         assert released or ("pickle" not in imports(path) and "torch.load" not in text), path
         assert not released or text.count("torch.load(") == text.count("weights_only=True)") == 1
+
+
+def anchors(document: Path) -> set[str]:
+    """Of a document's titles, as GitHub makes them."""
+    titles = [line.lstrip("#").strip().lower() for line in document.read_text().splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def test_links_of_documents_lead_somewhere() -> None:
+    links = 0
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "results" / "README.md"):
+        for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+            file, _, title = link.partition("#")
+            if not file.startswith("http"):
+                place = (document.parent / file).resolve() if file else document
+                assert place.exists() and (not title or title in anchors(place)), f"{document.name}: {link}"
+                links += 1
+    assert links > 20

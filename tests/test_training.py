@@ -161,6 +161,7 @@ def test_a_resumed_run_is_the_unbroken_run(
     with goes_down(5, monkeypatch):
         trained(broken)
     assert not Plan(broken).model.folder.exists()
+    capsys.readouterr()
     resumed = trained(broken)
     told = capsys.readouterr().err
     assert "| 4/7 [" in told and "| 7/7 [" in told, "the bar begins at the checkpoint and ends with all updates"

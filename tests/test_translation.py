@@ -181,6 +181,7 @@ def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
     with open(folder / "table.csv", newline="") as file:
         rows = {row["run"]: row for row in csv.DictReader(file)}
     assert rows.keys() == {"mt_vanilla", "knn_mt"} and all(0 <= float(row["test BLEU"]) <= 100 for row in rows.values())
+    assert sorted(rows, key=lambda name: float(rows[name]["test BLEU"])) == list(rows), "the worst first"
     told = rows["knn_mt"]["BLEU vs mt_vanilla"]
     interval = re.search(r"\[[-+.\d]+, [-+.\d]+\]", told)
     assert interval and rows["mt_vanilla"]["paper IWSLT'14*"] == "32.58"

@@ -116,7 +116,7 @@ class Fit(Artefact):
         with quiet():
             trainer = self.trainer(folder, [history, *self.watching(folder, network)])
             try:
-                run_training(trainer, task, data, folder)
+                run_training("fit", trainer, task, data, folder)
                 return network if task.device_mesh is None else self.put_together(trainer, len(corpus.vocabulary))
             finally:  # else the next run of a sweep would wait for processes that are gone
                 if distributed.is_initialized():

@@ -64,7 +64,7 @@ class Teach(Artefact):
         loader, meter = Examples([(alone, first), (questions, updates - first)], tokenizer, taught, self.config.seed), Meter()
         with quiet():
             trainer = self.trainer(folder)
-            run_training(trainer, task, loader, folder)
+            run_training("teach", trainer, task, loader, folder)
         model.save_pretrained(folder)
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         write_aside(folder / "train.json", json.dumps(found | {"seconds": round(meter.seconds, 1)}, indent=1))

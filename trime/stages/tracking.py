@@ -21,7 +21,9 @@ def logger_of(settings: Any, folder: Path) -> Any:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     folder.mkdir(parents=True, exist_ok=True)
     logger = instantiate(settings.lightning, save_dir=str(folder), _convert_="all")
-    getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # which Lightning gives W&B unasked, and W&B warns of
+    asked = getattr(logger, "_wandb_init", {})
+    if asked.get("anonymous", "") is None:  # Lightning gives it to W&B unasked, which then warns of it
+        del asked["anonymous"]
     return logger
 
 

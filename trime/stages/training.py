@@ -45,6 +45,7 @@ class Progress(ProgressBar):
     def __init__(self, stage: str) -> None:
         super().__init__()
         self.stage, self.shown = stage, True
+        self.bar: Any = None
 
     def enable(self) -> None:
         self.shown = True
@@ -57,7 +58,7 @@ class Progress(ProgressBar):
         total, done = trainer.max_steps, trainer.global_step
         self.bar = tqdm(total=total, initial=done, unit="update", desc=self.stage, mininterval=1, disable=not self.shown)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
         made = trainer.global_step - self.bar.n
         if made and self.bar.update(made) and self.shown:
             self.bar.set_postfix(trainer.progress_bar_metrics)
@@ -72,24 +73,24 @@ class Progress(ProgressBar):
         self.bar.close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if hasattr(self, "bar"):
+        if self.bar is not None:
             self.bar.close()
 
 
-def run_training(trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
+def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
     """Trains, going on from the last checkpoint of a killed run."""
     try:
-        trainer.fit(task, data, ckpt_path=newest(folder / "checkpoints"), weights_only=True)
+        trainer.fit(task, data, ckpt_path=newest(stage, folder / "checkpoints"), weights_only=True)
     except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
         raise KeyboardInterrupt from None
 
 
-def newest(folder: Path) -> str | None:
+def newest(stage: str, folder: Path) -> str | None:
     """The last checkpoint of a killed run."""
     whole = [path for path in folder.glob("*.ckpt") if zipfile.is_zipfile(path)]  # a kill may leave a truncated one
     found = sorted(whole, key=lambda path: path.stat().st_mtime)
     if found:
-        print(f"fit goes on from {found[-1].name}")
+        print(f"{stage} goes on from {found[-1].name}")
     return str(found[-1]) if found else None
 
 

@@ -69,11 +69,12 @@ def bars(
     axis.set_yticks(places, names)
     axis.invert_yaxis()
     axis.set_xlabel(f"test {kind} ({'higher' if kind == 'BLEU' else 'lower'} is better)")
-    axis.set_xlim(0, max(values) * 1.14)
-    for place, value, own in zip(places, values, points or [[]] * len(names), strict=True):
+    ends = [max([value, *own]) for value, own in zip(values, points or [[]] * len(names), strict=True)]
+    axis.set_xlim(0, 1.14 * max(ends) or 1)
+    for place, value, end, own in zip(places, values, ends, points or [[]] * len(names), strict=True):
         if len(own) > 1:
             axis.plot(own, [place] * len(own), ".", color="black", ms=4, alpha=0.6)
-        axis.text(max(value, *own, value), place, f" {value:.2f}", va="center", fontsize=9)
+        axis.text(end, place, f" {value:.2f}", va="center", fontsize=9)
 
 
 def curve(axis: Any, losses: dict[str, float], label: str, kind: str) -> None:

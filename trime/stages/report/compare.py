@@ -8,15 +8,18 @@ from itertools import combinations
 from typing import Any
 
 from trime.stages.report.differences import bleu_difference, difference
-from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent, shown
+from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent, ranked
 from trime.stages.report.tables import Lines, evaluated, units
 
-Published = dict[str, dict[str, list[float]]]  # dev and test of a paper's rows, by the experiment's name, set by set
+Published = dict[
+    str, dict[str, list[float]]
+]  # dev and test, or test alone, of a paper's rows, by the experiment's name, set by set
 
 
 def compare_table(groups: list[Group], against: str, published: Published) -> tuple[list[str], Lines]:
     """The own row of each group, its mean over seeds, the difference to its opponent, the papers' figures."""
-    groups = sorted(shown(groups)[1], key=lambda group: str(group.first["dataset"]["name"]))
+    texts = sorted({str(group.first["dataset"]["name"]) for group in groups})
+    groups = [group for text in texts for group in ranked([own for own in groups if own.first["dataset"]["name"] == text])[1]]
     kind = units([group.first for group in groups])
     header = [
         "run",
@@ -67,7 +70,9 @@ def ordering(groups: list[Group], published: Published) -> tuple[list[str], Line
 
 def judged(one: Group, other: Group, theirs: float) -> tuple[str, str]:
     """The difference here, and whether its sign is the published one's."""
-    own = bleu_difference(one, other) or difference(one, other)
+    own = bleu_difference(one, other) if "bleu" in one.row else difference(one, other)
+    if own is None:
+        return "", "no interval"
     told = f"{own.value:+.2f} {own.interval}"
     if not own.shown:
         return told, "no interval" if math.isnan(own.low) else "no difference shown"

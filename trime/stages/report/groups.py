@@ -50,8 +50,8 @@ class Group(NamedTuple):
         return float(np.mean(values)) if values else None
 
 
-def shown(groups: list[Group]) -> tuple[str, list[Group], list[list[float]]]:
-    """What groups are judged by (BLEU where all translate), they with the worst first, and the figure of each of their runs."""
+def ranked(groups: list[Group]) -> tuple[str, list[Group], list[list[float]]]:
+    """The measure's name (BLEU where all translate), the groups, worst first, and the figures of each one's seeds."""
     translate = all("bleu" in group.row for group in groups)
     kind = "BLEU" if translate else units([group.first for group in groups])
     found = [(group, [run["metrics"]["test"][-1] for run in group.runs]) for group in groups]

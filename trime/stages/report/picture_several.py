@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.stages.report.canvas import BLUE, GREY, Panel, bars, canvas, curve, fill, over_sizes, saved, small_panels
-from trime.stages.report.groups import Group, labels, shown
+from trime.stages.report.groups import Group, labels, ranked
 from trime.stages.report.tables import evaluated, replayed, unit, units
 
 
@@ -28,7 +28,7 @@ def compare_picture(groups: list[Group], path: Path) -> Path:
 
 def compare_panel(axis: Any, groups: list[Group]) -> None:
     """The worst first; a dot is a seed, where there are several."""
-    kind, groups, seeds = shown(groups)
+    kind, groups, seeds = ranked(groups)
     colours = [BLUE if group.first["name"].startswith("trime") else GREY for group in groups]
     bars(axis, labels(groups), [sum(own) / len(own) for own in seeds], kind, colours, seeds)
     axis.set_title(", ".join(sorted({evaluated(group.first)[0] for group in groups})))

@@ -88,7 +88,7 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
     picture = compare_picture(groups, folder / "picture.png")
     text = markdown(header, lines) + ordered
     write_aside(folder / "table.md", text)
-    print(f"\n{text}\n* published dev / test, for the order of rows")
+    print(f"\n{text}\n* published dev / test (one figure: test), for the order of rows")
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
     if any(run.get("analysis", {}).get("dev", {}).get("by_memory_size") for run in runs):
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
@@ -98,7 +98,7 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
     note = (
         f"The worst first. Differences to {against} are paired, with a 95 % interval by bootstrap over seeds and "
         f"{' or '.join(drawn)}; "
-        "no difference is shown where zero lies inside. Columns with * hold published figures, dev / test."
+        "no difference is shown where zero lies inside. Columns with * hold published figures, dev / test (one figure: test)."
     )
     sections = [
         Section("Runs", note, [Table(header, lines)]),
