@@ -37,7 +37,7 @@ from trime.types import Contexts, Mass, Place
 SEGMENT, WORDS, CUTOFFS = 512, 50_000, [20_000]
 SIGHTS: dict[str, Visibility] = {"external": External(), "local": Local(), "long": Long()}
 CLAIMED = 12288  # contexts of which the claims speak; more are timed once
-MATRICES = 8  # of n x n numbers that the direct way holds at its peak, more or less
+MATRICES = 10  # of n x n numbers that the direct way may take, which holds seven at its peak
 
 
 class Contest:
@@ -126,6 +126,7 @@ def of_cell(n: int, d: int, device: str, rounds: int) -> list[dict[str, Any]]:
     asked = [name for name in ways if name != "three products"]
     del contest, ways
     gc.collect()
+    reset_process_peak()  # gives back what is kept, for the processes that follow
     peaks, rows = extra("contest", n, d, device, asked), []
     for name, own in found.items():
         seconds = own["median_seconds"]
