@@ -35,8 +35,8 @@ class Claim(NamedTuple):
     def holds(self) -> bool | str:
         return "not run" if self.value is None else self.value <= self.bound
 
-    def told(self) -> dict[str, Any]:
-        """As JSON, which has no infinity."""
+    def content(self) -> dict[str, Any]:
+        """For JSON, which has no infinity."""
         value = None if self.value is None or math.isinf(self.value) else self.value
         return {"claim": self.claim, "value": value, "bound": self.bound, "holds": self.holds}
 
@@ -104,7 +104,7 @@ def publish(name: str, command: str, found: Measured, file: Path) -> None:
         "hardware": hardware() | {"threads": torch.get_num_threads()},
         "versions": versions(),
         "rows": found.rows,
-        "claims": [claim.told() for claim in found.claims],
+        "claims": [claim.content() for claim in found.claims],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -19,6 +19,22 @@ from benchmarks.measure import Claim, alternately
 from trime.memory.search import LEAST
 
 Bench = Callable[..., dict[str, Any]]
+FEW = [
+    "--model",
+    "tiny",
+    "--tokens",
+    "300",
+    "--updates",
+    "1",
+    "--rounds",
+    "1",
+    "--window",
+    "64",
+    "--set",
+    "index.k=16",
+    "segments.length=64",
+    "train.plain_share=0",
+]
 
 
 @pytest.fixture()
@@ -141,22 +157,7 @@ def test_step(bench: Bench) -> None:
 def test_external(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kinds = [("exact", None, 1), ("faiss", "IVF16_SQ8", 16), ("cells", "Cells16", 16)]
     monkeypatch.setattr(external, "kinds_of", lambda entries: kinds)
-    few = (
-        "--keys",
-        "1k",
-        "2k",
-        "--tokens",
-        "300",
-        "--updates",
-        "1",
-        "--rounds",
-        "1",
-        "--window",
-        "64",
-        "--outputs",
-        str(tmp_path),
-    )
-    found = bench("external", "--model", "tiny", *few, "--set", "index.k=16", "segments.length=64", "train.plain_share=0")
+    found = bench("external", "--keys", "1k", "2k", "--outputs", str(tmp_path), *FEW)
     assert [row["keys"] for row in found["rows"]] == [1000] * 4 + [2000] * 4 and len(found["claims"]) == 2
     rows = {row["search"]: row for row in found["rows"][4:]}
     assert list(rows) == ["none", "exact", "faiss IVF16_SQ8, 16 cells", "cells Cells16, 16 cells"]
@@ -168,8 +169,7 @@ def test_datastore(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
     monkeypatch.setattr(datastore, "COMPRESSED", [("float16", None), ("int8", "PCA8_IVF16_SQ8")])
     monkeypatch.setattr(datastore, "CELLS", "Cells16")
-    few = ("--keys", "2k", "--tokens", "300", "--updates", "1", "--rounds", "1", "--window", "64", "--outputs", str(tmp_path))
-    found = bench("datastore", "--model", "tiny", *few, "--set", "index.k=16", "segments.length=64", "train.plain_share=0")
+    found = bench("datastore", "--keys", "2k", "--outputs", str(tmp_path), *FEW)
     built, whole, packed = found["rows"][1:4]
     assert built["bytes"] == pytest.approx(built["foretold bytes"], rel=0.2) and len(found["claims"]) == 3
     assert packed["bytes"] < whole["bytes"] and len(found["rows"]) == 7

@@ -60,7 +60,8 @@ def test_translations_are_ranked_by_bleu_beside_language_models_too() -> None:
         run = made(name, 0, [loss, loss]) | {"dataset": {"name": "pairs", "fingerprint": "g"}}
         run["metrics"] = {split: [run["metrics"][split][-1] | {"bleu": bleu}] for split in ("valid", "test")}
         runs.append(run)
-    kind, order, figures = ranked(grouped(runs[1:]))
+    kind, order = ranked(grouped(runs[1:]))
+    figures = [group.figures("test", kind) for group in order]
     assert kind == "BLEU" and [group.first["name"] for group in order] == ["a", "b"] and figures == [[30.0], [35.0]]
     groups = grouped(runs)
     assert ranked(groups)[0] == "perplexity", "what all have"

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trime.memory.largest import Largest
-from trime.memory.search import Blocks, lengthened
+from trime.memory.search import Blocks, indexed
 from trime.memory.similarity import at_one_length, similarity
 from trime.types import Float, Int, Tensor, UserError
 
@@ -96,13 +96,12 @@ def rounded(size: int, step: int) -> int:
 
 def learn_cells(blocks: Blocks, entries: int, width: int, cells: int, metric: str, file: Path) -> None:
     """Centroids by k-means."""
-    once(file, lambda: centroids(lengthened(blocks) if metric == "cosine" else blocks, entries, width, cells, metric))
+    once(file, lambda: centroids(indexed(blocks, metric), entries, width, cells, metric))
 
 
 def fill_cells(blocks: Blocks, metric: str, learned: Path, folder: Path, bar: Any) -> None:
     """Each key to its nearest centroid, keys sorted; a killed run goes on with the block that it was at."""
-    if metric == "cosine":
-        blocks = lengthened(blocks)
+    blocks = indexed(blocks, metric)
     centroid, chosen = np.load(learned), []
     for shard, keys in enumerate(blocks()):
         chosen.append(once(folder / f"cell-{shard:05d}.npy", partial(nearest_centroid, keys, centroid, metric)))

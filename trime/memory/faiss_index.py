@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trime.memory.search import Blocks, check_enough, lengthened
+from trime.memory.search import Blocks, check_enough, indexed
 from trime.memory.similarity import at_one_length
 from trime.types import Float, Int, Tensor, UserError
 
@@ -65,15 +65,14 @@ def moved(index: Any) -> Any:
 def learn_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path) -> None:
     """An empty index, trained on a sample of keys. An underscore in ``factory`` stands for a comma."""
     if not file.exists():
-        save_index(trained(lengthened(blocks) if metric == "cosine" else blocks, entries, width, factory, metric), file)
+        save_index(trained(indexed(blocks, metric), entries, width, factory, metric), file)
 
 
 def fill_faiss(blocks: Blocks, metric: str, learned: Path, file: Path, bar: Any) -> None:
     """Fills a copy of the empty index; a killed run goes on from the keys that ``file`` holds."""
     import faiss
 
-    if metric == "cosine":
-        blocks = lengthened(blocks)
+    blocks = indexed(blocks, metric)
     index = faiss.read_index(str(file if file.exists() else learned))
     bar.update(index.ntotal)
     saved, passed = index.ntotal, 0

@@ -122,8 +122,10 @@ class Once:
         return self.found
 
 
-def lengthened(blocks: Blocks) -> Blocks:
-    """All keys at one length."""
+def indexed(blocks: Blocks, metric: str) -> Blocks:
+    """All keys as an index holds them: for cosine at one length."""
+    if metric != "cosine":
+        return blocks
     return lambda: (at_one_length(keys.float()).to(keys.dtype) for keys in blocks())
 
 

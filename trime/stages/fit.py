@@ -116,7 +116,7 @@ class Fit(Artefact):
         with quiet():
             trainer = self.trainer(folder, [history, *self.watching(folder, network)])
             try:
-                run_training("fit", trainer, task, data, folder)
+                run_training(self.stage, trainer, task, data, folder)
                 return network if task.device_mesh is None else self.put_together(trainer, len(corpus.vocabulary))
             finally:  # else the next run of a sweep would wait for processes that are gone
                 if distributed.is_initialized():
@@ -179,7 +179,7 @@ class Fit(Artefact):
             val_check_interval=every,
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
-            callbacks=[*watched_training("fit", folder, self.config), *callbacks],
+            callbacks=[*watched_training(self.stage, folder, self.config), *callbacks],
             logger=(not follows(self.config) and self.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,

@@ -64,7 +64,7 @@ class Teach(Artefact):
         loader, meter = Examples([(alone, first), (questions, updates - first)], tokenizer, taught, self.config.seed), Meter()
         with quiet():
             trainer = self.trainer(folder)
-            run_training("teach", trainer, task, loader, folder)
+            run_training(self.stage, trainer, task, loader, folder)
         model.save_pretrained(folder)
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         write_aside(folder / "train.json", json.dumps(found | {"seconds": round(meter.seconds, 1)}, indent=1))
@@ -80,7 +80,7 @@ class Teach(Artefact):
             max_steps=train.updates,
             gradient_clip_val=train.clip_norm or None,
             log_every_n_steps=train.log_every,
-            callbacks=watched_training("teach", folder, self.config),
+            callbacks=watched_training(self.stage, folder, self.config),
             logger=False,
             enable_model_summary=False,
             default_root_dir=folder,

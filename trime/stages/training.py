@@ -60,7 +60,7 @@ class Progress(ProgressBar):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
         made = trainer.global_step - self.bar.n
-        if made and self.bar.update(made) and self.shown:
+        if made and self.bar.update(made):  # true where it was drawn
             self.bar.set_postfix(trainer.progress_bar_metrics)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from trime.metrics import MEASURES
@@ -60,21 +61,18 @@ def drawn(panel: Panel, title: str = "") -> str:
     return content.getvalue()[content.getvalue().index("<svg") :]
 
 
-def bars(
-    axis: Any, names: list[str], values: list[float], kind: str, colours: list[str], points: list[list[float]] | None = None
-) -> None:
-    """Horizontal bars from the top, each with its figure, and the points of which it is the mean."""
-    places = range(len(names))
+def bars(axis: Any, names: list[str], figures: list[list[float]], kind: str, colours: list[str]) -> None:
+    """Horizontal bars from the top, each with the mean of its figures, and those as dots where there are several."""
+    places, values = range(len(names)), [mean(own) for own in figures]
     axis.barh(places, values, color=colours, height=0.66)
     axis.set_yticks(places, names)
     axis.invert_yaxis()
     axis.set_xlabel(f"test {kind} ({'higher' if kind == 'BLEU' else 'lower'} is better)")
-    ends = [max([value, *own]) for value, own in zip(values, points or [[]] * len(names), strict=True)]
-    axis.set_xlim(0, 1.14 * max(ends) or 1)
-    for place, value, end, own in zip(places, values, ends, points or [[]] * len(names), strict=True):
+    axis.set_xlim(0, 1.14 * max(map(max, figures)) or 1)
+    for place, value, own in zip(places, values, figures, strict=True):
         if len(own) > 1:
             axis.plot(own, [place] * len(own), ".", color="black", ms=4, alpha=0.6)
-        axis.text(end, place, f" {value:.2f}", va="center", fontsize=9)
+        axis.text(max(own), place, f" {value:.2f}", va="center", fontsize=9)
 
 
 def curve(axis: Any, losses: dict[str, float], label: str, kind: str) -> None:

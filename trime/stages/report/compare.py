@@ -11,9 +11,8 @@ from trime.stages.report.differences import bleu_difference, difference
 from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent, ranked
 from trime.stages.report.tables import Lines, evaluated, units
 
-Published = dict[
-    str, dict[str, list[float]]
-]  # dev and test, or test alone, of a paper's rows, by the experiment's name, set by set
+# Dev and test, or test alone, of a paper's rows, by the experiment's name, set by set.
+Published = dict[str, dict[str, list[float]]]
 
 
 def compare_table(groups: list[Group], against: str, published: Published) -> tuple[list[str], Lines]:

@@ -36,9 +36,14 @@ class Group(NamedTuple):
         """The eviction policy's name, without its settings."""
         return (self.row.get("eviction") or "").split(" ")[0]
 
-    def mean(self, split: str) -> float:
-        """The measure of the own row, its mean over seeds."""
-        return float(np.mean([measure(run["metrics"][split][-1]) for run in self.runs]))
+    def figures(self, split: str, kind: str) -> list[float]:
+        """Of the own row, seed by seed: BLEU if that is the ``kind``, else the measure of its loss."""
+        rows = [run["metrics"][split][-1] for run in self.runs]
+        return [row["bleu"] if kind == "BLEU" else measure(row) for row in rows]
+
+    def mean(self, split: str, kind: str = "") -> float:
+        """The figures' mean over seeds."""
+        return float(np.mean(self.figures(split, kind)))
 
     def bleu(self, split: str) -> float | None:
         """BLEU of the own row, the mean over seeds; None where there is none."""
@@ -50,14 +55,10 @@ class Group(NamedTuple):
         return float(np.mean(values)) if values else None
 
 
-def ranked(groups: list[Group]) -> tuple[str, list[Group], list[list[float]]]:
-    """The measure's name (BLEU where all translate), the groups, worst first, and the figures of each one's seeds."""
-    translate = all("bleu" in group.row for group in groups)
-    kind = "BLEU" if translate else units([group.first for group in groups])
-    found = [(group, [run["metrics"]["test"][-1] for run in group.runs]) for group in groups]
-    judged = [(group, [row["bleu"] if translate else measure(row) for row in rows]) for group, rows in found]
-    ordered = sorted(judged, key=lambda own: float(np.mean(own[1])), reverse=not translate)
-    return kind, [group for group, _ in ordered], [values for _, values in ordered]
+def ranked(groups: list[Group]) -> tuple[str, list[Group]]:
+    """The measure's name (BLEU where all translate), and the groups, worst first."""
+    kind = "BLEU" if all("bleu" in group.row for group in groups) else units([group.first for group in groups])
+    return kind, sorted(groups, key=lambda group: group.mean("test", kind), reverse=kind != "BLEU")
 
 
 def grouped(runs: list[Run]) -> list[Group]:

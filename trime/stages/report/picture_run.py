@@ -26,7 +26,7 @@ def run_panels(results: dict[str, Any], history: Path) -> list[Panel]:
     rows = results["metrics"]["test"]
     kind, names = unit(rows[0]), [row["memories"].replace(" ⊕ ", "\n⊕ ") for row in rows]
     panels: list[Panel] = [
-        lambda axis: bars(axis, names, [measure(row) for row in rows], kind, [GREY, *[BLUE] * (len(rows) - 1)])
+        lambda axis: bars(axis, names, [[measure(row)] for row in rows], kind, [GREY, *[BLUE] * (len(rows) - 1)])
     ]
     if history.exists():
         panels.append(lambda axis: training_curve(axis, history, kind))

@@ -28,9 +28,9 @@ def compare_picture(groups: list[Group], path: Path) -> Path:
 
 def compare_panel(axis: Any, groups: list[Group]) -> None:
     """The worst first; a dot is a seed, where there are several."""
-    kind, groups, seeds = ranked(groups)
+    kind, groups = ranked(groups)
     colours = [BLUE if group.first["name"].startswith("trime") else GREY for group in groups]
-    bars(axis, labels(groups), [sum(own) / len(own) for own in seeds], kind, colours, seeds)
+    bars(axis, labels(groups), [group.figures("test", kind) for group in groups], kind, colours)
     axis.set_title(", ".join(sorted({evaluated(group.first)[0] for group in groups})))
 
 
