@@ -20,20 +20,8 @@ from trime.memory.search import LEAST
 
 Bench = Callable[..., dict[str, Any]]
 FEW = [
-    "--model",
-    "tiny",
-    "--tokens",
-    "300",
-    "--updates",
-    "1",
-    "--rounds",
-    "1",
-    "--window",
-    "64",
-    "--set",
-    "index.k=16",
-    "segments.length=64",
-    "train.plain_share=0",
+    *("--model", "tiny", "--tokens", "300", "--updates", "1", "--rounds", "1", "--window", "64"),
+    *("--set", "index.k=16", "segments.length=64", "train.plain_share=0"),
 ]
 
 
