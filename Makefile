@@ -28,7 +28,7 @@ run: install ## the main experiment on the embedded corpus: a table and a pictur
 	$(RUN) experiment=trime_ext
 
 # One thread each: tests are small, and threads that wait for one another take what the other process needs.
-test: lint type ## ruff, mypy and all tests but the slow ones, by two processes
+test: lint type ## ruff, mypy and all tests but the slow ones, in random order, by two processes
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 lint: install ## ruff

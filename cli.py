@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
@@ -19,10 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import trime  # noqa: F401 (its resolvers)
-from trime.outcomes import elsewhere, leave, left
+from trime.job_results import JobResult, in_worker_process, read_job_results, write_job_result
 
-failed: list[str] = []
-settings: list[DictConfig] = []  # of each run that ended well
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 
 
@@ -40,58 +39,72 @@ def help_text() -> str:
     return "\n".join([told["header"], "Groups and their choices:", *choices, "", told["footer"]])
 
 
-@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
-def job(config: DictConfig) -> float | None:
-    """One run; in a sweep, a failed run is told and the others go on."""
-    from trime.run import reported, run  # here, so that --help and a wrong override answer at once
+def run_job(config: DictConfig) -> tuple[float | None, JobResult]:
+    """Run one job; return the loss for sweepers, and the result. In a sweep a failed job does not stop the others."""
+    from trime.run import run  # here, so that --help and a wrong override answer at once
 
-    loss: float | None = None
+    number = HydraConfig.get().job.get("num", 0)
     try:
-        loss = run(config)
-        settings.append(config)
+        outcome = run(config)
     except Exception as error:
-        failed.append(told(error))
-        print(f"error: {failed[-1]}", file=sys.stderr)
-    if elsewhere():
-        number = HydraConfig.get().job.num
-        leave(
-            {
-                "job": number,
-                "settings": [*map(OmegaConf.to_yaml, settings)],
-                "failed": failed,
-                "reported": [*map(str, reported)],
-            }
+        message = format_error(error)
+        print(f"error: {message}", file=sys.stderr)
+        return None, JobResult(number, error=message)
+    return outcome.loss, JobResult(number, OmegaConf.to_yaml(config), None, tuple(map(str, outcome.folders)))
+
+
+def run_jobs() -> list[JobResult]:
+    """Run the command's single job, or every job of its sweep, and return their results."""
+    results: list[JobResult] = []
+
+    @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
+    def job(config: DictConfig) -> float | None:
+        loss, result = run_job(config)
+        if in_worker_process():
+            write_job_result(result)
+        else:
+            results.append(result)
+        return loss
+
+    error: str | None = None
+    try:
+        job()
+    except (HydraException, OmegaConfBaseException):
+        raise
+    except Exception as raised:
+        died = type(raised).__name__ in LOST_JOBS
+        error = (
+            f"the process of a job died ({one_line(raised)[:200]}): the same command goes on" if died else format_error(raised)
         )
-        for own in (settings, failed, reported):
-            own.clear()  # a process may have several jobs
-    return loss
+        print(f"error: {error}", file=sys.stderr)
+    return [*results, *results_of_workers(), *([JobResult(-1, error=error)] if error else [])]
 
 
-def adopt() -> None:
-    """What jobs in other processes told."""
-    for outcome in left():
-        from trime.run import reported
-
-        settings.extend(OmegaConf.create(own) for own in outcome["settings"])  # type: ignore[misc]
-        failed.extend(outcome["failed"])
-        for error in outcome["failed"]:  # launchers keep what a job says in files of their own
-            print(f"error: job {outcome['job']}: {error}", file=sys.stderr)
-        reported.extend(map(Path, outcome["reported"]))
+def results_of_workers() -> Iterator[JobResult]:
+    """Yield the results of jobs in other processes; their launchers keep what a job prints in files of their own."""
+    for result in read_job_results():
+        if result.error:
+            print(f"error: job {result.number}: {result.error}", file=sys.stderr)
+        yield result
 
 
-def end_of_sweep(config: DictConfig) -> None:
-    """One report of all runs."""
+def report_jobs(results: list[JobResult]) -> bool:
+    """Report all runs of a sweep together; return True where everything went well."""
     from trime.run import report_sweep
 
+    finished = [result for result in results if result.settings]
     try:
-        report_sweep(config)
+        if finished:
+            config = OmegaConf.create(finished[-1].settings)
+            report_sweep(config, [Path(folder) for result in finished for folder in result.folders])  # type: ignore[arg-type]
     except Exception as error:
-        failed.append(told(error))
-        print(f"error: {failed[-1]}", file=sys.stderr)
+        print(f"error: {format_error(error)}", file=sys.stderr)
+        return False
+    return not any(result.error for result in results)
 
 
-def told(error: BaseException) -> str:
-    """A user's mistake as one line; anything else is a defect and keeps its traceback."""
+def format_error(error: BaseException) -> str:
+    """Return a user's mistake as one line; raise anything else again: it is a defect and keeps its traceback."""
     from trime.types import UserError
 
     causes = [error]
@@ -143,18 +156,7 @@ def main() -> int:
         print(help_text())
         return 0
     try:
-        try:
-            job()
-        except (HydraException, OmegaConfBaseException):
-            raise
-        except Exception as error:
-            lost = type(error).__name__ in LOST_JOBS
-            said = f"the process of a job died ({one_line(error)[:200]}): the same command goes on" if lost else told(error)
-            failed.append(said)
-            print(f"error: {said}", file=sys.stderr)
-        adopt()
-        if settings:
-            end_of_sweep(settings[-1])
+        return 0 if report_jobs(run_jobs()) else 1
     except (HydraException, OmegaConfBaseException) as error:
         mend = (
             "pip install 'trime[sweep]'"
@@ -166,7 +168,6 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return 130
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

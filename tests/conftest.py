@@ -35,6 +35,12 @@ def precision() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Tests run in random order (pytest-randomly); each begins with the same random state of torch."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the session's artefacts lie, so that tests share what they have in common."""

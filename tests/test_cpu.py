@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from tests.conftest import ROOT
 from trime.cpu import EXACT, SHORT, attend, choose_products, error
 
 
@@ -42,32 +37,3 @@ def test_attention_is_the_same_in_both_forms(length: int, masked: bool) -> None:
         found.append((mixed, *torch.autograd.grad(mixed.square().sum(), (query, key, value))))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-FAULTS = """
-import resource, torch
-from trime.cpu import keep_memory
-{call}
-for count in range({warm} + {counted}):
-    if count == {warm}:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones({size})
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
-def test_freed_memory_is_kept() -> None:
-    """In processes of their own: large tensors one after another, each freed, take hardly a new page (of 4 KiB).
-
-    The first few may: glibc cannot give an aligned block away again where something small lies right behind it.
-    Blocks of over 32 MiB are those that it gives back at once, unless told otherwise.
-    """
-    size, counted = 10_000_000, 5
-    pages = counted * size * 4 / 4096
-
-    def faults(call: str) -> int:
-        words = [sys.executable, "-c", FAULTS.format(call=call, warm=4, counted=counted, size=size)]
-        return int(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-
-    assert faults("keep_memory()") < pages / 10 < pages / 2 < faults("")

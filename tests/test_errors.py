@@ -36,7 +36,6 @@ class Said:
             f"paths.outputs={where or self.place}/outputs",
         ]
         self.monkeypatch.setattr("sys.argv", ["cli.py", *fixed, *overrides])
-        cli.failed.clear()
         self.capsys.readouterr()
         assert cli.main() == 1, "exit status"
         err = self.capsys.readouterr().err
@@ -254,12 +253,13 @@ def test_no_runs_and_a_truncated_result(said: Said, tmp_path: Path) -> None:
 
 
 def test_a_sweep_goes_on_after_a_failed_run(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = [f"paths.data={place}/data", f"paths.outputs={place}/outputs"]
+    """Commands of one process share nothing: a second sweep reports its own runs and its own failures alone."""
+    places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
     fixed = ["size=tiny", "logger=none", "train.updates=2", "trainer.enable_progress_bar=false", *places]
-    monkeypatch.setattr("sys.argv", ["cli.py", "-m", *fixed, "experiment=trime_ext,trime", "memory.drop_local=2,0"])
-    cli.failed.clear()
-    assert cli.main() == 1
-    said = capsys.readouterr()
-    assert said.err.count("error: ") == 2 and said.out.count("results: ") == 2
+    for experiments, failures, finished in (("trime_ext,trime", 2, 2), ("trime", 1, 1)):
+        monkeypatch.setattr("sys.argv", ["cli.py", "-m", *fixed, f"experiment={experiments}", "memory.drop_local=2,0"])
+        assert cli.main() == 1
+        said = capsys.readouterr()
+        assert said.err.count("error: ") == failures and said.out.count("results: ") == finished

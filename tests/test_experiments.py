@@ -87,7 +87,7 @@ def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], t
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
     config = tiny(f"experiment={name}")
-    loss = run(config)
+    loss = run(config).loss
     results = json.loads((Plan(config).run_folder / "results.json").read_text())
     assert results["name"] == name and loss == results["metrics"]["valid"][-1]["loss"]
     assert (Plan(config).run_folder / "picture.png").stat().st_size > 5000
@@ -205,7 +205,7 @@ def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[
 
 def test_a_given_model_and_datastore_give_the_same_figures(tiny: Callable[..., DictConfig]) -> None:
     plan = Plan(tiny("experiment=knn_lm"))
-    loss = run(plan.config)
+    loss = run(plan.config).loss
     given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}")
     assert run(given) == loss
 
@@ -232,7 +232,7 @@ def test_neighbours_and_index_backends(
         "factory=auto",
     ):
         asked = [f"index.{setting}" for setting in index.split()]
-        losses[index] = run(tiny("experiment=knn_lm", *asked, "index.probe=16", *few))
+        losses[index] = run(tiny("experiment=knn_lm", *asked, "index.probe=16", *few)).loss
     exact = losses["factory=null"]
     assert exact is not None
     assert losses["factory=Flat"] == pytest.approx(exact, abs=1e-4), "FAISS flat = exact"

@@ -382,7 +382,7 @@ def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
 
 def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
     """As enwik8 is; it used to be refused."""
-    loss = run(tiny("experiment=transformer_xl", "segments.bounded=false", "train.updates=3", "evaluate.tokens=2000"))
+    loss = run(tiny("experiment=transformer_xl", "segments.bounded=false", "train.updates=3", "evaluate.tokens=2000")).loss
     assert loss is not None and 0 < loss < 12
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -13,7 +14,7 @@ BELOW = {
     "cpu": {"types"},
     "vectors": {"types"},
     "metrics": set(),
-    "outcomes": set(),
+    "job_results": set(),
     "eviction": {"types", "eviction"},
     "memory": {"types", "cpu", "vectors", "eviction", "memory"},
     "data": {"types", "vectors", "data"},
@@ -80,3 +81,18 @@ def test_links_of_documents_lead_somewhere() -> None:
                 assert place.exists() and (not title or title in anchors(place)), f"{document.name}: {link}"
                 links += 1
     assert links > 20
+
+
+def test_every_dependency_is_pinned() -> None:
+    """Whatever an extra names, the GPU's included, ``make install`` finds in one version; torch is installed before them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *(entry for extra in project["optional-dependencies"].values() for entry in extra)]
+    pinned = {pin.split("==")[0].lower().replace("_", "-") for pin in pins()}
+    missing = {name for entry in named if (name := re.split(r"[<>=;\[ ]", entry)[0].lower()) not in pinned}
+    assert missing == {"torch", "triton"}, "torch pins the triton of its CUDA build"
+    versions = dict(pin.split("==") for pin in pins())
+    assert versions["faiss-gpu"] == versions["faiss-cpu"], "one version of FAISS, wherever it runs"
+
+
+def pins() -> list[str]:
+    return [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]

@@ -47,7 +47,7 @@ Tiny = Callable[..., DictConfig]
 def test_experiments_translate(name: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     """BLEU of every row, with its signature; K is among those that were tried on valid."""
     config = tiny(f"experiment={name}")
-    loss = run(config)
+    loss = run(config).loss
     plan = TranslationPlan(config)
     results = json.loads((plan.run_folder / "results.json").read_text())
     (*_, valid), (*_, own) = results["metrics"]["valid"], results["metrics"]["test"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig, ListConfig
 
@@ -26,17 +27,21 @@ BEFORE_TRAINING = ("import", "prepare", "pack")
 BY_NAME = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # these run when they are named
 
 
-reported: list[Path] = []  # folders of the runs of this process, in order
+class RunOutcome(NamedTuple):
+    """Loss on dev of the experiment's own row in nats, which sweeps minimise, and the folders of the runs reported."""
+
+    loss: float | None = None
+    folders: tuple[Path, ...] = ()
 
 
-def report_sweep(config: DictConfig) -> None:
-    """One table, picture and page of all runs of a sweep, or of one run that is to be kept."""
-    if len(set(reported)) > 1 or (reported and config.report.keep):
-        report_several(config, [glob.escape(str(folder)) for folder in dict.fromkeys(reported)])
+def report_sweep(config: DictConfig, folders: list[Path]) -> None:
+    """Write one table, picture and page of all runs of a sweep, or of one run that is to be kept."""
+    if len(set(folders)) > 1 or (folders and config.report.keep):
+        report_several(config, [glob.escape(str(folder)) for folder in dict.fromkeys(folders)])
 
 
-def run(config: DictConfig) -> float | None:
-    """Makes what is missing, then reports; returns the own row's loss on dev in nats, for sweeps."""
+def run(config: DictConfig) -> RunOutcome:
+    """Make what is missing, then report."""
     if not isinstance(config.stages, ListConfig):
         raise UserError(f"stages={config.stages}: it must be a list, as in stages=[fit,report]")
     unknown = [stage for stage in config.stages if stage not in (*STAGES, *BY_NAME)]
@@ -48,14 +53,14 @@ def run(config: DictConfig) -> float | None:
         if not all(isinstance(pattern, str) for pattern in patterns):
             raise UserError(f"report.runs={config.report.runs}: it must be a pattern of run folders, or a list of them")
         report_several(config, patterns)
-        return None
+        return RunOutcome()
     if "ledger" in config.stages:
         write_ledger(config)
-        return None
+        return RunOutcome()
     check(config)
     if device_of(config).type == "cpu":
         prepare_cpu()
-    plan, loss = plan_of(config), None
+    plan, outcome = plan_of(config), RunOutcome()
     with closing(plan):
         for stage in (stage for stage in (*STAGES, *BY_NAME) if stage in config.stages):
             if follows(config) and stage not in BEFORE_TRAINING:
@@ -63,7 +68,7 @@ def run(config: DictConfig) -> float | None:
                     plan.check_text()
                     plan.fit.take_part()
                 print("the first machine goes on alone")
-                return None
+                return outcome
             if stage == "audit":
                 audit(plan)
                 continue
@@ -73,8 +78,7 @@ def run(config: DictConfig) -> float | None:
             if stage == "report":
                 results, samples = report_run(plan)
                 log_results(plan.logger, results, samples, plan.run_folder)
-                loss = results["metrics"]["valid"][-1]["loss"]
-                reported.append(plan.run_folder)
+                outcome = RunOutcome(results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
                 continue
             if stage == "fit":
                 plan.check_text()
@@ -84,5 +88,5 @@ def run(config: DictConfig) -> float | None:
             if stage == "replay":
                 report_replay(plan)
             if stage == "answer":
-                reported.append(report_answers(plan))
-    return loss
+                outcome = outcome._replace(folders=(*outcome.folders, report_answers(plan)))
+    return outcome
