@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ import torch
 from trime.stages.report.compare import compare_table, ordering
 from trime.stages.report.differences import difference
 from trime.stages.report.groups import Group, grouped, labels, opponent, ranked
+from trime.stages.report.picture_several import policies_picture
 from trime.stages.report.provenance import without_places
 from trime.stages.tune import FEW, PARTS, STRETCH, Sums
 from trime.tasks.scoring import Window
 from trime.types import Contexts, Mass, Place
 
 
-def made(name: str, seed: int, losses: list[float], policy: str | None = None, size: int | None = None) -> dict[str, Any]:
+def made(
+    name: str, seed: int, losses: list[float], policy: str | None = None, size: int | list[int] | None = None
+) -> dict[str, Any]:
     """A run of as many documents of 100 tokens."""
     loss = sum(losses) / len(losses)
     row = {
@@ -186,3 +190,17 @@ def test_what_is_drawn_holds_every_token_once(documents: int, length: int) -> No
         assert told.startswith("parts of") and documents <= len(units) <= PARTS + documents
         if length == 900:
             assert len(units) > PARTS / 3
+
+
+def test_memory_sizes_by_layer_are_compared(tmp_path: Path) -> None:
+    """model.memory_size may be a list, one size a layer (model/pretrained.yaml)."""
+    sizes: list[int | list[int]] = [1024, [512, 2048], [2048, 2048]]
+    runs = [
+        made("reads", 0, [3.0 + place, 3.1], policy, size) for place, size in enumerate(sizes) for policy in ("fifo", "lru")
+    ]
+    groups = grouped(runs)
+    header, lines = compare_table(groups, "fifo", {})
+    shown = {line[header.index("M")] for line in lines}
+    assert len(groups) == 6 and shown == {"1,024", "512, 2,048 by layer", "2,048, 2,048 by layer"}
+    assert all(line[header.index("vs fifo, 95 % interval")] for line in lines if "lru" in line), "policies of the same sizes"
+    assert policies_picture(groups, tmp_path / "policies.png").stat().st_size > 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -80,7 +80,7 @@ def curve(axis: Any, losses: dict[str, float], label: str, kind: str) -> None:
     sizes = [int(size) for size in losses]
     axis.plot(sizes, [MEASURES[kind](loss) for loss in losses.values()], marker="o", ms=4, label=label)
     axis.set_xscale("log")
-    axis.set_xticks(sizes, list(map(str, sizes)))
+    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
     axis.minorticks_off()
 
 
@@ -94,9 +94,9 @@ def small_panels(count: int, most: int) -> tuple[Any, Any]:
     return figure, axes
 
 
-def over_sizes(axis: Any, sizes: list[int]) -> None:
+def over_sizes(axis: Any, sizes: Sequence[float]) -> None:
     """Ticks at sizes of a memory, and the lines' names."""
     axis.set_xscale("log")
-    axis.set_xticks(sizes, list(map(str, sizes)))
+    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=8)

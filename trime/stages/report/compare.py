@@ -7,8 +7,10 @@ from collections import Counter
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from trime.stages.report.differences import bleu_difference, difference
-from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent, ranked
+from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent, ranked, size_text
 from trime.stages.report.tables import Lines, evaluated, units
 
 # Dev and test, or test alone, of a paper's rows, by the experiment's name, set by set.
@@ -82,7 +84,7 @@ def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
     """A line but for its label."""
     run, row = group.first, group.row
     parameters, speed = run["parameters"], group.average(lambda run: run["train"].get("tokens_per_second"))
-    sizes = sorted({size for run in group.runs if (size := memory_size(run)) is not None})
+    sizes = sorted({size for run in group.runs if (size := memory_size(run)) is not None}, key=np.mean)
     recall = group.average(lambda run: run["datastore"]["recall"]) if row["search"] else None
     reading = group.average(lambda run: run["metrics"]["test"][-1]["tokens_per_second"])
     peak = group.average(lambda run: run["metrics"]["test"][-1]["peak_memory_mb"])
@@ -90,7 +92,7 @@ def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
         group.seeds,
         evaluated(run)[0],
         row["memories"],
-        " or ".join(f"{size:,}" for size in sizes),
+        " or ".join(map(size_text, sizes)),
         row.get("eviction") or "",
         f"{parameters / 1e6:.1f}M" if parameters else "",
         f"{group.mean('valid'):.2f}",

@@ -85,8 +85,15 @@ def experiment(run: Run) -> tuple[Any, ...]:
     return *own, row["memories"], row.get("eviction"), memory_size(run) if "memory_size" not in row["tuned"] else None
 
 
-def memory_size(run: Run) -> int | None:
-    return run["metrics"]["test"][-1]["memory_size"]
+def memory_size(run: Run) -> int | tuple[int, ...] | None:
+    """Return the entries of the memory that fills while text is read, or those of each layer where they differ."""
+    size = run["metrics"]["test"][-1]["memory_size"]
+    return tuple(size) if isinstance(size, list) else size
+
+
+def size_text(size: int | tuple[int, ...]) -> str:
+    """Return a memory size as tables print it: 2,048, or 512, 2,048 by layer."""
+    return f"{size:,}" if isinstance(size, int) else f"{', '.join(f'{entries:,}' for entries in size)} by layer"
 
 
 def model_of(run: Run) -> str:

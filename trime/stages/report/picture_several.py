@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trime.stages.report.canvas import BLUE, GREY, Panel, bars, canvas, curve, fill, over_sizes, saved, small_panels
 from trime.stages.report.groups import Group, labels, ranked
 from trime.stages.report.tables import evaluated, replayed, unit, units
@@ -42,12 +44,15 @@ def policies_picture(groups: list[Group], path: Path) -> Path:
 
 
 def policies_panel(axis: Any, groups: list[Group]) -> None:
-    """A line for each experiment and policy, its mean over seeds (Attendre 3.1)."""
-    lines: dict[str, dict[int, float]] = {}
+    """Draw a line for each experiment and policy, its mean over seeds (Attendre section 3.1).
+
+    Where layers have memories of different sizes, their mean is the place on the axis.
+    """
+    lines: dict[str, dict[float, float]] = {}
     for group in groups:
         name, row, value = group.first["name"], group.row, group.mean("test")
         if row.get("eviction"):
-            lines.setdefault(f"{name}, {row['eviction']}", {})[row["memory_size"]] = value
+            lines.setdefault(f"{name}, {row['eviction']}", {})[float(np.mean(row["memory_size"]))] = value
         elif row["memory_size"] == 0:
             axis.axhline(value, color="black", lw=1, ls=":", label=f"{name}, no memory")
     for label, points in sorted(lines.items()):
