@@ -43,7 +43,7 @@ def run_job(config: DictConfig) -> tuple[float | None, JobResult]:
     """Run one job; return the loss for sweepers, and the result. In a sweep a failed job does not stop the others."""
     from trime.run import run  # here, so that --help and a wrong override answer at once
 
-    number = HydraConfig.get().job.get("num", 0)
+    number = OmegaConf.select(HydraConfig.get(), "job.num", default=0)  # type: ignore[arg-type]
     try:
         outcome = run(config)
     except Exception as error:

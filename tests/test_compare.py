@@ -15,7 +15,8 @@ from trime.stages.report.differences import difference
 from trime.stages.report.groups import Group, grouped, labels, opponent, ranked
 from trime.stages.report.picture_several import policies_picture
 from trime.stages.report.provenance import without_places
-from trime.stages.tune import FEW, PARTS, STRETCH, Sums
+from trime.stages.report.tables import EDGE, run_table
+from trime.stages.tune import FEW, PARTS, STRETCH, Sums, at_edge
 from trime.tasks.scoring import Window
 from trime.types import Contexts, Mass, Place
 
@@ -204,3 +205,23 @@ def test_memory_sizes_by_layer_are_compared(tmp_path: Path) -> None:
     assert len(groups) == 6 and shown == {"1,024", "512, 2,048 by layer", "2,048, 2,048 by layer"}
     assert all(line[header.index("vs fifo, 95 % interval")] for line in lines if "lru" in line), "policies of the same sizes"
     assert policies_picture(groups, tmp_path / "policies.png").stat().st_size > 1000
+
+
+def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
+    """In its table, its line of a comparison and the papers' order; a size of memory or a grid of one value is no edge."""
+    grid = {
+        "temperature": [0.5, 1.0, 2.0],
+        "interpolation_temperature": [1.0, 2.0, 4.0],
+        "lambda": [0.3],
+        "memory_size": [1, 2, 3],
+    }
+    tuned = {"temperature": 2.0, "cache_temperature": 4.0, "interpolation_temperature": 2.0, "lambda": 0.3, "memory_size": 3}
+    assert at_edge(tuned, grid) == ["temperature", "cache_temperature"]
+    edge, inside = made("edge", 0, [1.0, 2.0]), made("inside", 0, [1.5, 2.5])
+    edge["metrics"]["valid"] = [edge["metrics"]["valid"][0] | {"at_edge": ["temperature"], "tuned": {"temperature": 2.0}}]
+    edge["metrics"]["test"] = [edge["metrics"]["test"][0] | {"tuned": {"temperature": 2.0}}]
+    (line,) = run_table(edge)[1]
+    assert line[-1] == f"τ 2{EDGE}" and not any(EDGE in cell for cell in run_table(inside)[1][0])
+    groups = grouped([edge, inside])
+    assert {line[0] for line in compare_table(groups, "inside", {})[1]} == {f"edge {EDGE}", "inside"}
+    assert ordering(groups, {"paper": {"edge": [1.0], "inside": [2.0]}})[1][0][1:3] == ["inside", f"edge {EDGE}"]

@@ -363,3 +363,15 @@ def test_a_folder_is_filled_by_tokens(tmp_path: Path) -> None:
         Folder(str(tmp_path), Whitespace(), suffix=".py", tokens=wanted | {"test": 1000}).files("train")
     with pytest.raises(UserError, match="train, valid, test"):
         Folder(str(tmp_path), Whitespace(), tokens={"valid": 3})
+
+
+def test_whole_documents_are_sampled() -> None:
+    """A budget of tokens takes whole documents, the same ones each time; the last is cut where the budget ends."""
+    lengths = np.array([40, 7, 300, 25, 60, 1])
+    for budget in (1, 50, 90, 432, 10**6):
+        kept = shares(lengths, budget, "documents")
+        whole = kept == lengths
+        assert kept.sum() == min(budget, lengths.sum()) and ((kept > 0) & ~whole).sum() <= 1
+        assert (kept == shares(lengths, budget, "documents")).all()
+    larger = shares(lengths, 200, "documents")
+    assert (larger >= shares(lengths, 90, "documents")).all(), "a larger budget goes on where a smaller one ended"

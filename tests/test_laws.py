@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from trime.data.batching.base import generator
@@ -19,6 +20,7 @@ from trime.memory.similarity import similarity
 from trime.memory.visibility import Everything, External, Local, Long, OtherDocuments, Others, Previous, SameDocument
 from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint, memory_share, union
+from trime.tasks.rows import row_of
 from trime.types import Contexts, Mass, Place
 
 VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), SameDocument(), OtherDocuments()]
@@ -113,6 +115,31 @@ def test_eq_8_and_9() -> None:
             inside = sum(w for w, token in zip(weights, memory.token.tolist(), strict=True) if token == word)
             expected = (1 - share) * math.exp(base[i, word]) + share * inside / sum(weights)
             assert abs(mixed[i].exp().item() - expected) < 1e-12
+
+
+def test_eq_8_interpolates_over_the_datastore_or_over_every_memory() -> None:
+    """evaluate.interpolate: P_kNN of the published code and of the paper, against Eq. 8 and 9 written out."""
+    rng = torch.Generator().manual_seed(3)
+    similarity = {name: torch.randn(6, generator=rng).double() for name in ("local", "long", "external")}
+    token = {name: torch.randint(4, (6,), generator=rng) for name in similarity}
+    logits, target, tau, own, share = torch.randn(4, generator=rng).double(), 2, 1.3, 0.7, 0.25
+
+    def masses(name: str) -> Mass:
+        scores = torch.stack([similarity[name] / tau, similarity[name] / own])
+        hit = scores.masked_fill(token[name] != target, -math.inf)
+        return Mass(hit.logsumexp(1)[None, :, None], scores.logsumexp(1)[None, :, None])
+
+    grid = OmegaConf.create({"temperature": [tau], "interpolation_temperature": [own], "lambda": [share], "memory_size": [6]})
+    for word, names in (("datastore", ["external"]), ("all", [*similarity])):
+        row = row_of({"joint": [*similarity], "interpolate": [word]}, grid)
+        score = row.score(Mass(logits[target, None], logits.logsumexp(0)[None]), {name: masses(name) for name in similarity})
+        every = sum(float((similarity[name] / own).exp().sum()) for name in names)
+        hits = sum(float((similarity[name] / own).exp()[token[name] == target].sum()) for name in names)
+        whole = float(logits.exp().sum()) + sum(float((s / tau).exp().sum()) for s in similarity.values())
+        part = float(logits[target].exp()) + sum(
+            float((s / tau).exp()[token[n] == target].sum()) for n, s in similarity.items()
+        )
+        assert float(score) == pytest.approx(math.log((1 - share) * part / whole + share * hits / every), abs=1e-12)
 
 
 def test_every_mixture_sums_to_one_with_empty_memories_too() -> None:

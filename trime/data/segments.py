@@ -61,10 +61,19 @@ def document_edges(split: Split, bounded: bool) -> np.ndarray:
     return split.offsets if bounded else split.offsets[[0, -1]]
 
 
-def shares(lengths: np.ndarray, tokens: int | None) -> np.ndarray:
-    """How much of each document fits a budget of ``tokens``: the same from each, more where others are short."""
+def shares(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> np.ndarray:
+    """Return how many tokens of each document a budget of ``tokens`` takes, from its start.
+
+    ``sample="starts"``: as many of each document, more where others are short. ``"documents"``: whole documents, fewer of
+    them, drawn in an order that depends on their number alone; the last one is cut where the budget ends.
+    """
     if tokens is None or tokens >= lengths.sum():
         return lengths
+    if sample == "documents":
+        order = np.random.RandomState(0).permutation(len(lengths))
+        before = np.zeros_like(lengths)
+        before[order] = np.cumsum(lengths[order]) - lengths[order]
+        return np.clip(tokens - before, 0, lengths)
     taken, left = np.zeros_like(lengths), tokens
     while left > 0:
         more = np.minimum(lengths - taken, max(1, left // max(1, int((lengths > taken).sum()))))
@@ -73,9 +82,9 @@ def shares(lengths: np.ndarray, tokens: int | None) -> np.ndarray:
     return taken
 
 
-def cut(offsets: np.ndarray, block: int, context: int = 0, tokens: int | None = None) -> Segments:
+def cut(offsets: np.ndarray, block: int, context: int = 0, tokens: int | None = None, sample: str = "starts") -> Segments:
     """Blocks of ``block`` scored tokens, each with up to ``context`` earlier tokens of its document before it."""
-    kept = shares(np.diff(offsets), tokens)
+    kept = shares(np.diff(offsets), tokens, sample)
     counts = -(-kept // block)
     document = np.repeat(np.arange(len(kept)), counts)
     order = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -91,13 +100,21 @@ def with_context(
     return Segments(document, offsets[document], start, end - start, first - start)
 
 
-def cut_lines(split: Split, offsets: np.ndarray, eos: int, block: int, context: int = 0, tokens: int | None = None) -> Segments:
+def cut_lines(
+    split: Split,
+    offsets: np.ndarray,
+    eos: int,
+    block: int,
+    context: int = 0,
+    tokens: int | None = None,
+    sample: str = "starts",
+) -> Segments:
     """Blocks of whole lines, as many as fit ``block`` tokens (fairseq's sample-break-mode complete).
 
     A longer line is a block of its own, whose context is so much shorter that a window has at most
     ``block + context`` tokens, where the line leaves room for any.
     """
-    kept, parts = shares(np.diff(offsets), tokens), []
+    kept, parts = shares(np.diff(offsets), tokens, sample), []
     for document, (begin, length) in enumerate(zip(offsets[:-1], kept, strict=True)):
         ends = np.flatnonzero(np.asarray(split.tokens[begin : begin + length]) == eos) + 1
         edges = packed([*ends.tolist(), int(length)], block)

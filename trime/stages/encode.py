@@ -58,6 +58,7 @@ class Encode(Artefact):
         return {
             "split": self.split,
             "tokens": self.budget(),
+            "sample": self.sample(),
             "block": evaluate.block,
             "context": evaluate.context,
             "bounded": evaluate.bounded,
@@ -71,14 +72,18 @@ class Encode(Artefact):
 
     def windows(self, corpus: Corpus) -> Segments:
         text, evaluate = corpus.split(self.split), self.config.evaluate
-        offsets, budget = document_edges(text, evaluate.bounded), self.budget()
+        offsets, budget = document_edges(text, evaluate.bounded), (self.budget(), self.sample())
         if not evaluate.lines or self.section == "datastore":
-            return self.sorted(cut(offsets, evaluate.block, evaluate.context, budget))
-        return self.sorted(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, budget))
+            return self.sorted(cut(offsets, evaluate.block, evaluate.context, *budget))
+        return self.sorted(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, *budget))
 
     def budget(self) -> int | None:
         """How many tokens are scored or stored."""
         return count_of(self.config[self.section].tokens)
+
+    def sample(self) -> str:
+        """Return which part of the documents a budget is spent on: their starts, or whole documents."""
+        return self.config.evaluate.sample if self.section == "evaluate" else "starts"
 
     def sorted(self, windows: Segments) -> Segments:
         """In the order of the text; the published code reads windows without context from the shortest to the longest."""

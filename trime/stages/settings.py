@@ -20,6 +20,7 @@ from trime.stages.kinds import (
     optional,
     whole,
 )
+from trime.tasks.rows import INTERPOLATED
 
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -54,6 +55,8 @@ KINDS = {
     "evaluate.block": SOME,
     "evaluate.batch_tokens": SOME,
     "evaluate.context": whole(0),
+    "evaluate.interpolate": one_of(*INTERPOLATED),
+    "evaluate.sample": one_of("starts", "documents"),
     "evaluate.dtype": one_of(*DTYPES),
     "datastore.dtype": one_of(*DTYPES, "int8"),
     "index.factory": optional(Kind(lambda value: isinstance(value, str) and value != "", "auto or a factory string")),

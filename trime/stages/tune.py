@@ -27,13 +27,14 @@ from trime.types import Float, Tensor
 
 FEW = 10  # documents below which a bootstrap draws parts of them
 STRETCH, PARTS = 1024, 200  # tokens of the shortest part, and how many parts of few documents there are at most
+GRIDS = {"cache_temperature": "interpolation_temperature", "cache_lambda": "lambda"}  # of a setting whose grid is another's
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
 class Tune(Artefact):
     """``tuned.json``: each row's best setting, and its loss over the grid."""
 
-    kind, stage = "tune", "tune"
+    kind, stage, format = "tune", "tune", 2
 
     def __init__(self, config: DictConfig, encoded: Encode, index: Index | None):
         super().__init__(config)
@@ -55,7 +56,11 @@ class Tune(Artefact):
                 total.add(window, score)
         found = [outcome(row, total) for row, total in zip(rows, sums, strict=True)]
         for row in found:
-            warn_at_edges(row, self.config.tune)
+            row["at_edge"] = at_edge(row["tuned"], self.config.tune)
+            for name in row["at_edge"]:
+                key = GRIDS.get(name, name)
+                best = f"{name}={row['tuned'][name]}"
+                print(f"tune: {row['memories']}: {best} lies at the edge of the grid: widen tune.{key}")
         content = {"rows": found, "seconds": round(meter.seconds, 1), "peak_memory_mb": meter.peak_memory_mb}
         if scorer.nearest is not None:
             content["recall"] = recall(scorer.nearest, encoded.path())
@@ -150,13 +155,13 @@ def outcome(row: Row, sums: Sums) -> dict[str, Any]:
     }
 
 
-def warn_at_edges(found: dict[str, Any], grid: Any) -> None:
-    """Says where the best value lies at the grid's edge, so that a better one may lie beyond."""
-    keys = {"cache_temperature": "interpolation_temperature", "cache_lambda": "lambda"}
-    for name, value in found["tuned"].items():
-        values = list(grid[keys.get(name, name)])
-        if len(values) > 2 and value in (min(values), max(values)) and name != "memory_size":
-            print(f"tune: {found['memories']}: {name}={value} lies at the edge of the grid: widen tune.{keys.get(name, name)}")
+def at_edge(tuned: dict[str, float], grid: Any) -> list[str]:
+    """Return the settings whose best value is the least or the largest of its grid, so that a better one may lie beyond.
+
+    A grid of one or two values is a choice, not a range; the size of the long memory is what a row is about.
+    """
+    grids = {name: list(grid[GRIDS.get(name, name)]) for name in tuned if name != "memory_size"}
+    return [name for name, values in grids.items() if len(values) > 2 and tuned[name] in (min(values), max(values))]
 
 
 def recall(nearest: Nearest, folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from trime.mixtures.joint import joint, union
 from trime.types import Float, Mass, Tensor, UserError
 
 MEMORIES = ("local", "long", "external")
+INTERPOLATED = ("datastore", "all")  # the memories of Eq. 8's P_kNN, as ``evaluate.interpolate`` names them
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def row_of(given: Any, grid: Any) -> Row:
     specification = dict(given) if isinstance(given, dict) else {f"{given}": None}
     joined = tuple(specification.pop("joint", None) or ())
     layers = tuple(
-        Layer(tuple(names), tuple(grid.interpolation_temperature), tuple(grid["lambda"]))
+        Layer(interpolated(names, joined), tuple(grid.interpolation_temperature), tuple(grid["lambda"]))
         for names in specification.pop("interpolate", None) or ()
     )
     row = Row(joined, layers, tuple(grid.temperature) if joined else (1.0,))
@@ -138,6 +139,13 @@ def row_of(given: Any, grid: Any) -> Row:
     if "long" in row.memories and (not grid.memory_size or min(grid.memory_size) < 1):
         raise UserError(f"tune.memory_size={list(grid.memory_size)}: a long-term memory holds at least one context")
     return Row(joined, layers, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
+
+
+def interpolated(names: str | list[str], joined: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the memories of an interpolation: those named, the datastore alone, or all that the row joins (Eq. 8)."""
+    if isinstance(names, str):
+        return {"datastore": ("external",), "all": joined}.get(names, (names,))
+    return tuple(names)
 
 
 def scales(width: int, scaled_interpolation: bool) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from trime.stages.report.differences import bleu_difference, difference
 from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent, ranked, size_text
-from trime.stages.report.tables import Lines, evaluated, units
+from trime.stages.report.tables import Lines, evaluated, marked, units
 
 # Dev and test, or test alone, of a paper's rows, by the experiment's name, set by set.
 Published = dict[str, dict[str, list[float]]]
@@ -41,7 +41,7 @@ def compare_table(groups: list[Group], against: str, published: Published) -> tu
         "memory MB",
     ]
     lines = [
-        [label, *compared(group, opponent(group, groups, against), "test BLEU" in header)]
+        [marked(label, group.dev), *compared(group, opponent(group, groups, against), "test BLEU" in header)]
         for label, group in zip(labels(groups), groups, strict=True)
     ]
     for title, rows in published.items():
@@ -65,7 +65,8 @@ def ordering(groups: list[Group], published: Published) -> tuple[list[str], Line
         for one, other in combinations(sorted(known, key=lambda group: -rows[group.first["name"]][-1]), 2):
             theirs = rows[one.first["name"]][-1] - rows[other.first["name"]][-1]
             if comparable(one, other):
-                lines.append([title, one.first["name"], other.first["name"], f"{theirs:+.2f}", *judged(one, other, theirs)])
+                both = [marked(group.first["name"], group.dev) for group in (one, other)]
+                lines.append([title, *both, f"{theirs:+.2f}", *judged(one, other, theirs)])
     return ["published in", "row", "less row", "paper", "here, 95 % interval", "order"], lines
 
 

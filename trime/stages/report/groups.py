@@ -32,6 +32,11 @@ class Group(NamedTuple):
         return self.first["metrics"]["test"][-1]
 
     @property
+    def dev(self) -> list[dict[str, Any]]:
+        """The own row on dev of every run."""
+        return [run["metrics"]["valid"][-1] for run in self.runs]
+
+    @property
     def policy(self) -> str:
         """The eviction policy's name, without its settings."""
         return (self.row.get("eviction") or "").split(" ")[0]

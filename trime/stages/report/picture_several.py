@@ -10,7 +10,7 @@ import numpy as np
 
 from trime.stages.report.canvas import BLUE, GREY, Panel, bars, canvas, curve, fill, over_sizes, saved, small_panels
 from trime.stages.report.groups import Group, labels, ranked
-from trime.stages.report.tables import evaluated, replayed, unit, units
+from trime.stages.report.tables import evaluated, marked, replayed, unit, units
 
 
 def several_panels(groups: list[Group], runs: list[dict[str, Any]]) -> list[Panel]:
@@ -32,7 +32,8 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
     """The worst first; a dot is a seed, where there are several."""
     kind, groups = ranked(groups)
     colours = [BLUE if group.first["name"].startswith("trime") else GREY for group in groups]
-    bars(axis, labels(groups), [group.figures("test", kind) for group in groups], kind, colours)
+    names = [marked(label, group.dev) for label, group in zip(labels(groups), groups, strict=True)]
+    bars(axis, names, [group.figures("test", kind) for group in groups], kind, colours)
     axis.set_title(", ".join(sorted({evaluated(group.first)[0] for group in groups})))
 
 

@@ -19,7 +19,7 @@ from trime.stages.report.picture_run import analysis_panels, analysis_picture, r
 from trime.stages.report.picture_several import replay_picture
 from trime.stages.report.provenance import provenance
 from trime.stages.report.samples import samples_of
-from trime.stages.report.tables import analysis_text, evaluated, markdown, replay_text, run_table
+from trime.stages.report.tables import EDGE, EDGE_NOTE, analysis_text, evaluated, markdown, replay_text, run_table
 
 
 def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -34,8 +34,9 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     write_aside(folder / "results.json", told_briefly(results))
     if config.logger.history:
         copied(plan.model.path() / "metrics.csv", folder / "metrics.csv")
-    header, lines = run_table(results)
-    write_aside(folder / "table.md", markdown(header, lines))
+    table = markdown(*run_table(results))
+    table += f"\n{EDGE_NOTE}\n" * (EDGE in table)
+    write_aside(folder / "table.md", table)
     if "analysis" in results:
         text = analysis_text(results)
         write_aside(folder / "analysis.md", text)
@@ -43,7 +44,7 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
     samples = samples_of(plan)
     page = write_page(run_page(results, folder / "metrics.csv", samples), folder / "page.html")
-    print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{markdown(header, lines)}")
+    print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{table}")
     print(f"results: {folder / 'results.json'}\npicture: {picture}\npage: {page}")
     return results, samples
 
@@ -60,11 +61,13 @@ def run_page(results: dict[str, Any], history: Path, samples: list[dict[str, Any
         f"commit {(results['commit'] or 'unknown')[:12]}",
     ]
     note = "The last row is the experiment's own. Temperatures, shares and sizes were chosen on dev; test was scored once."
+    table = Table(*run_table(results), own=True)
+    note += f" {EDGE_NOTE}." * any(EDGE in cell for line in table.lines for cell in line)
     return Page(
         results["name"],
         facts,
         [
-            Section("Results", note, [Table(*run_table(results), own=True)]),
+            Section("Results", note, [table]),
             *pictured("Curves", run_panels(results, history)),
             *pictured("Analysis", analysis_panels(results)),
             *sampled(samples),

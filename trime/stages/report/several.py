@@ -18,7 +18,7 @@ from trime.stages.report.ledger import read_run
 from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
 from trime.stages.report.picture_several import compare_picture, curves_picture, policies_picture, several_panels
 from trime.stages.report.provenance import without_places
-from trime.stages.report.tables import Lines, csv_of, evaluated, markdown
+from trime.stages.report.tables import EDGE, EDGE_NOTE, Lines, csv_of, evaluated, markdown
 from trime.types import UserError
 
 
@@ -88,7 +88,8 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
     picture = compare_picture(groups, folder / "picture.png")
     text = markdown(header, lines) + ordered
     write_aside(folder / "table.md", text)
-    print(f"\n{text}\n* published dev / test (one figure: test), for the order of rows")
+    edges = EDGE_NOTE if EDGE in text else ""
+    print(f"\n{text}\n* published dev / test (one figure: test), for the order of rows" + f"\n{edges}" * bool(edges))
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
     if any(run.get("analysis", {}).get("dev", {}).get("by_memory_size") for run in runs):
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
@@ -98,7 +99,8 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
     note = (
         f"The worst first. Differences to {against} are paired, with a 95 % interval by bootstrap over seeds and "
         f"{' or '.join(drawn)}; "
-        "no difference is shown where zero lies inside. Columns with * hold published figures, dev / test (one figure: test)."
+        "no difference is shown where zero lies inside. Columns with * hold published figures, dev / test (one figure: test). "
+        f"{edges}"
     )
     sections = [
         Section("Runs", note, [Table(header, lines)]),

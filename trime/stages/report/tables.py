@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from trime.metrics import MEASURES
@@ -53,8 +53,17 @@ def units(runs: list[dict[str, Any]]) -> str:
     return " or ".join(sorted({unit(run["metrics"]["test"][-1]) for run in runs}, reverse=True))
 
 
-def tuned_text(row: dict[str, Any]) -> str:
-    """What was tuned, in the paper's letters."""
+EDGE = "‡"  # marks a row whose tuned setting lies at the edge of its grid
+EDGE_NOTE = f"{EDGE} the best setting lies at the edge of its grid: a better one may lie beyond, widen tune.*"
+
+
+def marked(name: str, rows: Iterable[dict[str, Any]]) -> str:
+    """Return a row's name, marked where some of its dev rows were tuned to the edge of a grid."""
+    return f"{name} {EDGE}" if any(row.get("at_edge") for row in rows) else name
+
+
+def tuned_text(row: dict[str, Any], at_edge: list[str]) -> str:
+    """Return what was tuned in the paper's letters, settings at the edge of their grid marked."""
     letters = {
         "temperature": "τ",
         "interpolation_temperature": "τ'",
@@ -64,7 +73,7 @@ def tuned_text(row: dict[str, Any]) -> str:
         "memory_size": "M",
         "k": "K",
     }
-    return ", ".join(f"{letters[name]} {value:g}" for name, value in row["tuned"].items())
+    return ", ".join(f"{letters[name]} {value:g}{EDGE * (name in at_edge)}" for name, value in row["tuned"].items())
 
 
 def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
@@ -90,7 +99,7 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
             f"{test['tokens']:,}",
             test["search"] or "",
             f"{test['tokens_per_second']:,.0f}",
-            tuned_text(test),
+            tuned_text(test, valid.get("at_edge", [])),
         ]
         for valid, test in pairs
     ]
