@@ -298,3 +298,45 @@ def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, place: Path, tmp_path: P
     found = [next((tmp_path / name).glob("artefacts/evaluate-*/rows.json")).read_text() for name in ("killed", "whole")]
     losses = [[row["loss"] for row in json.loads(text)] for text in found]
     assert losses[0] == losses[1]
+
+
+def objectives(config: DictConfig) -> dict[int, float]:
+    """The objective of every validation, by update."""
+    with open(Plan(config).model.path() / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["valid/objective"]]
+    return {int(row["update"]): float(row["valid/objective"]) for row in rows}
+
+
+def kept_update(config: DictConfig) -> int:
+    return json.loads((Plan(config).model.path() / "train.json").read_text())["kept_update"]
+
+
+GETS_WORSE = (
+    "dataset.modules=20",
+    "train.updates=14",
+    "train.validate_every=4",
+    "train.checkpoint_every=4",
+    "schedule.warmup=0",
+)
+
+
+def test_the_best_weights_are_kept(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """train.keep=best, where the learning rate rises until training diverges; a killed run keeps the same weights."""
+    rising = (*GETS_WORSE, "schedule.peak=0.001", "schedule.floor=0.4", "train.clip_norm=0", "experiment=trime")
+    best, last = (tiny(*rising, f"train.keep={keep}", f"paths.outputs={tmp_path}/{keep}") for keep in ("best", "last"))
+    weights_of = {"best": trained(best), "last": trained(last)}
+    found = objectives(best)
+    assert [*found] == [4, 8, 12, 14] and kept_update(best) == min(found, key=lambda update: found[update]) < 14
+    assert [*objectives(last)] == [4, 8, 12] and kept_update(last) == 14
+    until = tiny(
+        *rising, "train.keep=last", f"train.updates={kept_update(best)}", "schedule.updates=14", f"paths.outputs={tmp_path}"
+    )
+    for name, weight in trained(until).items():
+        assert torch.equal(weight, weights_of["best"][name]) and not torch.equal(weight, weights_of["last"][name])
+    broken = tiny(*rising, "train.keep=best", f"paths.outputs={tmp_path}/broken")
+    for update in (4, 9):  # right after a validation at which a checkpoint was due too, and later
+        with goes_down(update, monkeypatch):
+            trained(broken)
+    resumed = trained(broken)
+    assert all(torch.equal(resumed[name], weight) for name, weight in weights_of["best"].items())
+    assert objectives(broken) == found and kept_update(broken) == kept_update(best)

@@ -30,13 +30,15 @@ from trime.stages.prepare import Prepare
 from trime.stages.pretrained import is_pretrained
 from trime.stages.processes import devices_of, follows, share_of, together, world_of
 from trime.stages.training import quiet, resolved_precision, run_training, watched_training
+from trime.tasks.checkpoints import BestWeights
 from trime.tasks.history import History
 from trime.tasks.language_model import LanguageModel, Training
 from trime.tasks.staleness import Staleness
 from trime.types import UserError
 
 SETTINGS = ("segments", "batching", "memory", "train", "optimizer", "schedule", "seed")
-HARMLESS = ("checkpoint_every", "validate_every", "validate_tokens", "log_every")  # of train: no weight depends on them
+HARMLESS = ("checkpoint_every", "log_every")  # of train: no weight depends on them
+VALIDATION = ("validate_every", "validate_tokens")  # of train: the best weights depend on them, the last ones do not
 
 
 class Fit(Artefact):
@@ -57,7 +59,8 @@ class Fit(Artefact):
         chosen = {name: plain(self.config[name]) for name in SETTINGS}
         remembers = "memory_size" in self.config.model and not is_pretrained(self.config)  # in training
         inside = () if remembers else ("memory_size", "eviction")  # of a memory that is not there
-        chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in (*HARMLESS, *inside)}
+        left_out = (*HARMLESS, *inside, *(VALIDATION if self.config.train.keep == "last" else ()))
+        chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in left_out}
         chosen["model"] = trained_part(self.config)
         chosen["precision"] = resolved_precision(self.config)
         if self.config.memory.get("own_gradient_only"):  # the published quirk makes another model of every number of devices
@@ -87,8 +90,9 @@ class Fit(Artefact):
         if not follows(self.config):
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
+        kept = self.config.train.updates
         if self.config.train.updates:
-            network = self.updates(network, corpus, folder, history)
+            network, kept = self.updates(network, corpus, folder, history)
         else:  # a pretrained model as it is
             network.requires_grad_(False)
         if follows(self.config):
@@ -101,6 +105,7 @@ class Fit(Artefact):
         history.tick()
         report = {
             "updates": self.config.train.updates,
+            "kept_update": kept,
             "tokens": history.tokens,
             "seconds": round(history.seconds, 1),
             "tokens_per_second": round(history.tokens / max(history.seconds, 1e-9), 1),
@@ -110,17 +115,27 @@ class Fit(Artefact):
         }
         write_aside(folder / "train.json", json.dumps(report, indent=1))
 
-    def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> Network:
-        """The network after all updates; a killed training goes on."""
+    def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int]:
+        """Train, going on where a killed training stopped; return the network and the update whose weights it has."""
         task, data = self.task(network), self.data(corpus, network.carries)
+        best = BestWeights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
-            trainer = self.trainer(folder, [history, *self.watching(folder, network)])
+            trainer = self.trainer(folder, [history, *self.watching(folder, network), *([best] if best else [])])
             try:
                 run_training(self.stage, trainer, task, data, folder)
-                return network if task.device_mesh is None else self.put_together(trainer, len(corpus.vocabulary))
+                network = network if task.device_mesh is None else self.put_together(trainer, len(corpus.vocabulary))
+                return self.kept(network, best)
             finally:  # else the next run of a sweep would wait for processes that are gone
                 if distributed.is_initialized():
                     distributed.destroy_process_group()
+
+    def kept(self, network: Network, best: BestWeights | None) -> tuple[Network, int]:
+        """Return the network with the weights of the best validation, where these are kept, and their update."""
+        if best is None or not best.update:  # no validation had a finite objective
+            return network, self.config.train.updates
+        if not follows(self.config):
+            network.load_state_dict(best.weights(), strict=False)  # what is frozen is not among them
+        return network, best.update
 
     def put_together(self, trainer: pl.Trainer, vocabulary: int) -> Network:
         """The whole network, on the first process, of the parts that all have."""
@@ -179,7 +194,8 @@ class Fit(Artefact):
             val_check_interval=every,
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
-            callbacks=[*watched_training(self.stage, folder, self.config), *callbacks],
+            callbacks=[*callbacks, *watched_training(self.stage, folder, self.config)],
+            enable_checkpointing=False,  # by callbacks of this project
             logger=(not follows(self.config) and self.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,

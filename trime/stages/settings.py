@@ -46,6 +46,7 @@ KINDS = {
     "train.checkpoint_every": SOME,
     "train.validate_every": SOME,
     "train.log_every": SOME,
+    "train.keep": one_of("best", "last"),
     "train.memory_size": SOME,
     "trainer.devices": optional(SOME, "auto"),
     "trainer.num_nodes": SOME,

@@ -81,6 +81,7 @@ class Teach(Artefact):
             gradient_clip_val=train.clip_norm or None,
             log_every_n_steps=train.log_every,
             callbacks=watched_training(self.stage, folder, self.config),
+            enable_checkpointing=False,
             logger=False,
             enable_model_summary=False,
             default_root_dir=folder,

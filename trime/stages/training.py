@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig
-from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from pytorch_lightning.callbacks import ProgressBar
 from tqdm import tqdm
+
+from trime.tasks.checkpoints import Checkpoints
 
 
 def resolved_precision(config: DictConfig) -> str:
@@ -26,17 +27,9 @@ def resolved_precision(config: DictConfig) -> str:
 
 
 def watched_training(stage: str, folder: Path, config: DictConfig) -> list[pl.Callback]:
-    """A checkpoint every so often, the last one kept; a progress bar, if it is wanted."""
-    checkpoints = ModelCheckpoint(
-        folder / "checkpoints",
-        "update-{step:09d}",
-        every_n_train_steps=config.train.checkpoint_every,
-        save_top_k=1,
-        monitor="step",
-        mode="max",
-        auto_insert_metric_name=False,
-    )
-    return [checkpoints, *([Progress(stage)] if config.trainer.enable_progress_bar else [])]
+    """Return the progress bar, if it is wanted, and the checkpoints; list them behind all other callbacks."""
+    bar = [Progress(stage)] if config.trainer.enable_progress_bar else []
+    return [*bar, Checkpoints(folder / "checkpoints", config.train.checkpoint_every)]
 
 
 class Progress(ProgressBar):
@@ -87,8 +80,7 @@ def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data
 
 def newest(stage: str, folder: Path) -> str | None:
     """The last checkpoint of a killed run."""
-    whole = [path for path in folder.glob("*.ckpt") if zipfile.is_zipfile(path)]  # a kill may leave a truncated one
-    found = sorted(whole, key=lambda path: path.stat().st_mtime)
+    found = sorted(folder.glob("update-*.ckpt"))
     if found:
         print(f"{stage} goes on from {found[-1].name}")
     return str(found[-1]) if found else None

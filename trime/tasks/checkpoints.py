@@ -1,0 +1,108 @@
+"""Callbacks: checkpoints to resume from, and the weights of the best validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+
+class Checkpoints(pl.Callback):
+    """Save a checkpoint every ``every`` updates and keep the last one.
+
+    Where a validation is due at the same update the checkpoint is saved after it, so that a resumed run has neither lost the
+    validation nor makes it twice. List this callback last: it saves the state of those before it.
+    """
+
+    def __init__(self, folder: Path, every: int):
+        self.folder, self.every = folder, every
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if ends_update(trainer, batch_idx) and not validates_now(trainer, batch_idx):
+            self.save(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.save(trainer)
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Write a checkpoint aside and rename it when it is whole, then remove the older ones."""
+        if trainer.global_step % self.every:
+            return
+        file = self.folder / f"update-{trainer.global_step:09d}.ckpt"
+        partial = file.with_suffix(".partial")
+        trainer.save_checkpoint(partial)
+        if trainer.is_global_zero:
+            partial.replace(file)
+            for older in self.folder.glob("update-*.ckpt"):
+                if older != file:
+                    older.unlink()
+        trainer.strategy.barrier()
+
+
+class BestWeights(pl.Callback):
+    """Keep the trained weights of the best validation, the one after the last update included.
+
+    ``monitor`` names the logged measure; the lowest is best, or the highest where ``highest``. Of equal ones the first counts.
+    A resumed run writes again what a killed one wrote after its last checkpoint.
+    """
+
+    def __init__(self, folder: Path, monitor: str = "valid/objective", highest: bool = False):
+        self.folder, self.monitor, self.sign = folder, monitor, -1.0 if highest else 1.0
+        self.score, self.update = float("inf"), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"score": self.score, "update": self.update}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.score, self.update = state_dict["score"], state_dict["update"]
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if ends_update(trainer, batch_idx) and trainer.global_step == trainer.max_steps:
+            trainer.val_check_batch = batch_idx + 1  # Lightning validates now, whatever the interval
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        score = self.sign * float(trainer.callback_metrics[self.monitor])
+        if score >= self.score or trainer.global_step == 0:
+            return
+        before, self.score, self.update = self.update, score, trainer.global_step
+        every = trainer.strategy.lightning_module_state_dict()
+        weights = {name: weight for name, weight in every.items() if name not in pl_module.frozen}  # type: ignore[operator]
+        if trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial = self.file.with_suffix(".partial")
+            torch.save(weights, partial)
+            partial.replace(self.file)
+            for older in self.folder.glob("best-*.pt"):  # the one before is what a run resumed from an older checkpoint has
+                if older not in (self.file, self.file_of(before)):
+                    older.unlink()
+
+    @property
+    def file(self) -> Path:
+        """Where the best weights lie."""
+        return self.file_of(self.update)
+
+    def file_of(self, update: int) -> Path:
+        return self.folder / f"best-{update:09d}.pt"
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the best weights by their names in the network."""
+        found = torch.load(self.file, map_location="cpu", weights_only=True)
+        return {name.removeprefix("network."): weight for name, weight in found.items()}
+
+
+def ends_update(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Return True where a micro-batch was the last of its update."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
+def validates_now(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Return True where Lightning is about to validate after this micro-batch."""
+    every = trainer.val_check_batch
+    return bool(trainer.enable_validation and every) and (batch_idx + 1) % (every or 1) == 0
