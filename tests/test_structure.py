@@ -31,6 +31,7 @@ ONLY_IN = {
     "ray": {"trime/memory/cluster.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
+    "snowballstemmer": {"trime/data/analyzers.py"},
     "peft": {"trime/models/pretrained/lora.py"},
     "wandb": set(),
     "transformers": {f"trime/models/pretrained/{name}.py" for name in ("loading", "small", "tokenizer")},

@@ -63,6 +63,9 @@ def check_memories(config: DictConfig) -> None:
     previous = config.memory.get("stale") and "Previous" in config.memory.visibility["_target_"]
     if previous and "streams" not in config.batching["_target_"]:
         raise UserError("memory=previous wants rows that read on: set batching=streams")
+    pieces = config.task == "translation" or is_pretrained(config)
+    if pieces and OmegaConf.select(config, "neighbours.analyzer") == "english":
+        raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
     rows = rows_of(plain(config.evaluate.rows), config.tune)
     check_similarity(config)
     joined = [names for row in rows for names in (("vocabulary", *row.joint), *(layer.memories for layer in row.layers))]

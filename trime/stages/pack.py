@@ -10,11 +10,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
 from trime.data.module import terms_of
 from trime.data.segments import Segments, check_length, cut, document_edges
 from trime.stages.artefact import Artefact, plain
 from trime.stages.prepare import Prepare
+from trime.types import UserError
 
 QUERIES = 2048  # a file
 
@@ -59,8 +61,15 @@ class Pack(Artefact):
         special = [corpus.vocabulary.eos, corpus.vocabulary.unknown]
         parts = [folder / f"part-{start:09d}.npy" for start in range(0, len(segments), QUERIES)]
         if not all(part.exists() for part in parts):
-            backend = instantiate(self.config.neighbours, _convert_="all")
-            backend.fit(terms_of(text, segments, special))
+            settings = plain(self.config.neighbours)
+            terms = terms_of(text, segments, special)
+            if settings.pop("analyzer") == "english":
+                if corpus.statistics["characters"]:
+                    raise UserError("neighbours.analyzer=english reads words, and these tokens are characters: set raw")
+                table = TermTable(corpus.vocabulary.symbols, english)
+                terms = [table(tokens) for tokens in terms]
+            backend = instantiate(settings, _convert_="all")
+            backend.fit(terms)
             self.search(backend, parts, len(segments))
         np.save(folder / "neighbours.npy", np.concatenate([np.load(part) for part in parts]))
         for part in parts:

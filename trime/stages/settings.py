@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from trime.data.analyzers import ANALYZERS
 from trime.memory.similarity import METRICS
 from trime.models.pretrained.rope import POSITIONS, STORED
 from trime.stages.kinds import (
@@ -60,6 +61,7 @@ KINDS = {
     "evaluate.sample": one_of("starts", "documents"),
     "evaluate.dtype": one_of(*DTYPES),
     "datastore.dtype": one_of(*DTYPES, "int8"),
+    "neighbours.analyzer": one_of(*ANALYZERS),
     "index.factory": optional(Kind(lambda value: isinstance(value, str) and value != "", "auto or a factory string")),
     "index.metric": one_of(*METRICS),
     "index.k": SOME,
