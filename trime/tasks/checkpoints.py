@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 
@@ -72,14 +72,16 @@ class BestWeights(pl.Callback):
         if score >= self.score or trainer.global_step == 0:
             return
         before, self.score, self.update = self.update, score, trainer.global_step
-        every = trainer.strategy.lightning_module_state_dict()
-        weights = {name: weight for name, weight in every.items() if name not in pl_module.frozen}  # type: ignore[operator]
+        weights = trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             partial = self.file.with_suffix(".partial")
-            torch.save(weights, partial)
+            trained = {name: weight for name, weight in weights.items() if name not in pl_module.frozen}  # type: ignore[operator]
+            save_file(once(trained), partial)
             partial.replace(self.file)
-            for older in self.folder.glob("best-*.pt"):  # the one before is what a run resumed from an older checkpoint has
+            for older in self.folder.glob(
+                "best-*.safetensors"
+            ):  # the one before is what a run resumed from an older checkpoint has
                 if older not in (self.file, self.file_of(before)):
                     older.unlink()
 
@@ -89,12 +91,17 @@ class BestWeights(pl.Callback):
         return self.file_of(self.update)
 
     def file_of(self, update: int) -> Path:
-        return self.folder / f"best-{update:09d}.pt"
+        return self.folder / f"best-{update:09d}.safetensors"
 
     def weights(self) -> dict[str, Tensor]:
         """Return the best weights by their names in the network."""
-        found = torch.load(self.file, map_location="cpu", weights_only=True)
-        return {name.removeprefix("network."): weight for name, weight in found.items()}
+        return {name.removeprefix("network."): weight for name, weight in load_file(self.file).items()}
+
+
+def once(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return each tensor under the first of its names: those that are tied share their memory, which safetensors refuses."""
+    names = {(weight.data_ptr(), weight.shape): name for name, weight in reversed(weights.items()) if weight.numel()}
+    return {name: weight.contiguous() for name, weight in weights.items() if name in {*names.values()} or not weight.numel()}
 
 
 def ends_update(trainer: pl.Trainer, batch_idx: int) -> bool:
