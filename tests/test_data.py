@@ -18,6 +18,7 @@ from tests.conftest import SHARED
 from trime.data import bm25
 from trime.data.batching.bm25 import BM25
 from trime.data.batching.consecutive import Consecutive
+from trime.data.batching.published import Published
 from trime.data.batching.shuffled import Shuffled
 from trime.data.batching.streams import Streams
 from trime.data.corpus import Corpus, Split, build_corpus, counted, smallest_type
@@ -28,7 +29,7 @@ from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader
 from trime.data.neighbours import Backend, Fast, Reference, Sparse
-from trime.data.segments import collate, count_of, cut, shares
+from trime.data.segments import Segments, collate, count_of, cut, shares
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import Ends, Vocabulary
 from trime.types import UserError
@@ -375,3 +376,15 @@ def test_whole_documents_are_sampled() -> None:
         assert (kept == shares(lengths, budget, "documents")).all()
     larger = shares(lengths, 200, "documents")
     assert (larger >= shares(lengths, 90, "documents")).all(), "a larger budget goes on where a smaller one ended"
+
+
+@pytest.mark.parametrize("order, combined", [("shuffled", 1), ("kept", 1), ("kept", 4)])
+def test_published_processes_side_by_side_or_one_after_the_other(order: str, combined: int) -> None:
+    """batching.joined=false: each process's part of a step is a micro-batch of its own, in the order of ranks."""
+    lengths = np.array([8] * 53 + [3])
+    segments = Segments(lengths * 0, lengths * 0, np.cumsum(lengths) - lengths, lengths, lengths * 0)
+    settings = {"size": 12, "order": order, "seed": 1, "processes": 4, "combined": combined}
+    together, apart = (Published(**settings, joined=joined).plan(segments, 2) for joined in (True, False))
+    assert len(apart) == 4 * len(together) and all(len(batch) <= 3 for batch in apart)
+    for step, batch in enumerate(together):
+        assert batch == [segment for part in apart[4 * step : 4 * step + 4] for segment in part]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import chain as joined
+from itertools import chain as chain_lists
 from itertools import zip_longest
 
 import numpy as np
@@ -16,12 +16,14 @@ ORDERS = ("shuffled", "kept", "bm25")
 
 
 class Published:
-    """``size`` segments an update's micro-batch, in equal parts over ``processes``.
+    """``size`` segments a step of the published trainer, in equal parts over its ``processes``.
 
     ``order=shuffled``: short segments first, else random; greedy batches, shuffled every epoch and dealt to
     the processes in turn. ``kept``: the order of the text, never shuffled; every ``combined`` processes read
     a stretch of it side by side, so that they hold consecutive batches. ``bm25``: the published chain, whose
     batches are shuffled in groups of ``processes``. ``multiple``: batches hold a multiple of so many segments.
+    ``joined``: what the processes hold at a step is one micro-batch, so that memories are gathered over them; otherwise each
+    process's part is a micro-batch of its own, one after the other.
     """
 
     reads_on = False
@@ -36,6 +38,7 @@ class Published:
         combined: int = 1,
         multiple: int = 1,
         string_ids: bool = False,
+        joined: bool = True,
     ):
         if order not in ORDERS:
             raise ValueError(f"batching.order={order}: choose one of {', '.join(ORDERS)}")
@@ -45,13 +48,16 @@ class Published:
             )
         self.size, self.order, self.seed, self.k = size, order, seed, k
         self.processes, self.combined, self.multiple, self.string_ids = processes, combined, multiple, string_ids
-        self.needs_neighbours = order == "bm25"
+        self.needs_neighbours, self.joined = order == "bm25", joined
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
-        """What all processes hold at each step, rank after rank."""
+        """Return the micro-batches of an epoch: what all processes hold at each step, rank after rank, in one or apart."""
         order = self.ordered(segments.length, neighbours)
         shards = self.dealt(self.batches(order, segments.length), epoch + 1)
-        return [list(joined.from_iterable(step)) for step in zip_longest(*shards, fillvalue=())]
+        steps = zip_longest(*shards, fillvalue=())
+        if self.joined:
+            return [list(chain_lists.from_iterable(step)) for step in steps]
+        return [list(batch) for step in steps for batch in step]
 
     def ordered(self, lengths: np.ndarray, neighbours: np.ndarray | None) -> list[int]:
         """Segments in the order in which they are put into batches."""

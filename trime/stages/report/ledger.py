@@ -26,16 +26,18 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
 REPRODUCE = "reproduce"
 APART = ("paths", "logger", "report", "stages", "seed", "expected", "name", "dictionary")  # no figure depends on them
 HARMLESS = {
-    "train": ("checkpoint_every", "validate_every", "validate_tokens", "log_every"),
+    "train": ("checkpoint_every", "log_every"),
     "evaluate": ("batch_tokens", "analysis"),
     "trainer": ("accelerator", "devices", "enable_progress_bar"),
 }
+VALIDATION = ("validate_every", "validate_tokens")
+STATES = ("ok", "off", "other machine", "not run")
 PLACES = ("path", "cache")  # of a dataset: what is read there is known by its counts
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A published figure, and what this machine has for it."""
+    """A published figure, and what this machine has for it; a speed has no tolerance, for it is another machine's."""
 
     table: str
     row: str
@@ -48,8 +50,10 @@ class Cell:
 
     @property
     def state(self) -> str:
-        if self.value is None or self.tolerance is None:
+        if self.value is None:
             return "not run"
+        if self.tolerance is None:
+            return "other machine"
         return "ok" if abs(self.value - self.target) <= self.tolerance else "off"
 
 
@@ -62,6 +66,8 @@ def config_hash(config: DictConfig) -> str:
     content["checkpoint"] = content["checkpoint"] and Path(content["checkpoint"]).parent.name
     for section, names in HARMLESS.items():
         content[section] = {key: value for key, value in content[section].items() if key not in names}
+    if content["train"]["keep"] == "last":  # else they decide which weights are kept
+        content["train"] = {key: value for key, value in content["train"].items() if key not in VALIDATION}
     content["batching"].pop("seed", None)
     for part in (content, content["evaluate"], content["datastore"]):
         if part.get("dataset"):
@@ -100,7 +106,7 @@ def cells_of(experiment: str, config: DictConfig, runs: list[dict[str, Any]]) ->
             str(expected["row"]),
             str(expected["column"]),
             float(expected["value"]),
-            float(expected["tolerance"]),
+            None if expected["tolerance"] is None else float(expected["tolerance"]),
             experiment,
             name,
             newest(expected, found),
@@ -158,7 +164,7 @@ def read_run(path: Path) -> dict[str, Any]:
 def page(cells: list[Cell]) -> str:
     """The ledger: a summary, then a table of cells for each table of the papers."""
     states = [cell.state for cell in cells]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in ("ok", "off", "not run"))
+    counts = ", ".join(f"{states.count(state)} {state}" for state in STATES)
     parts = [f"# Ledger\n\n{len(cells)} published figures: {counts}. Only a run of exactly its configuration decides a cell.\n"]
     for table in dict.fromkeys(cell.table for cell in cells):
         lines = [line(cell) for cell in cells if cell.table == table]
@@ -183,7 +189,7 @@ def write_ledger(config: DictConfig) -> Path:
     outputs.mkdir(parents=True, exist_ok=True)
     write_aside(path, page(sorted(cells, key=lambda cell: order(cell.table))))
     states = [cell.state for cell in cells]
-    print(f"ledger: {path}: " + ", ".join(f"{states.count(state)} {state}" for state in ("ok", "off", "not run")))
+    print(f"ledger: {path}: " + ", ".join(f"{states.count(state)} {state}" for state in STATES))
     return path
 
 

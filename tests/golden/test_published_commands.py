@@ -1,0 +1,282 @@
+"""Experiments under reproduce/script and reproduce/released against the published commands, flag by flag.
+
+``tests/published_commands.json`` holds every flag of every published command, and the architectures behind ``--arch``. A flag
+is either what the composed experiment says, or the experiment (or a file that it extends) names it in a line
+``# Deviation (--flag): why``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from tests.conftest import ROOT, composed
+from trime.stages.artefact import plain
+from trime.stages.report.ledger import experiments
+
+COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())
+TRAIN_TOKENS = {"wikitext103": 103_227_021, "enwik8": 90_000_000}  # of the training streams, ends of lines included
+DEVICES = 4  # of the authors (their README)
+Flags = dict[str, Any]
+
+
+def deviations(experiment: str) -> set[str]:
+    """Return the flags that an experiment, or a file that it extends, names as deviations."""
+    text = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
+    named = re.findall(r"^# Deviation \(([^)]*)\):", text, re.MULTILINE)
+    flags = {flag.strip().removeprefix("--") for names in named for flag in names.split(",")}
+    for base in re.findall(r"^  - /experiment/(reproduce/\S+)", text, re.MULTILINE):
+        flags |= deviations(base)
+    return flags | (deviations("reproduce/commands") if "Further deviations" in text else set())
+
+
+def differing(flags: Flags, checks: dict[str, Callable[[str], bool]]) -> set[str]:
+    """Return the flags whose value the checks do not confirm, those that no check knows included."""
+    return {flag for flag, value in flags.items() if not (flag in checks and checks[flag](value))}
+
+
+def number(expected: float | None) -> Callable[[str], bool]:
+    return lambda value: expected is not None and math.isclose(float(value), expected, rel_tol=1e-9)
+
+
+def word(*expected: str) -> Callable[[str], bool]:
+    return lambda value: value in expected
+
+
+def architecture(config: DictConfig) -> dict[str, Callable[[str], bool]]:
+    """Checks of what an architecture says, whether by its default or by a flag."""
+    model = config.model
+    cutoffs = [str(cutoff) for cutoff in model.cutoffs]
+
+    def same_cutoffs(value: str) -> bool:
+        bands = value.strip("'").split(",")
+        return bands == cutoffs or (not cutoffs and bands == ["208"])  # enwik8: one band of the whole vocabulary
+
+    def given(expected: bool) -> Callable[[Any], bool]:
+        return lambda value: str(value).lower() == str(expected).lower()
+
+    return {
+        "decoder_layers": number(model.backbone.layers),
+        "decoder_attention_heads": number(model.backbone.heads),
+        "decoder_embed_dim": number(model.width),
+        "decoder_ffn_embed_dim": number(model.backbone.inner),
+        "dropout": number(model.backbone.dropout),
+        "attention_dropout": number(model.backbone.inner_dropout),
+        "activation_dropout": number(model.backbone.inner_dropout),
+        "adaptive_softmax_dropout": number(model.softmax_dropout),
+        "adaptive_input": given(model.embedding._target_.endswith(".AdaptiveInput")),
+        "tie_adaptive_weights": given(model.head._target_.endswith(".AdaptiveSoftmax")),
+        "tie_adaptive_proj": given(model.tied_projections),
+        "adaptive_input_cutoff": same_cutoffs,
+        "adaptive_softmax_cutoff": same_cutoffs,
+        "adaptive_softmax_factor": number(model.factor),
+        "adaptive_input_factor": number(model.factor),
+        "no_decoder_final_norm": given(not model.backbone.final_norm),
+        "learn_mem_weight": given(bool(model.gate)),
+    }
+
+
+def updates_per_epoch(config: DictConfig) -> int:
+    """Return the updates of an epoch in the published trainer: devices side by side, so many steps an update."""
+    segments = math.ceil(TRAIN_TOKENS[dataset(config)] / config.segments.length)
+    steps = math.ceil(math.ceil(segments / (config.batching.size // DEVICES)) / DEVICES)
+    return math.ceil(steps / updated_steps(config))
+
+
+def updated_steps(config: DictConfig) -> float:
+    """Return the steps of the published trainer that make an update here."""
+    return config.train.accumulate / (1 if config.batching.joined else DEVICES)
+
+
+def dataset(config: DictConfig) -> str:
+    return "enwik8" if "enwik8" in config.dataset._target_ else "wikitext103"
+
+
+def criterion(config: DictConfig) -> str:
+    """Return the published name of the loss: over which memories it is, and whether they are a device's own."""
+    kind = config.memory.visibility._target_.rsplit(".", 1)[-1]
+    if kind == "Long":
+        return "trime_long_loss" if config.batching.joined else "trime_long_loss_same_device"
+    return {"Local": "trime_loss", "External": "trime_ext_loss"}[kind]
+
+
+def training(config: DictConfig) -> dict[str, Callable[[str], bool]]:
+    """Checks of a training command's flags."""
+    schedule, optimizer, batching, length = config.schedule, config.optimizer, config.batching, config.segments.length
+    cosine = schedule._target_.endswith(".Cosine")
+    optimizers = {"trime.optim.nag.NAG": "nag", "trime.optim.adam.Adam": "adam"}
+    combined = batching.combined * length * batching.size // DEVICES
+    checks = {
+        "task": lambda value: value.startswith("language_modeling") and dataset(config)[:6] in value.replace("-", ""),
+        "criterion": word(criterion(config)),
+        "optimizer": word(optimizers.get(optimizer._target_, "")),
+        "adam-betas": lambda value: [*map(float, value.strip("()").split(","))] == list(optimizer.get("betas", [])),
+        "weight-decay": number(optimizer.weight_decay),
+        "clip-norm": number(config.train.clip_norm),
+        "max-update": number(config.train.updates),
+        "lr-scheduler": word("cosine" if cosine else "inverse_sqrt"),
+        "max-lr": number(schedule.peak if cosine else None),
+        "lr": number(schedule.floor if cosine else schedule.peak),
+        "warmup-updates": number(schedule.warmup),
+        "warmup-init-lr": number(schedule.initial),
+        "t-mult": number(schedule.get("stretch")),
+        "lr-period-updates": number(schedule.get("period")),
+        "lr-shrink": number(schedule.get("shrink")),
+        "min-lr": lambda value: float(value) < schedule.floor,  # never reached, so that nothing stops early
+        "max-tokens": number(length * batching.size // batching.processes),
+        "tokens-per-sample": number(length),
+        "update-freq": number(updated_steps(config)),
+        "required-batch-size-multiple": number(batching.multiple),
+        "seed": number(batching.seed),
+        "sample-break-mode": lambda value: value == "none" and not config.segments.bounded,
+        "knn-keytype": word("last_ffn_input"),  # g of every backbone: there is no other
+        "ce-warmup-epoch": lambda value: same_epochs(config, float(value)),
+        "keep-order": lambda value: value is (batching.order == "kept"),
+        "predefined-batches": lambda value: batching.order == "bm25" and batching.k == 20,
+        "cross-sent-ratio": number(config.memory.drop_local),
+        "train-mem-size": number(combined),
+        "arch": lambda value: not differing_architecture(config, COMMANDS["architectures"][value]),
+    }
+    own = architecture(config)
+    return checks | {name.replace("_", "-"): check for name, check in own.items()}
+
+
+def same_epochs(config: DictConfig, epochs: float) -> bool:
+    """Whether the plain phase lasts so many epochs, but for the rounding of a share with three digits."""
+    share = epochs * updates_per_epoch(config) / config.train.updates
+    return abs(config.train.plain_share - share) < 1e-4
+
+
+def differing_architecture(config: DictConfig, given: Flags) -> set[str]:
+    """Return the values of an architecture that differ; its kind of key is overridden by --knn-keytype in every command."""
+    return differing({name: value for name, value in given.items() if name != "knn_type"}, architecture(config))
+
+
+def script_of(command: str) -> str:
+    """Return the experiment of a training command: wiki103-247M-trime_ext is script/trime_ext_247m."""
+    corpus, size, row = command.split("-")
+    return f"reproduce/script/{row}_{'enwik8' if corpus == 'enwik8' else size.lower()}"
+
+
+@pytest.mark.parametrize("command", list(COMMANDS["train"]))
+def test_a_training_command(command: str) -> None:
+    experiment, flags = script_of(command), COMMANDS["train"][command]
+    config = composed(f"experiment={experiment}")
+    assert differing(flags, training(config)) <= deviations(experiment)
+    assert config.train.keep == "best" and plain(config.compatibility) == plain(
+        composed("compatibility=published").compatibility
+    )
+    assert config.batching.processes == DEVICES and config.batching.string_ids
+
+
+def test_every_flag_is_compared() -> None:
+    """A changed value of any setting that a flag speaks of is noticed."""
+    experiment = "reproduce/script/trime_ext_247m"
+    flags = COMMANDS["train"]["wiki103-247M-trime_ext"]
+    for override, flag in {
+        "batching.size=8": "max-tokens",
+        "train.accumulate=3": "update-freq",
+        "optimizer=adam": "optimizer",
+        "batching.seed=0": "seed",
+        "memory.drop_local=0.5": "cross-sent-ratio",
+        "train.plain_share=0.05": "ce-warmup-epoch",
+        "model.backbone.dropout=0.1": "arch",
+        "schedule.shrink=0.1": "lr-shrink",
+        "batching.order=shuffled": "predefined-batches",
+    }.items():
+        assert flag in differing(flags, training(composed(f"experiment={experiment}", override)))
+
+
+EVALUATIONS = {
+    f"{place}: {entry['program']}": entry for place, entry in enumerate(COMMANDS["evaluate"]) if "TrimeLM" in entry["section"]
+}
+
+
+def released_of(section: str) -> str:
+    """Return the experiment of an evaluation: (150M, L=150) / TrimeLM_long is released/trime_long_150m."""
+    row = re.search(r"/ TrimeLM(_\w+)?", section)
+    assert row
+    size = "_enwik8" if section.startswith("Enwik8") else "_150m" if "150M" in section else ""
+    return f"reproduce/released/trime{row.group(1) or ''}{size}"
+
+
+def evaluation(config: DictConfig) -> dict[str, Callable[[str], bool]]:
+    """Checks of the flags of evaluation, of encoding a datastore, and of building its index."""
+    evaluate, index, last = config.evaluate, config.index, plain(config.evaluate.rows)[-1]
+    datastore = "external" in last["joint"]
+    settings = plain(config.tune)
+
+    def only(name: str) -> Callable[[str], bool]:
+        return lambda value: settings[name] == [float(value)]
+
+    return {
+        "sample-break-mode": word("complete" if evaluate.lines else "none"),
+        "max-tokens": number(evaluate.block + evaluate.context),
+        "context-window": number(evaluate.context),
+        "gen-subset": lambda value: value == "valid" and evaluate.tokens is None,
+        "max-sentences": number(1),  # memory is read and written window by window
+        "knn-keytype": word("last_ffn_input"),
+        "use-local": lambda _: "local" in last["joint"],
+        "use-long": lambda _: "long" in last["joint"] and config.long.crossing and config.long.repeats,
+        "use-external": lambda _: datastore,
+        "mem-size": only("memory_size"),
+        "softmax-temp": only("temperature"),
+        "use-interp": lambda _: last["interpolate"] == ["datastore"] and not evaluate.scaled_interpolation,
+        "interp-temp": only("interpolation_temperature"),
+        "lmbda": only("lambda"),
+        "k": number(index.k),
+        "probe": number(index.probe),
+        "faiss-metric-type": word(index.metric),
+        "no-load-keys": lambda _: not index.rescore,
+        "dstore-fp16": lambda _: config.datastore.dtype == "float16",
+    }
+
+
+def building(config: DictConfig) -> dict[str, Callable[[str], bool]]:
+    """Checks of the two commands that make the datastore and its index."""
+    return evaluation(config) | {
+        "gen-subset": word(config.datastore.split),
+        "tokens-per-sample": number(config.evaluate.block),
+        "sample-break-mode": word("none"),  # a datastore's windows are always cut so (Encode.windows)
+        "save-knnlm-dstore": lambda _: config.datastore.tokens is None,
+        "dstore_fp16": lambda _: config.datastore.dtype == "float16",
+        "dimension": number(config.model.width),
+        "dist": word(config.index.metric),
+    }
+
+
+@pytest.mark.parametrize("name", list(EVALUATIONS))
+def test_an_evaluation_command(name: str) -> None:
+    entry = EVALUATIONS[name]
+    experiment = released_of(entry["section"])
+    config = composed(f"experiment={experiment}")
+    checks = evaluation(config) if entry["program"] == "eval_lm-trime.py" else building(config)
+    assert differing(entry["flags"], checks) <= deviations(experiment)
+    printed = {f"{cell['value']:.2f}" for cell in plain(config.expected) if cell["split"] == "valid"}
+    assert {*entry["expected"]} <= printed
+    used = {"local", "long", "external"} & {*plain(config.evaluate.rows)[-1]["joint"]}
+    if entry["program"] == "eval_lm-trime.py":
+        assert used == {flag.removeprefix("use-") for flag in entry["flags"]} & {"local", "long", "external"}
+
+
+def test_released_checkpoints_are_all_evaluated() -> None:
+    found = {released_of(entry["section"]) for entry in EVALUATIONS.values()}
+    trime = {name for name in experiments() if name.startswith("reproduce/released/trime") and "_mt" not in name}
+    assert found == trime
+
+
+@pytest.mark.parametrize("experiment", experiments())
+def test_short_segments_are_evaluated_with_context(experiment: str) -> None:
+    """Blocks of 64 or 80 tokens are fixed cuts of the stream: as whole lines most tokens would have no context."""
+    config = composed(f"experiment={experiment}")
+    if config.task == "language_model" and config.evaluate.block < 512:
+        assert not config.evaluate.lines and config.evaluate.context > 0
+    if config.task == "language_model":
+        assert config.train.keep == "best"
+    assert not OmegaConf.is_missing(config, "name")
