@@ -71,7 +71,7 @@ def measured(step: Callable[[], Any], rounds: int) -> dict[str, float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 32768], help="tokens of the input")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens of the input")
     parser.add_argument("--whole", type=int, default=16384, help="longest input that is kept or attended to whole")
     parser.add_argument("--queries", type=int, nargs="+", default=[128, 512, 1024], help="N, with M twice as large")
     parser.add_argument("--rounds", type=int, default=3)
