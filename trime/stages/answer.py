@@ -57,10 +57,10 @@ class Answer(Artefact):
 
     def build(self, folder: Path) -> None:
         place = str(self.taught.path()) if self.taught else self.config.model.name
-        tokenizer, answerer = load_tokenizer(place), answerer_of(self.config, load_pretrained(place, self.config.model.dtype))
         examples = list(instantiate(self.config.questions, _convert_="all").examples(self.config.answering.split))
         if not examples:
             raise UserError(f"questions: there is none in split {self.config.answering.split}")
+        tokenizer, answerer = load_tokenizer(place), answerer_of(self.config, load_pretrained(place, self.config.model.dtype))
         file, meter, size = folder / "answers.jsonl", Meter(), self.config.answering.batch
         done = [json.loads(line) for line in whole_lines(file)]
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
