@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -135,6 +136,18 @@ def test_a_table_runs_from_the_official_files(
         tokens = len(prompted(tokenizer, prompt))
         assert tokens > 256 and line["tokens"] == min(tokens, config.answering.last or tokens)
     assert {line["name"] for line in lines} == {"q_0", "q_1", "q_2"}
+
+
+def test_a_result_says_how_much_evidence_was_missing(
+    table: Callable[..., DictConfig], triviaqa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(triviaqa, tmp_path / "partial"))
+    (folder / "evidence" / "web" / "7" / "7_1.txt").unlink()
+    monkeypatch.setattr(answer, "greedy", lambda steps, stop, most: greedy(steps, stop, 1))
+    config = table("table5", "model.memory_size=128", "eviction=fifo", f"questions.path={folder}")
+    run(config)
+    (results,) = Path(config.paths.outputs).glob("runs/attendre_table5/*/results.json")
+    assert json.loads(results.read_text())["metrics"]["valid"][0]["missing_evidence"] == 1
 
 
 def test_the_test_questions_are_refused_before_anything_is_read(table: Callable[..., DictConfig], tmp_path: Path) -> None:

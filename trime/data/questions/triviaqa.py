@@ -29,6 +29,7 @@ class TriviaQA:
 
     def __init__(self, path: str | None = None, count: int | None = 1000, seed: int = 0):
         self.path, self.count, self.seed = Path(path).expanduser() if path else None, count, seed
+        self.missing_evidence = 0  # files of the questions that were asked for last
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
         """Yield the chosen questions; UserError where the split has no answers, or none of their evidence is there."""
@@ -44,7 +45,7 @@ class TriviaQA:
             yield self.official(rows[number]) if self.path else from_hub(rows[number])
 
     def check_evidence(self, rows: list[dict[str, Any]]) -> None:
-        """Print how many evidence files are missing; UserError where all of them are."""
+        """Count and print how many evidence files are missing; UserError where all of them are."""
         files = [self.evidence(row) for row in rows]
         there = [[file.is_file() for file in own] for own in files]
         named, found, bare = sum(map(len, files)), sum(map(sum, there)), sum(not any(own) for own in there)
@@ -53,9 +54,10 @@ class TriviaQA:
                 f"questions.path={self.path}: none of the {named:,} evidence files of {len(rows):,} questions is there: "
                 "unpack evidence/wikipedia and evidence/web of triviaqa-rc.tar.gz into it"
             )
-        if found < named or bare:
+        self.missing_evidence = named - found
+        if self.missing_evidence or bare:
             print(
-                f"triviaqa: {named - found:,} of {named:,} evidence files are missing; "
+                f"triviaqa: {self.missing_evidence:,} of {named:,} evidence files are missing; "
                 f"{bare:,} of {len(rows):,} questions have none at all and an empty context"
             )
 
