@@ -37,7 +37,7 @@ def decoder(device: str) -> Any:
 
 
 def policies() -> dict[str, EvictionPolicy]:
-    return {"fifo": FIFO(), "lra_sum": LRASum(BelowMean(), Raw())}
+    return {"fifo": FIFO(), "lra_sum": LRASum(BelowMean(2.0), Raw())}
 
 
 def reads(model: Any, memory: Attendre, end: str, tokens: torch.Tensor) -> None:

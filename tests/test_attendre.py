@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from hydra.utils import instantiate
 
+from tests.conftest import composed
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, Queries, best
@@ -52,3 +55,20 @@ def test_retrieval_tells_similarity_place_and_document() -> None:
     assert bool((told[1, :, 4:] == -1).all()) and bool((similarity[1, :, 4:] == -torch.inf).all()), "no query, nothing found"
     weight = left.retrieved.similarity.softmax(-1)[0, :, 5]
     assert bool(((weight > 0).sum(-1) == 3).all())
+
+
+@pytest.mark.parametrize("top_k", [2, 4, 40])
+@pytest.mark.parametrize("name", ["lru", "lfu"])
+def test_what_the_layer_retrieved_counts_as_used(name: str, top_k: int) -> None:
+    """Of 40 entries a query uses as many as the layer's own top-k retrieves, neither 32 of them nor all."""
+    torch.manual_seed(2)
+    query, key, value = (torch.randn(1, 40, 1, 8).double() for _ in range(3))
+    position = torch.arange(40)[None]
+    layer = Attendre(BoundedMemory(40, instantiate(composed(f"eviction={name}").eviction, _convert_="all")), top_k=top_k)
+    own, queries = (key, value), Queries((query,), position)
+    state, left = layer.step(layer.start(own, queries), own, queries, score)
+    retrieved = (left.retrieved.similarity > -torch.inf)[0, 0]
+    assert bool((retrieved.sum(-1) == top_k).all())
+    last = torch.where(retrieved, torch.arange(40)[:, None], -1).amax(0)
+    expected = torch.where(last >= 0, last, torch.arange(40)) if name == "lru" else retrieved.sum(0)
+    assert torch.equal(state.keys.ranking.score[0].long(), expected)

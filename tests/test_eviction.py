@@ -8,8 +8,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
-from trime.eviction.base import EvictionPolicy
+from trime.eviction.base import EvictionPolicy, used
 from trime.eviction.fifo import FIFO
+from trime.eviction.lfu import LFU
+from trime.eviction.lru import LRU
 from trime.memory.bounded import BoundedMemory, Held
 from trime.types import Attended
 
@@ -99,6 +101,20 @@ def test_blocks_of_queries_make_no_difference(name: str) -> None:
         part = policy.observe(part, Attended(score[:, :, start : start + 3], position[:, start : start + 3]))
     for a, b in zip(policy.settle(held.ranking, whole), policy.settle(held.ranking, part), strict=True):
         assert torch.allclose(a.double().nan_to_num(neginf=-1e9), b.double().nan_to_num(neginf=-1e9), atol=1e-12)
+
+
+@pytest.mark.parametrize("retrieved, count", [(None, 32), (5, 5), (40, 40)])
+def test_a_fixed_number_counts_as_used_only_where_nothing_is_retrieved(retrieved: int | None, count: int) -> None:
+    torch.manual_seed(4)
+    score = torch.randn(1, 1, 1, 50, dtype=torch.float64)
+    hits = None if retrieved is None else torch.zeros_like(score, dtype=torch.bool)
+    if hits is not None:
+        hits[..., :retrieved] = True
+    for name in ("lru", "lfu"):
+        policy = policy_of(name)
+        assert isinstance(policy, LRU | LFU)
+        found = used(Attended(score, torch.tensor([[60]]), hits), policy.top_k, policy.of_all)
+        assert int(found.sum()) == count and (hits is None or torch.equal(found, hits))
 
 
 def test_fifo_is_a_window() -> None:

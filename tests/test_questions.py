@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,26 +133,76 @@ def test_real_babi_and_novels() -> None:
     assert len(examples) == 30 and all(1900 < len(example.context.split()) <= 2000 for example in examples)
 
 
-def test_triviaqa_from_the_official_files(tmp_path: Path) -> None:
+@pytest.fixture
+def triviaqa(tmp_path: Path) -> Path:
+    """A folder of the official form: five questions of dev, a page and a search result each, a page that was never saved."""
     rows = [
         {
             "QuestionId": f"q{number}",
             "Question": f"Who is {number}?",
-            "Answer": {"Value": "The Beatles", "Aliases": ["Beatles, The"], "NormalizedAliases": ["beatles"]},
-            "EntityPages": [{"Filename": "a.txt"}, {"Filename": "missing.txt"}],
-            "SearchResults": [{"Filename": "b.txt"}],
+            "Answer": {
+                "Value": "The Beatles",
+                "NormalizedValue": "beatles",
+                "Aliases": ["Beatles, The"],
+                "NormalizedAliases": ["beatles"],
+                "HumanAnswers": ["The Fab Four"],
+            },
+            "EntityPages": [{"Filename": f"{number}.txt", "Title": f"{number}"}, {"Title": "never saved"}],
+            "SearchResults": [{"Filename": f"3/3_{number}.txt", "Rank": 0}],
         }
         for number in range(5)
     ]
-    (tmp_path / "triviaqa-unfiltered").mkdir()
-    (tmp_path / "triviaqa-unfiltered" / "unfiltered-web-dev.json").write_text(json.dumps({"Data": rows}))
-    for kind, name in (("wikipedia", "a.txt"), ("web", "b.txt")):
-        (tmp_path / "evidence" / kind).mkdir(parents=True)
-        (tmp_path / "evidence" / kind / name).write_text(f"text of {kind}")
-    found = list(TriviaQA(str(tmp_path), count=3).examples("valid"))
-    assert len(found) == 3 and found == list(TriviaQA(str(tmp_path), count=3).examples("valid"))
-    assert found[0].context == "text of wikipedia\n\ntext of web" and exact_match("the beatles!", found[0])
-    assert {example.name for example in found} != {example.name for example in TriviaQA(str(tmp_path), 3, 1).examples("valid")}
+    write_split(tmp_path / "triviaqa-unfiltered", "dev", rows)
+    without = [{key: value for key, value in row.items() if key != "Answer"} for row in rows]
+    write_split(tmp_path / "triviaqa-unfiltered", "test-without-answers", without)
+    for number in range(5):
+        for kind, name in (("wikipedia", f"{number}.txt"), ("web", f"3/3_{number}.txt")):
+            file = tmp_path / "evidence" / kind / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"text of {kind}")
+    return tmp_path
+
+
+def write_split(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"unfiltered-web-{split}.json").write_text(json.dumps({"Data": rows, "Domain": "unfiltered-web"}))
+
+
+@pytest.mark.parametrize("place", [".", "triviaqa-rc"])
+def test_triviaqa_from_the_official_files(place: str, triviaqa: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Evidence beside the questions or in the archive's own folder; pages first, then search results."""
+    (triviaqa / place).mkdir(exist_ok=True)
+    (triviaqa / "evidence").rename(triviaqa / place / "evidence")
+    found = list(TriviaQA(str(triviaqa), count=3).examples("valid"))
+    assert len(found) == 3 and found == list(TriviaQA(str(triviaqa), count=3).examples("valid"))
+    assert {example.context for example in found} == {"text of wikipedia\n\ntext of web"}
+    assert all(exact_match(answer, found[0]) for answer in ("the beatles!", "Beatles, The", "fab four"))
+    assert found[0].answers == ("The Beatles", "beatles", "Beatles, The", "The Fab Four")
+    assert {example.name for example in found} != {example.name for example in TriviaQA(str(triviaqa), 3, 1).examples("valid")}
+    assert not capsys.readouterr().out, "nothing is missing: a page that was never saved has no file"
+
+
+def test_missing_evidence_is_counted(triviaqa: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Some: said; all: an error; never a context that is silently empty."""
+    (triviaqa / "evidence" / "web" / "3" / "3_0.txt").unlink()
+    for kind, name in (("wikipedia", "1.txt"), ("web", "3/3_1.txt")):
+        (triviaqa / "evidence" / kind / name).unlink()
+    contexts = {example.name: example.context for example in TriviaQA(str(triviaqa)).examples("valid")}
+    assert contexts["q0"] == "text of wikipedia" and contexts["q1"] == "" and contexts["q2"].count("text") == 2
+    assert "3 of 10 evidence files are missing; 1 of 5 questions have none at all" in capsys.readouterr().out
+    shutil.rmtree(triviaqa / "evidence")
+    with pytest.raises(UserError, match=r"none of the 10 evidence files of 5 questions is there.*triviaqa-rc"):
+        next(TriviaQA(str(triviaqa)).examples("valid"))
+
+
+def test_test_questions_without_answers_are_refused(triviaqa: Path) -> None:
+    for path in (str(triviaqa), None):
+        with pytest.raises(UserError, match=r"test questions have no answers: set answering\.split=valid"):
+            next(TriviaQA(path).examples("test"))
+    renamed = triviaqa / "triviaqa-unfiltered" / "unfiltered-web-test-without-answers.json"
+    renamed.rename(renamed.with_name("unfiltered-web-dev.json"))
+    with pytest.raises(UserError, match=r"question q\d has no answer"):
+        next(TriviaQA(str(triviaqa)).examples("valid"))
 
 
 def test_the_hubs_rows() -> None:

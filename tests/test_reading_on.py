@@ -298,7 +298,7 @@ def test_a_memory_of_size_0_is_one_that_is_always_empty(named: str) -> None:
 
 def test_what_was_used_last_stays() -> None:
     """LRU drops none of those that the last segment retrieved while it holds one that nobody did."""
-    backbone, tokens, slots = model(size=12, top_k=2, policy=LRU(Constant(-1.0), 2)), text(1, 44), []
+    backbone, tokens, slots = model(size=12, top_k=2, policy=LRU(Constant(-1.0))), text(1, 44), []
     backbone.attentions[1].memory.told = slots.append
     _, state = backbone(tokens[:, :12], None, None)
     checked = 0

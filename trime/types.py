@@ -106,7 +106,7 @@ class Attended:
 
     score: Float[Tensor, "b h q m"]  # after bias and scale, before the softmax; -inf where a query may not look
     position: Int[Tensor, "b q"]  # -1: no query
-    retrieved: Bool[Tensor, "b h q m"] | None = None  # null: every entry that is seen
+    retrieved: Bool[Tensor, "b h q m"] | None = None  # null: the memory has no top-k, all that is seen counts
 
     @cached_property
     def seen(self) -> Bool[Tensor, "b h q m"]:

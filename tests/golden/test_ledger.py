@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, composed
@@ -17,7 +21,9 @@ from tests.golden.test_pipeline import overrides
 from trime.memory.recent import Recent
 from trime.memory.visibility import Local, same
 from trime.run import run
-from trime.stages.report.ledger import Cell, cells_of, config_hash, experiments, later, page, results_in, write_ledger
+from trime.stages.pretrained import reading
+from trime.stages.report.ledger import Cell, answered, cells_of, config_hash, experiments, page, results_in, write_ledger
+from trime.stages.report.published import Published, published_figures
 from trime.types import Place
 
 ALL = {name: composed(f"experiment={name}") for name in experiments()}
@@ -43,11 +49,11 @@ def test_a_reproduction_states_its_figures(name: str) -> None:
 
 def test_every_cell_of_the_tables_is_there() -> None:
     """As many cells as the papers' tables have figures of these systems, twice where the script trains otherwise."""
-    cells = [cell for name, config in ALL.items() for cell in cells_of(name, config, [])] + later()
+    cells = [cell for name, config in ALL.items() for cell in cells_of(name, config, [])]
     counts: dict[str, int] = {}
-    for cell in cells:
+    for cell in [*cells, *published_figures()]:
         counts[cell.table] = counts.get(cell.table, 0) + 1
-    assert len({(cell.table, cell.row, cell.column) for cell in cells}) == len(cells)
+    assert len({(cell.table, cell.row, cell.column) for cell in [*cells, *published_figures()]}) == sum(counts.values())
     expected = {2: 39, 3: 16, 4: 20, 5: 14, 6: 3, 7: 9, 10: 16, 11: 3, 12: 9, 13: 8, 14: 30, 15: 5}
     assert {f"TRIME Table {number}": count for number, count in expected.items()} == {
         table: count for table, count in counts.items() if table.startswith("TRIME Table")
@@ -58,6 +64,74 @@ def test_every_cell_of_the_tables_is_there() -> None:
         "Attendre Table 4": 6,
         "Attendre Table 5": 63,
     }
+
+
+POLICIES = {  # Attendre: by column, the policy, its c (None: it has none) in Tables 3 and 5, and its gamma
+    "MT": ("FIFO", None, None, None),
+    "AS": ("Sink", None, None, None),
+    "LRAlast": ("LRALast", 2.0, 1.0, None),
+    "LRAmax": ("LRAMax", 1.5, 1.0, None),
+    "LRAsum": ("LRASum", 1.5, 1.0, None),
+    "LFA-0": ("LFA", 1.0, 1.0, 0.0),
+    "LFA-γ": ("LFA", 1.0, 1.0, 0.01),
+}
+
+
+@cache
+def chosen(*choices: str) -> DictConfig:
+    """An experiment with choices of its groups, and its sweep."""
+    return composed(*choices, return_hydra=True)
+
+
+def commanded(cell: Published) -> DictConfig:
+    """What a cell's command composes to; values are set last, as Hydra does."""
+    config = chosen(*(word for word in cell.overrides if "." not in word)).copy()
+    for key, value in (word.split("=") for word in cell.overrides if "." in word):
+        OmegaConf.update(config, key, yaml.safe_load(value))
+    return config
+
+
+@pytest.mark.parametrize("table", ["Attendre Table 2", "Attendre Table 3", "Attendre Table 4", "Attendre Table 5"])
+def test_every_cell_of_attendre_names_its_command(table: str) -> None:
+    """Each command is one run of that policy, M, N, c and length, over the paper's validation questions."""
+    for cell in (cell for cell in published_figures() if cell.table == table):
+        config = commanded(cell)
+        assert config.name == cell.name
+        asked = {word.split("=")[0] for word in cell.overrides}
+        assert config.hydra.sweeper.params.keys() <= asked, "what the experiment sweeps over is chosen: one run"
+        assert config.stages == ["answer"] and config.answering.split == "valid" and config.answering.longest == 32
+        assert config.questions._target_.endswith("TriviaQA") and config.questions.count == 1000
+        encodes = table[-1] in "45"
+        assert (config.model.name == "google/flan-t5-xxl") == encodes == (cell.tolerance is not None)
+        (layer,) = reading(config, SimpleNamespace(layers=[0], windows=[None], causal=not encodes)).memories
+        assert layer.causal is (not encodes and (table[-1] == "2" or "N = 0" in cell.row))
+        if table[-1] in "24":
+            tokens = 4096 if cell.column == "4196 tokens" else int(cell.column.split()[0])
+            assert config.answering.last == tokens and layer.top_k is None and layer.keys.size >= tokens + 32
+            assert layer.waiting == (layer.keys.size if encodes else 0), "an encoder's queries wait for all"
+            continue
+        size, waiting = (int(part.split(" = ")[1]) for part in cell.row.split(", "))
+        assert (layer.keys.size, layer.waiting, layer.top_k, config.answering.last) == (size, waiting, 128, None)
+        kind, c_decoder, c_encoder, gamma = POLICIES[cell.column]
+        policy = layer.keys.policy
+        assert type(policy).__name__ == kind and getattr(policy, "gamma", None) == gamma
+        assert getattr(policy.initial, "c", None) == (c_encoder if encodes else c_decoder)
+        assert config.model.chunk == 128 and config.model.outputs == 8192 and getattr(policy, "sinks", 4) == 4
+
+
+def test_a_run_of_a_published_model_decides_its_cell() -> None:
+    """By exact match in per cent, within two standard errors; a stand-in's run decides nothing."""
+    cells = {(cell.table, cell.row, cell.column): cell for cell in published_figures()}
+    ours = cells["Attendre Table 5", "M = 512, N = 256", "LRAsum"]
+    name = config_hash(composed(*ours.overrides, "questions.path=/somewhere", "answering.batch=2", "logger=none"))
+    described = {"name": "attendre_table5_waiting", "config_hash": name}
+    runs: list[dict[str, Any]] = [described | {"metrics": {"valid": [{"exact_match": value}]}} for value in (0.1, 0.5339)]
+    assert (answered(ours, runs).state, answered(ours, runs[:1]).state, answered(ours, []).state) == ("ok", "off", "not run")
+    assert answered(cells["Attendre Table 5", "M = 512, N = 256", "LRAmax"], runs).state == "not run"
+    assert config_hash(composed(*ours.overrides, "model.name=google/flan-t5-xl")) != name
+    theirs = cells["Attendre Table 3", "M = 512, N = 256", "LRAsum"]
+    runs[0] |= {"name": "attendre_table3_waiting", "config_hash": config_hash(composed(*theirs.overrides))}
+    assert answered(theirs, runs).state == "not run"
 
 
 def test_what_the_hash_depends_on() -> None:
@@ -90,7 +164,8 @@ def test_what_the_hash_depends_on() -> None:
 def test_the_page(tmp_path: Path) -> None:
     path = write_ledger(composed(f"paths.outputs={tmp_path}"))
     text = path.read_text()
-    assert text.count("| not run |") == text.count("`python cli.py") + text.count("no experiment yet") > 250
+    assert text.count("| not run |") == text.count("`python cli.py") > 250
+    assert "`python cli.py experiment=attendre/table5_waiting model.memory_size=512 eviction=lra_sum`" in text
     cell = Cell("TRIME Table 2", "row", "dev", 17.10, 0.1, "reproduce/x", "0")
     states = [Cell(**{**cell.__dict__, "value": value}).state for value in (None, 17.19, 17.21, 16.9)]
     assert replace(cell, tolerance=None, value=3000.0).state == "other machine"

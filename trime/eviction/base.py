@@ -76,10 +76,14 @@ def latest(summary: Summary, block: Attended) -> Int[Tensor, " b"]:
     return torch.maximum(summary.last, block.position.amax(1))
 
 
-def used(block: Attended, top_k: int | None) -> Bool[Tensor, "b h q m"]:
-    """Entries that a query retrieved; with ``top_k``, the best so many of those that it saw."""
+def used(block: Attended, top_k: int | None, of_all: int | None) -> Bool[Tensor, "b h q m"]:
+    """Return the entries that each query retrieved, or with ``top_k`` the best so many of them.
+
+    A memory without a top-k of its own retrieves all that is seen, of which the ``of_all`` best count; null: all of it.
+    """
     hits = block.seen if block.retrieved is None else block.retrieved & block.seen
-    return hits if top_k is None else hits & largest(block.score, top_k)
+    count = of_all if top_k is None and block.retrieved is None else top_k
+    return hits if count is None else hits & largest(block.score, count)
 
 
 def largest(score: Float[Tensor, "b h q m"], k: int) -> Bool[Tensor, "b h q m"]:

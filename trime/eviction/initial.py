@@ -36,7 +36,7 @@ class Constant:
 class BelowMean:
     """Mean - ``c`` standard deviations of the scores that the row's memory holds, 0 where it is empty."""
 
-    def __init__(self, c: float = 2.0):
+    def __init__(self, c: float):
         self.c = c
 
     def __call__(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:

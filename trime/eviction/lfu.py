@@ -14,17 +14,24 @@ UNITS = ("step", "query", "query_head")
 class LFU(EvictionPolicy):
     """``count``: one for every step, every query, or every query of every head that retrieved the entry.
 
-    ``top_k``: how many of the entries that a query sees count as used; null: those that the layer retrieved.
+    What the memory's own top-k retrieved counts; ``top_k``, ``of_all``: see ``used``.
     """
 
-    def __init__(self, initial: Initial, top_k: int | None = None, count: str = "query", newest_first: bool = True):
+    def __init__(
+        self,
+        initial: Initial,
+        top_k: int | None = None,
+        count: str = "query",
+        newest_first: bool = True,
+        of_all: int | None = None,
+    ):
         super().__init__(initial, newest_first)
         if count not in UNITS:
             raise ValueError(f"eviction.count={count}: choose one of {', '.join(UNITS)}")
-        self.top_k, self.count = top_k, count
+        self.top_k, self.count, self.of_all = top_k, count, of_all
 
     def added(self, summary: Summary, block: Attended) -> Summary:
-        hit = used(block, self.top_k)
+        hit = used(block, self.top_k, self.of_all)
         times = hit.sum((1, 2)) if self.count == "query_head" else hit.any(1).sum(1)
         return Summary(summary.value + times, summary.seen | (times > 0), latest(summary, block))
 

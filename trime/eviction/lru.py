@@ -10,14 +10,14 @@ from trime.types import Attended
 
 
 class LRU(EvictionPolicy):
-    """``top_k``: how many of the entries that a query sees count as used; null: those that the layer retrieved."""
+    """Count what the memory's own top-k retrieved as used; ``top_k``, ``of_all``: see ``used``."""
 
-    def __init__(self, initial: Initial, top_k: int | None = None, newest_first: bool = True):
+    def __init__(self, initial: Initial, top_k: int | None = None, newest_first: bool = True, of_all: int | None = None):
         super().__init__(initial, newest_first)
-        self.top_k = top_k
+        self.top_k, self.of_all = top_k, of_all
 
     def added(self, summary: Summary, block: Attended) -> Summary:
-        hit = used(block, self.top_k).any(1)
+        hit = used(block, self.top_k, self.of_all).any(1)
         position = block.position[:, :, None].double().expand(hit.shape).masked_fill(~hit, -1.0).amax(1)
         seen = summary.seen | hit.any(1)
         return Summary(torch.maximum(summary.value, position), seen, latest(summary, block))

@@ -115,6 +115,8 @@ class Attendre:
         similarity = logits if retrieved is None else logits.masked_fill(~retrieved, -torch.inf)
         weight = attention(similarity)
         attended = (weight.unflatten(1, (value.shape[2], -1)) @ value.transpose(1, 2)[:, :, None]).flatten(1, 2)
+        if retrieved is None and self.top_k is not None:
+            retrieved = logits > -torch.inf  # the best top_k are all that is visible
         policy, block = self.keys.policy, Attended(logits, leaving.position, retrieved)
         ranking = policy.settle(held.ranking, policy.observe(policy.begin(held.ranking), block))
         found = Retrieved(similarity, place, tuple(told))

@@ -57,10 +57,11 @@ class Answer(Artefact):
 
     def build(self, folder: Path) -> None:
         place = str(self.taught.path()) if self.taught else self.config.model.name
-        tokenizer, answerer = load_tokenizer(place), answerer_of(self.config, load_pretrained(place, self.config.model.dtype))
-        examples = list(instantiate(self.config.questions, _convert_="all").examples(self.config.answering.split))
+        questions = instantiate(self.config.questions, _convert_="all")
+        examples = list(questions.examples(self.config.answering.split))
         if not examples:
             raise UserError(f"questions: there is none in split {self.config.answering.split}")
+        tokenizer, answerer = load_tokenizer(place), answerer_of(self.config, load_pretrained(place, self.config.model.dtype))
         file, meter, size = folder / "answers.jsonl", Meter(), self.config.answering.batch
         done = [json.loads(line) for line in whole_lines(file)]
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
@@ -79,6 +80,8 @@ class Answer(Artefact):
             "tokens_per_second": round(tokens / max(meter.seconds, 1e-9), 1),  # of what was read in one go
             "peak_memory_mb": meter.peak_memory_mb,
         }
+        if missing := getattr(questions, "missing_evidence", 0):
+            content["missing_evidence"] = missing  # files, without which some contexts are shorter
         (folder / "answer.json").write_text(json.dumps(content, indent=1))
 
     def of(self, rows: list[Example], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ def check_reading(config: DictConfig) -> None:
     if isinstance(sizes, list) and 0 in sizes:
         raise UserError(f"model.memory_size={sizes}: every layer wants entries, or none does (model.memory_size=0)")
     if answers:
-        instantiated(config.questions)
+        check_questions(config)
     elif sizes and config.evaluate.context and {"encode", "evaluate"} & set(config.stages):
         raise UserError("with model.memory_size the model reads on from window to window: set evaluate.context=0")
     if not config.model.backbone._target_.startswith("trime.models.pretrained"):
@@ -132,6 +132,16 @@ def check_reading(config: DictConfig) -> None:
             raise UserError(f"model.lora.{name}={value}: rank and alpha are whole numbers above 0, dropout at least 0")
     if config.taught.spread and config.taught.model.kind != "decoder":
         raise UserError("taught.spread=true is for taught.model.kind=decoder: a T5 tells no distances beyond 128 apart")
+
+
+def check_questions(config: DictConfig) -> None:
+    """UserError where there are no such questions, or those that are to be answered have no answers to judge by."""
+    questions, split = instantiated(config.questions), config.answering.split
+    if "answer" in config.stages and split not in questions.splits:
+        raise UserError(
+            f"answering.split={split}: the {split} questions of questions={questions.name} have no answers: "
+            f"set answering.split={questions.splits[-1]}"
+        )
 
 
 def instantiated(part: DictConfig) -> Any:

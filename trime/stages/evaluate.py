@@ -74,7 +74,7 @@ class Evaluate(Artefact):
 
 
 def named(policy: dict[str, Any]) -> str:
-    """A policy by its file's name, and the settings that most depends on: lra_sum c=2, lfa gamma=0.05 c=1."""
-    settings = {"c": (policy.get("initial") or {}).get("c"), "gamma": policy.get("gamma"), "sinks": policy.get("sinks")}
+    """A policy by its file's name, and the settings that most depends on: lra_sum c=2, lfa c=1 gamma=0.05, lru top_k=32."""
+    settings = {"c": (policy.get("initial") or {}).get("c")} | {key: policy.get(key) for key in ("gamma", "sinks", "top_k")}
     told = [f"{key}={value:g}" for key, value in settings.items() if value is not None]
     return " ".join([str(policy["_target_"]).split(".")[-2], *told])

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 from trime.data.datasets.folder import Folder
 from trime.data.questions.babi import Story, cast_of, stories, swapped, task_file
@@ -26,6 +27,7 @@ class Babilong:
     """
 
     name = "babilong"
+    splits: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 
 class Example(NamedTuple):
@@ -22,6 +22,7 @@ class Questions(Protocol):
     """Examples of a split, the same ones in the same order each time; ``draw`` draws anew what is random."""
 
     seed: int
+    splits: ClassVar[tuple[str, ...]]  # those whose questions have answers
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]: ...
 

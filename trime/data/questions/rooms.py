@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import cache
+from typing import ClassVar
 
 from trime.data.questions.base import Example
 from trime.data.questions.scatter import scattered, sentences_in
@@ -20,6 +21,7 @@ class Rooms:
     """``count`` stories of 2 to 8 moves; contexts have between ``least`` (null: exactly) and ``words`` words."""
 
     name = "rooms"
+    splits: ClassVar[tuple[str, ...]] = tuple(TALES)
 
     def __init__(self, words: int, least: int | None = None, count: int | None = None, seed: int = 0):
         if words < 0:

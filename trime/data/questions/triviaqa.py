@@ -1,6 +1,8 @@
-"""TriviaQA, unfiltered: questions with all Wikipedia passages and search results found for them (Joshi et al. 2017).
+"""TriviaQA, unfiltered: questions with all Wikipedia pages and search results that were found for them (Joshi et al. 2017).
 
-From the hub, or from the files of the official distribution: ``unfiltered-web-dev.json`` and ``evidence/``.
+From the hub, or from the official files: questions and answers in ``triviaqa-unfiltered/unfiltered-web-dev.json`` and
+``unfiltered-web-train.json``, the texts in ``evidence/wikipedia/`` and ``evidence/web/`` of ``triviaqa-rc``. The official
+test questions (``unfiltered-web-test-without-answers.json``) have no answers, so that nothing can be judged by them.
 """
 
 from __future__ import annotations
@@ -9,70 +11,110 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trime.data.questions.base import Example
 from trime.types import UserError
 
-SPLITS = {"train": "train", "valid": "dev", "test": "test"}
+FILES = {"train": "unfiltered-web-train.json", "valid": "unfiltered-web-dev.json"}
+KINDS = {"EntityPages": "wikipedia", "SearchResults": "web"}  # of evidence, and the folder of each
+ALIASES = ("Aliases", "NormalizedAliases", "HumanAnswers")
 
 
 class TriviaQA:
     """``count`` questions of a split, chosen by ``seed``. ``path``: the official folder; null: the hub (extra ``hub``)."""
 
     name = "triviaqa"
+    splits: ClassVar[tuple[str, ...]] = tuple(FILES)
 
     def __init__(self, path: str | None = None, count: int | None = 1000, seed: int = 0):
         self.path, self.count, self.seed = Path(path).expanduser() if path else None, count, seed
+        self.missing_evidence = 0  # files of the questions that were asked for last
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
-        rows = self.local(self.path, split) if self.path else self.hub(split)
+        """Yield the chosen questions; UserError where the split has no answers, or none of their evidence is there."""
+        if split not in self.splits:
+            raise UserError(f"TriviaQA's {split} questions have no answers: set answering.split=valid")
+        rows = official_rows(self.path, split) if self.path else hub_rows(split)
         order = list(range(len(rows)))
         random.Random(self.seed + draw).shuffle(order)
-        for number in order[: self.count]:
+        chosen = order[: self.count]
+        if self.path:
+            self.check_evidence([rows[number] for number in chosen])
+        for number in chosen:
             yield self.official(rows[number]) if self.path else from_hub(rows[number])
 
-    def local(self, path: Path, split: str) -> list[dict[str, Any]]:
-        file = path / "triviaqa-unfiltered" / f"unfiltered-web-{SPLITS[split]}.json"
-        file = file if file.is_file() else path / file.name
-        try:
-            return json.loads(file.read_text(encoding="utf-8"))["Data"]
-        except (OSError, ValueError, KeyError) as error:
+    def check_evidence(self, rows: list[dict[str, Any]]) -> None:
+        """Count and print how many evidence files are missing; UserError where all of them are."""
+        files = [self.evidence(row) for row in rows]
+        there = [[file.is_file() for file in own] for own in files]
+        named, found, bare = sum(map(len, files)), sum(map(sum, there)), sum(not any(own) for own in there)
+        if rows and not found:
             raise UserError(
-                f"questions.path={path} holds no whole {file.name} ({error}): unpack TriviaQA's files there"
-            ) from None
+                f"questions.path={self.path}: none of the {named:,} evidence files of {len(rows):,} questions is there: "
+                "unpack evidence/wikipedia and evidence/web of triviaqa-rc.tar.gz into it"
+            )
+        self.missing_evidence = named - found
+        if self.missing_evidence or bare:
+            print(
+                f"triviaqa: {self.missing_evidence:,} of {named:,} evidence files are missing; "
+                f"{bare:,} of {len(rows):,} questions have none at all and an empty context"
+            )
+
+    def evidence(self, row: dict[str, Any]) -> list[Path]:
+        """Return the files of a question's texts, Wikipedia's first; a page that was not saved has no name and no file."""
+        assert self.path is not None
+        root = next((place for place in (self.path, self.path / "triviaqa-rc") if (place / "evidence").is_dir()), self.path)
+        return [
+            root / "evidence" / folder / page["Filename"]
+            for kind, folder in KINDS.items()
+            for page in row.get(kind) or []
+            if page.get("Filename")
+        ]
 
     def official(self, row: dict[str, Any]) -> Example:
-        """A question with the texts of its evidence files."""
-        assert self.path is not None
-        places = [("wikipedia", page) for page in row.get("EntityPages", [])] + [
-            ("web", page) for page in row.get("SearchResults", [])
-        ]
-        texts = []
-        for kind, page in places:
-            file = self.path / "evidence" / kind / page.get("Filename", "")
-            if file.is_file():
-                texts.append(file.read_text(encoding="utf-8", errors="replace"))
-        answer = row["Answer"]
-        answers = (answer.get("Value", ""), *answer.get("Aliases", []), *answer.get("NormalizedAliases", []))
-        return Example(row["QuestionId"], row["Question"], "\n\n".join(texts), tuple(filter(None, answers)))
+        """Return a question of the official form with the texts of its evidence files."""
+        answer = row.get("Answer")
+        if not answer:
+            raise UserError(f"questions.path={self.path}: question {row['QuestionId']} has no answer: take the official files")
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.evidence(row) if file.is_file()]
+        aliases = (alias for kind in ALIASES for alias in answer.get(kind) or [])
+        answers = (answer.get("Value"), answer.get("NormalizedValue"), *aliases)
+        return Example(row["QuestionId"], row["Question"], "\n\n".join(texts), distinct(answers))
 
-    def hub(self, split: str) -> Any:
-        try:
-            from datasets import load_dataset
-        except ImportError:
-            raise UserError(
-                "questions=triviaqa without questions.path wants the package datasets: pip install datasets"
-            ) from None
-        try:
-            return load_dataset("mandarjoshi/trivia_qa", "unfiltered", split={"valid": "validation"}.get(split, split))
-        except Exception as error:  # the hub's errors have many kinds
-            raise UserError(f"TriviaQA could not be fetched ({str(error).splitlines()[0]}): set questions.path=DIR") from None
+
+def official_rows(path: Path, split: str) -> list[dict[str, Any]]:
+    """Return the questions of a split; UserError where its file is missing or broken."""
+    file = path / "triviaqa-unfiltered" / FILES[split]
+    file = file if file.is_file() else path / file.name
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["Data"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"questions.path={path} holds no whole {file.name} ({error}): unpack triviaqa-unfiltered.tar.gz there"
+        ) from None
+
+
+def hub_rows(split: str) -> Any:
+    """Return the questions of a split from the hub; UserError where they cannot be fetched."""
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise UserError("questions=triviaqa without questions.path wants the package datasets: pip install datasets") from None
+    try:
+        return load_dataset("mandarjoshi/trivia_qa", "unfiltered", split={"valid": "validation"}.get(split, split))
+    except Exception as error:  # the hub's errors have many kinds
+        raise UserError(f"TriviaQA could not be fetched ({str(error).splitlines()[0]}): set questions.path=DIR") from None
 
 
 def from_hub(row: dict[str, Any]) -> Example:
-    """A question of the hub's form."""
+    """Return a question of the hub's form."""
     texts = [*row["entity_pages"]["wiki_context"], *row["search_results"]["search_context"]]
     answer = row["answer"]
-    answers = (answer["value"], *answer["aliases"], *answer["normalized_aliases"])
-    return Example(row["question_id"], row["question"], "\n\n".join(texts), tuple(filter(None, answers)))
+    answers = (answer["value"], answer.get("normalized_value"), *answer["aliases"], *answer["normalized_aliases"])
+    return Example(row["question_id"], row["question"], "\n\n".join(texts), distinct(answers))
+
+
+def distinct(answers: tuple[str | None, ...]) -> tuple[str, ...]:
+    """Return the answers that are not empty, each once, in order."""
+    return tuple(dict.fromkeys(filter(None, answers)))

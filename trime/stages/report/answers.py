@@ -37,7 +37,7 @@ def waiting(row: dict[str, Any]) -> str:
     return "default" if row["query_size"] is None else str(row["query_size"])
 
 
-MEASURED = {"exact_match", "questions", "tokens", "tokens_per_second", "peak_memory_mb"}
+MEASURED = {"exact_match", "questions", "tokens", "tokens_per_second", "peak_memory_mb", "missing_evidence"}
 SHOWN = {"memory_size", "query_size", "eviction", "last"}  # in columns of their own
 
 

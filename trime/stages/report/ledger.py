@@ -1,7 +1,8 @@
 """ledger: every cell of the papers' tables, beside what was measured here.
 
-conf/experiment/reproduce holds an experiment and its published figures a file; a figure is *ok* or *off* only
-where a results.json of exactly that configuration exists, else *not run*. benchmarks/published.yaml lists the rest.
+conf/experiment/reproduce holds an experiment and its published figures a file, benchmarks/published.yaml figures and the
+command that answers for each; a figure is *ok* or *off* only where a results.json of exactly that configuration exists, else
+*not run*.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from trime.metrics import perplexity
 from trime.stages.artefact import plain, write_aside
+from trime.stages.report.published import Published, published_figures
 from trime.stages.report.tables import markdown
 from trime.types import UserError
 
@@ -29,6 +30,8 @@ HARMLESS = {
     "train": ("checkpoint_every", "log_every"),
     "evaluate": ("batch_tokens", "analysis"),
     "trainer": ("accelerator", "devices", "enable_progress_bar"),
+    "answering": ("batch",),
+    "questions": ("path", "babi", "background"),
 }
 VALIDATION = ("validate_every", "validate_tokens")
 STATES = ("ok", "off", "other machine", "not run")
@@ -81,12 +84,12 @@ def is_published_text(run: dict[str, Any]) -> bool:
     return not any("are published" in note for note in notes)
 
 
-def composed(experiment: str) -> DictConfig:
-    """The configuration of an experiment by name."""
+def composed(*overrides: str) -> DictConfig:
+    """Return the configuration of a command line."""
     if GlobalHydra.instance().is_initialized():
-        return compose("config", [f"experiment={experiment}"])
+        return compose("config", [*overrides])
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [f"experiment={experiment}"])
+        return compose("config", [*overrides])
 
 
 def experiments() -> list[str]:
@@ -134,14 +137,16 @@ def measured(expected: dict[str, Any], run: dict[str, Any]) -> float | None:
     return row[expected["measure"]] if "measure" in expected else perplexity(row["loss"])
 
 
-def later() -> list[Cell]:
-    """Figures that no experiment answers for yet."""
-    content = yaml.safe_load((CONF.parent / "benchmarks" / "published.yaml").read_text())
-    return [
-        Cell(table, str(row), str(column), float(value), None, "", "")
-        for table, rows in content.items()
-        for row, column, value in rows
-    ]
+def answered(published: Published, runs: list[dict[str, Any]]) -> Cell:
+    """Return the cell of a figure that a command answers for, decided where the paper's own model is public.
+
+    The command is composed, which takes a third of a second, only where there is a run of its experiment.
+    """
+    table, row, column, figure, tolerance, command = published
+    found = [run for run in runs if tolerance and run["name"] == published.name]
+    name = config_hash(composed(*published.overrides)) if found else ""
+    values = [100 * run["metrics"]["valid"][0]["exact_match"] for run in found if run.get("config_hash") == name]
+    return Cell(table, row, column, figure, tolerance, command, name, values[-1] if values else None)
 
 
 def results_in(places: list[Path]) -> list[dict[str, Any]]:
@@ -175,7 +180,7 @@ def page(cells: list[Cell]) -> str:
 
 
 def line(cell: Cell) -> list[str]:
-    command = f"`python cli.py experiment={cell.experiment}`" if cell.experiment else "no experiment yet"
+    command = f"`python cli.py experiment={cell.experiment}`"
     value, tolerance = ("" if number is None else f"{number:.2f}" for number in (cell.value, cell.tolerance))
     return [cell.row, cell.column, f"{cell.target:.2f}", value, tolerance, cell.state, command, cell.config_hash]
 
@@ -184,7 +189,8 @@ def write_ledger(config: DictConfig) -> Path:
     """Writes ledger.md under the outputs folder and tells how many cells hold."""
     outputs = Path(config.paths.outputs)
     runs = results_in([outputs / "runs", CONF.parent / "benchmarks" / "results"])
-    cells = [cell for name in experiments() for cell in cells_of(name, composed(name), runs)] + later()
+    cells = [cell for name in experiments() for cell in cells_of(name, composed(f"experiment={name}"), runs)]
+    cells += [answered(published, runs) for published in published_figures()]
     path = outputs / "ledger.md"
     outputs.mkdir(parents=True, exist_ok=True)
     write_aside(path, page(sorted(cells, key=lambda cell: order(cell.table))))

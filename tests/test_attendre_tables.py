@@ -1,0 +1,156 @@
+"""Attendre's tables as they stand in conf/experiment/attendre, on files of TriviaQA's form and small untrained models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from tests.conftest import ROOT, composed
+from trime.models.pretrained.answering import Steps, greedy
+from trime.models.pretrained.tokenizer import load_tokenizer, prompted
+from trime.run import run
+from trime.stages import answer
+from trime.stages.initialize import Initialize
+from trime.stages.plan import Plan
+from trime.types import UserError
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+TABLES = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "attendre").glob("*.yaml"))
+ENCODES = ("table4", "table5", "table5_waiting", "outputs")
+SENTENCE = "Nobody knows who built the tower of {0}, but the {1} of {0} says it was {1} himself. "
+
+
+def question(number: int) -> dict[str, Any]:
+    """A question of the official form, with two evidence files."""
+    name = {"Value": f"Tower {number}", "Aliases": [], "NormalizedAliases": [f"tower {number}"]}
+    pages = {"EntityPages": [{"Filename": f"Page_{number}.txt"}], "SearchResults": [{"Filename": f"7/7_{number}.txt"}]}
+    return {"QuestionId": f"q_{number}", "Question": f"Who built tower {number}?", "Answer": name} | pages
+
+
+def text(number: int, kind: str) -> str:
+    return SENTENCE.format(number, kind) * 4
+
+
+@pytest.fixture(scope="session")
+def triviaqa(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three development questions with answers and evidence, a test question without an answer."""
+    folder = tmp_path_factory.mktemp("triviaqa")
+    files = {"dev": [question(number) for number in range(3)], "test-without-answers": [question(9)]}
+    files["test-without-answers"][0].pop("Answer")
+    (folder / "triviaqa-unfiltered").mkdir()
+    for split, rows in files.items():
+        file = folder / "triviaqa-unfiltered" / f"unfiltered-web-{split}.json"
+        file.write_text(json.dumps({"Data": rows, "Domain": "unfiltered-web", "Version": 1.0}))
+    for number in range(3):
+        for kind, name in (("wikipedia", f"Page_{number}.txt"), ("web", f"7/7_{number}.txt")):
+            place = folder / "evidence" / kind / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text(number, kind))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
+    """The folder of a small untrained model: decoder or encdec."""
+
+    @cache
+    def initialized(kind: str) -> Path:
+        config = tiny("stages=[initialize]", f"taught.model.kind={kind}", "taught.vocabulary=400")
+        run(config)
+        return Initialize(config).path()
+
+    return initialized
+
+
+@pytest.fixture
+def table(place: Path, triviaqa: Path, model: Callable[[str], Path], tmp_path: Path) -> Callable[..., DictConfig]:
+    """Composes an experiment's own file, told where text, model and results lie, and nothing else."""
+
+    def make(name: str, *overrides: str) -> DictConfig:
+        kind = "encdec" if name in ENCODES else "decoder"
+        places = [f"paths.outputs={tmp_path}", f"questions.path={triviaqa}", f"model.name={model(kind)}"]
+        return composed(f"experiment=attendre/{name}", *places, *overrides)
+
+    return make
+
+
+def jobs(name: str) -> list[list[str]]:
+    """The first and the last job of an experiment's sweep."""
+    hydra = composed(f"experiment=attendre/{name}", return_hydra=True).hydra
+    assert hydra.mode.name == "MULTIRUN"
+    parser, ends = OverridesParser.create(), []
+    for key, value in hydra.sweeper.params.items():
+        asked = parser.parse_override(f"{key}={value}")
+        values = list(asked.sweep_string_iterator()) if asked.is_sweep_override() else [value]
+        ends.append((f"{key}={values[0]}", f"{key}={values[-1]}"))
+    return [list(job) for job in zip(*ends, strict=True)]
+
+
+CASES = [(name, number) for name in TABLES for number in (0, 1)]
+TEMPLATE = "Question: Who built tower {0}?\n\n Context: {1}\n\n{2}\n\n Answer:"  # Attendre section 4
+READ = {  # by table: M, N, and what the policy is called, of the first and the last job
+    "table2": [(4128, 0, "fifo"), (4128, 0, "fifo")],
+    "table3": [(128, 0, "fifo"), (2048, 0, "lfa c=1 gamma=0.01")],
+    "table3_waiting": [(256, None, "fifo"), (2048, None, "lfa c=1 gamma=0.01")],
+    "table4": [(4128, 4128, "fifo"), (4128, 4128, "fifo")],
+    "table5": [(128, 0, "fifo"), (2048, 0, "lfa c=1 gamma=0.01")],
+    "table5_waiting": [(256, None, "fifo"), (2048, None, "lfa c=1 gamma=0.01")],
+    "outputs": [(512, None, "fifo"), (512, None, "lra_sum c=1")],
+}
+
+
+@pytest.mark.parametrize("name, number", CASES)
+def test_a_table_runs_from_the_official_files(
+    name: str, number: int, table: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first and last job, end to end: validation questions, the paper's template, the experiment's memories and answers."""
+    longest: list[int] = []
+
+    def noted(steps: Steps, stop: int, most: int) -> list[list[int]]:
+        longest.append(most)
+        return greedy(steps, stop, 2)  # an untrained model would not stop before 32
+
+    monkeypatch.setattr(answer, "greedy", noted)
+    config = table(name, *jobs(name)[number])
+    run(config)
+    plan = Plan(config)
+    (results,) = Path(config.paths.outputs).glob(f"runs/attendre_{name}/*/results.json")
+    found = json.loads(results.read_text())
+    row = found["metrics"]["valid"][0]
+    assert (row["memory_size"], row["query_size"], row["eviction"]) == READ[name][number]
+    assert row["questions"] == 3 and row["chunk"] == 128 and config.questions.count == 1000 and set(longest) == {32}
+    assert row["top_k"] == (None if name in ("table2", "table4") else 128)
+    lines = [json.loads(line) for line in (plan.answer.path() / "answers.jsonl").read_text().splitlines()]
+    tokenizer = load_tokenizer(config.model.name)
+    for line in lines:
+        tower = line["name"].removeprefix("q_")
+        prompt = TEMPLATE.format(tower, text(int(tower), "wikipedia"), text(int(tower), "web"))
+        tokens = len(prompted(tokenizer, prompt))
+        assert tokens > 256 and line["tokens"] == min(tokens, config.answering.last or tokens)
+    assert {line["name"] for line in lines} == {"q_0", "q_1", "q_2"}
+
+
+def test_a_result_says_how_much_evidence_was_missing(
+    table: Callable[..., DictConfig], triviaqa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(triviaqa, tmp_path / "partial"))
+    (folder / "evidence" / "web" / "7" / "7_1.txt").unlink()
+    monkeypatch.setattr(answer, "greedy", lambda steps, stop, most: greedy(steps, stop, 1))
+    config = table("table5", "model.memory_size=128", "eviction=fifo", f"questions.path={folder}")
+    run(config)
+    (results,) = Path(config.paths.outputs).glob("runs/attendre_table5/*/results.json")
+    assert json.loads(results.read_text())["metrics"]["valid"][0]["missing_evidence"] == 1
+
+
+def test_the_test_questions_are_refused_before_anything_is_read(table: Callable[..., DictConfig], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"answering\.split=test.*have no answers: set answering\.split=valid"):
+        run(table("table3", "answering.split=test"))
+    assert not (tmp_path / "artefacts").exists()
