@@ -165,11 +165,12 @@ def fill(network: Network, weights: dict[str, Tensor], sources_of: Callable[[str
         missing = [source for source in sources if source not in weights]
         if missing:
             raise UserError(f"the checkpoint lacks {missing[0]}: it is truncated, or of another architecture than it says")
-        value = torch.cat([weights[source] for source in sources])
-        if value.shape != parameter.shape:
-            raise UserError(f"the checkpoint's {sources[0]} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
+        pieces = [weights[source] for source in sources]
+        if any(piece.shape[1:] != parameter.shape[1:] for piece in pieces) or sum(map(len, pieces)) != len(parameter):
+            shapes = " and ".join(str(tuple(piece.shape)) for piece in pieces)
+            raise UserError(f"the checkpoint's {' and '.join(sources)} have the shape {shapes}, not {tuple(parameter.shape)}")
         with torch.no_grad():
-            parameter.copy_(value)
+            parameter.copy_(torch.cat(pieces))
         used |= set(sources)
     check_left(weights, used)
     return network.eval()

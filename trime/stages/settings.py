@@ -39,6 +39,8 @@ KINDS = {
     "similarity": one_of(*METRICS),
     "memory.metric": optional(one_of(*METRICS)),
     "model.gate": optional(BOOLEAN),
+    "batching.processes": optional(SOME),
+    "batching.multiple": optional(SOME),
     "train.accumulate": SOME,
     "train.plain_share": NATURAL,
     "train.clip_norm": NATURAL,
