@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,14 @@ OF_THE_WRITER = (
 STORES = ("max-tokens",)  # how much is encoded at a time: no key depends on it
 
 
+@cache
+def reproduction(name: str) -> DictConfig:
+    """The composed configuration, which nothing here changes."""
+    config = composed(f"experiment=reproduce/{name}")
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
 def commands(section: str) -> list[dict[str, Any]]:
     found = [command for command in COMMANDS if command["section"] == section]
     assert found, section
@@ -161,7 +170,7 @@ def decides_nothing(section: str, flag: str) -> bool:
 
 @pytest.mark.parametrize("name, section", [(name, section) for name, sections in FOLLOWS.items() for section in sections])
 def test_every_flag_is_equal_or_named(name: str, section: str) -> None:
-    config, said = composed(f"experiment=reproduce/{name}"), deviations(name)
+    config, said = reproduction(name), deviations(name)
     tests = EQUAL | (TRAINING if section == TRAIN else {})
     for command in commands(section):
         for flag, value in command["flags"].items():
@@ -175,7 +184,7 @@ def test_every_flag_is_equal_or_named(name: str, section: str) -> None:
 @pytest.mark.parametrize("name, section", [(n, s) for n, sections in FOLLOWS.items() for s in sections if s in (KNN, TRIME)])
 def test_model_overrides_are_equal(name: str, section: str) -> None:
     """The memory at test: metric, K, temperature and share, without recomputed distances."""
-    config = composed(f"experiment=reproduce/{name}")
+    config = reproduction(name)
     (command,) = commands(section)
     text = command["flags"]["model-overrides"]
     for variable, value in ({"DSTORE_PATH": "place"} | command["variables"]).items():
@@ -201,13 +210,13 @@ def test_model_overrides_are_equal(name: str, section: str) -> None:
 
 def test_the_vanilla_figure() -> None:
     (expected,) = commands(VANILLA)[0]["expected"]
-    assert composed("experiment=reproduce/released/mt_vanilla").expected[0].value == float(expected)
-    assert composed("experiment=reproduce/script/knn_mt").expected[0].value == float(expected)
+    assert reproduction("released/mt_vanilla").expected[0].value == float(expected)
+    assert reproduction("script/knn_mt").expected[0].value == float(expected)
 
 
 def test_a_changed_flag_is_told() -> None:
     """Each comparison fails for another value of its flag."""
-    config = composed("experiment=reproduce/script/trime_mt")
+    config = reproduction("script/trime_mt")
     (command,) = commands(TRAIN)
     changed = {"beam": "5", "lenpen": "1", "max-len-a": "1.5", "lr": "1e-3", "temp": "1", "topk-mem": "16", "dropout": "0.1"}
     changed |= {"ce-warmup-epoch": "9", "label-smoothing": "0.1", "dist-func": "l2", "adam-betas": "(0.9, 0.999)"}

@@ -107,8 +107,8 @@ class PreparePairs(Prepare):
             return Cut(**detokenizer)
         if self.dictionaries:
             raise UserError(
-                "a released checkpoint reads Moses' tokens in the pieces of its own codes: prepare the text as its README says "
-                "and set dataset.cut=true"
+                "a released checkpoint reads Moses' tokens in pieces of its own codes: prepare the text as fairseq's "
+                "prepare-iwslt14.sh does and set dataset.cut=true"
             )
         pieces = Joint.learned(sentences(self.text, "train"), self.config.vocabulary.limit or 32000)
         pieces.save(folder / PIECES)

@@ -49,7 +49,7 @@ class Beam(NamedTuple):
         for length in range(1, max(longest) + 2):
             found = step(rows, tokens[:, -1])
             if length <= self.shortest:
-                found[:, end] = -torch.inf
+                found = found.index_fill(1, torch.tensor([end], device=device), -torch.inf)
             most, following = found.topk(min(2 * k, found.shape[1]), dim=1)  # more of one row are never among a sentence's
             ending = torch.tensor([length > longest[sentence] for sentence in sentences], device=device)
             if ending.any():  # nothing but the end may follow
