@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 
 from tests.conftest import SHARED
 from tests.test_experiments import TRANSLATE
-from trime.data.batching.budget import Budget
+from trime.data.batching.budget import Budget, filled
+from trime.data.batching.published import Published
 from trime.data.datasets.download import checksum
 from trime.data.parallel.base import Lines, Pair
 from trime.data.parallel.iwslt14 import IWSLT14, TESTS
@@ -122,16 +123,17 @@ def markov(seed: int, words: int) -> Callable[[torch.Tensor, torch.Tensor], torc
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("shortest", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wide_beam_finds_the_best_of_all(penalty: float, seed: int) -> None:
-    """Against every sentence of up to 3 words that ends with word 0."""
+def test_a_wide_beam_finds_the_best_of_all(penalty: float, shortest: int, seed: int) -> None:
+    """Against every sentence of up to 3 words, and at least ``shortest``, that ends with word 0."""
     words, longest = 4, 3
     step = markov(seed, words)
     table = step.table  # type: ignore[attr-defined]
-    found = Beam(64, penalty).search(step, 0, 0, [longest, longest], torch.device("cpu"))
+    found = Beam(64, penalty, shortest).search(step, 0, 0, [longest, longest], torch.device("cpu"))
     for sentence in range(2):
         scores = {}
-        for length in range(longest + 1):
+        for length in range(shortest, longest + 1):
             for tokens in itertools.product(range(1, words), repeat=length):
                 told = [0, 0, *tokens, 0]
                 total = sum(float(table[sentence, a, b, c]) for a, b, c in zip(told, told[1:], told[2:], strict=False))
@@ -265,6 +267,67 @@ def test_batches_hold_their_budget() -> None:
     assert [len(rows) for rows in Budget(5, None, 0).plan(segments.take([0, 1]), 0, None)] == [1, 1]
 
 
+@pytest.mark.parametrize("multiple", [1, 4, 8])
+def test_batches_of_several_devices_are_fairseq_s(multiple: int) -> None:
+    """Filled as the published order fills them; those of a chain stay together, those of like length are drawn apart."""
+    lengths = np.random.default_rng(0).integers(1, 30, 400)
+    order, tokens = np.random.default_rng(1).permutation(400).tolist(), 10 * int(lengths.max())
+    expected = Published(10, "kept", 0, multiple=multiple).batches(order, lengths)
+    assert filled(order, lengths, tokens, 400, multiple=multiple) == expected
+    segments, near = cut(np.concatenate([[0], lengths.cumsum()]), 40), np.arange(1, 401)[:, None] % 400
+    for k in (None, 1):
+        alone = Budget(tokens, k, 0, multiple=multiple).plan(segments, 0, near)
+        together = Budget(tokens, k, 0, processes=4, multiple=multiple).plan(segments, 0, near)
+        assert sorted(itertools.chain(*together)) == list(range(400)) and len(together) == -(-len(alone) // 4)
+        single = {tuple(batch) for batch in alone}
+        found = [[part for part in single if {*part} <= {*batch}] for batch in together]
+        assert all(sum(map(len, parts)) == len(batch) for parts, batch in zip(found, together, strict=True))
+    chained = sum(b == (a + 1) % 400 for batch in together for a, b in itertools.pairwise(batch))
+    assert chained == 400 - len(together), "four batches of a chain follow one another"
+
+
+def test_each_language_may_have_its_own_dictionary(tiny: Tiny, tmp_path: Path) -> None:
+    """As fairseq-preprocess makes them without --joined-dictionary: each from its own side of the training text."""
+    own = ["translation.joined_dictionary=false", f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
+    config = tiny("experiment=trime_mt", "dataset.count=200", *own)
+    run(config)
+    plan = TranslationPlan(config)
+    corpus = plan.corpus.corpus()
+    source, target = corpus.sources.vocabulary, corpus.vocabulary
+    for vocabulary, text in ((source, corpus.sources), (target, corpus)):
+        words = [symbol for symbol, count in zip(vocabulary.symbols, vocabulary.counts, strict=True) if count]
+        assert {vocabulary.index[word] for word in words} == {*text.split("train").tokens.tolist()}
+        assert len(vocabulary) % 8 == 0 and vocabulary.ends.pad == 1
+    assert {*source.symbols} != {*target.symbols}
+    network, described = open_network(plan.model.path(), config)
+    assert described["vocabulary"] == len(target) and network.head.weight.shape[0] == len(target)
+    assert network.backbone.source_embedding.vocabulary == len(source)
+    assert network.head.weight is network.backbone.embedding.table.weight
+    joined = TranslationPlan(tiny("experiment=trime_mt", "dataset.count=200", *own[1:]))
+    assert joined.corpus.fingerprint != plan.corpus.fingerprint and joined.fit.fingerprint != plan.fit.fingerprint
+
+
+def test_moses_tokens_become_text(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """References and translations are detokenized before BLEU is counted (fairseq's --tokenizer moses --remove-bpe)."""
+    pytest.importorskip("sacremoses", reason="sacremoses is not installed")
+    pieces = "it &apos;s a well @-@ kn@@ own fact , isn &apos;t it ? &quot; yes &quot;"
+    text = "it's a well-known fact, isn't it? \"yes\""
+    assert Cut("en").text([*pieces.split(), "<eos>"]) == text
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.de").write_text("es ist be@@ kannt .\n" * 3)
+        (tmp_path / f"{split}.en").write_text(f"{pieces}\n" * 3)
+    own = ["dataset=parallel", f"dataset.path={tmp_path}", f"paths.data={tmp_path}/data", "stages=[prepare]"]
+    config = tiny("experiment=mt_vanilla", *own, "dataset.cut=true", "dataset.detokenize=true")
+    run(config)
+    corpus = TranslationPlan(config).corpus.corpus()
+    assert corpus.references("test") == [text] * 3 and corpus.tokenizer.text(pieces.split()) == text
+    with pytest.raises(UserError, match=r"dataset\.cut=true"):
+        run(tiny("experiment=mt_vanilla", *own, "dataset.detokenize=true"))
+    monkeypatch.setattr("trime.data.parallel.side.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="sacremoses"):
+        Cut("en")
+
+
 def test_pieces_are_shared_and_give_the_sentence_back(tmp_path: Path) -> None:
     text = Phrases(300)
     joint = Joint.learned(sentences(text, "train"), 200)
@@ -342,6 +405,10 @@ def test_spoilt_files(spoil: Callable[[Path], None], said: str, parallel: Path, 
         (["model.backbone.positions=8"], "positions=8"),
         (["translation.k=[99999999]"], "translation.k"),
         (["translation.beam=0"], "translation.beam=0"),
+        (["translation.shortest=-1"], "translation.shortest=-1"),
+        (["translation.joined_dictionary=1"], "translation.joined_dictionary=1"),
+        (["translation.unweighted_external=maybe"], "translation.unweighted_external"),
+        (["batching.processes=0"], "batching.processes=0"),
         (["translation.k=[0]"], "translation.k"),
         (["translation.longest=3"], "translation.longest"),
         (["translation.longest=[0,0]"], "translation.longest"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ def upgraded(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Older files join query, key and value: all are split alike here."""
     result: dict[str, Tensor] = {}
     for name, value in weights.items():
-        joined = re.fullmatch(r"(.*self_attn\.)in_proj_(weight|bias)", name)
+        joined = re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name)
         if joined:
             result |= {f"{joined[1]}{part}_proj.{joined[2]}": piece for part, piece in zip("qkv", value.chunk(3), strict=True)}
         else:
@@ -79,14 +80,17 @@ def upgraded(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
+def check_supported(args: dict[str, Any], supported: dict[str, tuple[Any, ...]]) -> None:
+    """Raise UserError where an argument of the checkpoint has another value than those that are supported."""
+    for name, values in supported.items():
+        if args.get(name) not in values:
+            raise UserError(f"the checkpoint's {name}={args[name]} is not supported: {values[0]} is")
+
+
 def description_of(released: Released) -> dict[str, Any]:
     """The embedding, backbone and head of conf/model that hold the weights; UserError where none do."""
     args = released.args
-    for name, understood in REFUSED.items():
-        if args.get(name) not in understood:
-            raise UserError(
-                f"the checkpoint's {name}={args[name]} is not supported: {' or '.join(map(str, understood[:1]))} is"
-            )
+    check_supported(args, REFUSED)
     if not str(args.get("arch", "")).startswith("transformer_lm"):
         raise UserError(f"the checkpoint's architecture {args.get('arch')} is not supported: transformer_lm_* is")
     adaptive = args.get("adaptive_softmax_cutoff") is not None
@@ -147,20 +151,29 @@ def network_of(released: Released) -> tuple[Network, dict[str, Any]]:
     except KeyError as error:
         raise UserError(f"the checkpoint lacks {error}: it is truncated, or of an architecture that is not supported") from None
     network = build_network(OmegaConf.create(description), sum(map(len, tables)))
+    return fill(network, released.weights, sources_of), description
+
+
+def fill(network: Network, weights: dict[str, Tensor], sources_of: Callable[[str], list[str]]) -> Network:
+    """Copy a checkpoint's weights into a network; ``sources_of`` names those that are joined in one of its parameters.
+
+    UserError where a parameter has none, or a weight no parameter.
+    """
     used: set[str] = set()
     for name, parameter in network.named_parameters():  # shared ones once, under the embedding's name
         sources = sources_of(name)
-        missing = [source for source in sources if source not in released.weights]
+        missing = [source for source in sources if source not in weights]
         if missing:
             raise UserError(f"the checkpoint lacks {missing[0]}: it is truncated, or of another architecture than it says")
-        value = torch.cat([released.weights[source] for source in sources])
-        if value.shape != parameter.shape:
-            raise UserError(f"the checkpoint's {sources[0]} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
+        pieces = [weights[source] for source in sources]
+        if any(piece.shape[1:] != parameter.shape[1:] for piece in pieces) or sum(map(len, pieces)) != len(parameter):
+            shapes = " and ".join(str(tuple(piece.shape)) for piece in pieces)
+            raise UserError(f"the checkpoint's {' and '.join(sources)} have the shape {shapes}, not {tuple(parameter.shape)}")
         with torch.no_grad():
-            parameter.copy_(value)
+            parameter.copy_(torch.cat(pieces))
         used |= set(sources)
-    check_left(released.weights, used)
-    return network.eval(), description
+    check_left(weights, used)
+    return network.eval()
 
 
 def sources_of(name: str) -> list[str]:
@@ -202,7 +215,9 @@ def check_left(weights: dict[str, Tensor], used: set[str]) -> None:
 
 
 def copied_from(name: str) -> str:
-    """Where the adaptive softmax's tied words and projections stand in the embedding."""
+    """Where the words and projections of a tied softmax stand in the embedding."""
+    if name == "output_projection.weight":
+        return "embed_tokens.weight"
     tail = re.fullmatch(r"adaptive_softmax\.tail\.(\d+)\.([02])\.weight", name)
     if tail:
         return f"embed_tokens.embeddings.{int(tail[1]) + 1}.{1 if tail[2] == '0' else 0}.weight"

@@ -1,6 +1,8 @@
-"""The encoder-decoder Transformer of translation (Vaswani et al. 2017; TRIME Appendix C), pre-norm as elsewhere here.
+"""The encoder-decoder Transformer of translation (Vaswani et al. 2017; TRIME Appendix C).
 
 g is the input of the decoder's last feed-forward block, or its output f (``key: f``, as the published code has it).
+Encoder and decoder are pre-norm, or post-norm as Vaswani et al. have them (Xiong et al. 2020, Figure 1). A pre-norm stack
+ends with a layer norm, a post-norm stack does not.
 """
 
 from __future__ import annotations
@@ -52,30 +54,47 @@ class Attention(nn.Module):
         return self.outward(mixed.transpose(1, 2).flatten(2))
 
 
-class EncoderLayer(nn.Module):
-    """x += attention(norm(x)); x += feed_forward(norm(x))."""
+class ResidualLayer(nn.Module):
+    """Sublayers with residual connections: x + f(norm(x)) with ``norm_first`` (pre-norm), else norm(x + f(x)) (post-norm)."""
 
-    def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float):
+    def __init__(self, norm_first: bool, dropout: float):
         super().__init__()
+        self.norm_first, self.dropout = norm_first, nn.Dropout(dropout)
+
+    def sublayer_input(self, norm: nn.Module, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        """Return what a sublayer reads of the residual stream x."""
+        return norm(x) if self.norm_first else x
+
+    def add(self, norm: nn.Module, x: Float[Tensor, "b l d"], output: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        """Return the residual stream after a sublayer."""
+        x = x + self.dropout(output)
+        return x if self.norm_first else norm(x)
+
+
+class EncoderLayer(ResidualLayer):
+    """Self-attention, then a feed-forward block."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float, norm_first: bool = True):
+        super().__init__(norm_first, dropout)
         self.attention_norm, self.feed_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads, inner_dropout)
-        self.feed, self.dropout = feed_forward(width, inner, inner_dropout), nn.Dropout(dropout)
+        self.feed = feed_forward(width, inner, inner_dropout)
 
     def forward(self, x: Float[Tensor, "b s d"], seen: Bool[Tensor, "b 1 1 s"]) -> Float[Tensor, "b s d"]:
-        """The layer's output."""
-        normed = self.attention_norm(x)
-        x = x + self.dropout(self.attention(normed, self.attention.keys(normed), seen))
-        return x + self.dropout(self.feed(self.feed_norm(x)))
+        """Return the layer's output; ``seen`` is false on padding."""
+        read = self.sublayer_input(self.attention_norm, x)
+        x = self.add(self.attention_norm, x, self.attention(read, self.attention.keys(read), seen))
+        return self.add(self.feed_norm, x, self.feed(self.sublayer_input(self.feed_norm, x)))
 
 
-class DecoderLayer(nn.Module):
-    """The same with attention to the source between; the last norm's output is the layer's g."""
+class DecoderLayer(ResidualLayer):
+    """The same with attention to the source between; what the feed-forward block reads is the layer's g."""
 
-    def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float):
-        super().__init__()
+    def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float, norm_first: bool = True):
+        super().__init__(norm_first, dropout)
         self.attention_norm, self.cross_norm, self.feed_norm = (nn.LayerNorm(width) for _ in range(3))
         self.attention, self.cross = (Attention(width, heads, inner_dropout) for _ in range(2))
-        self.feed, self.dropout = feed_forward(width, inner, inner_dropout), nn.Dropout(dropout)
+        self.feed = feed_forward(width, inner, inner_dropout)
 
     def forward(
         self,
@@ -85,14 +104,14 @@ class DecoderLayer(nn.Module):
         seen: Bool[Tensor, "b 1 1 s"],
     ) -> tuple[Float[Tensor, "n l d"], Float[Tensor, "n l d"], Tensor]:
         """The layer's output, g, and the keys and values so far; ``before``: of earlier tokens. n/b rows share a source."""
-        normed = self.attention_norm(x)
-        keys = self.attention.keys(normed)
+        read = self.sublayer_input(self.attention_norm, x)
+        keys = self.attention.keys(read)
         keys = keys if before is None else torch.cat([before, keys], 3)
-        x = x + self.dropout(self.attention(normed, keys, causal=x.shape[1] > 1))
-        asked = self.cross_norm(x).view(len(seen), -1, x.shape[2])  # rows of the same source, one after the other
-        x = x + self.dropout(self.cross(asked, source, seen).view_as(x))
-        g = self.feed_norm(x)
-        return x + self.dropout(self.feed(g)), g, keys
+        x = self.add(self.attention_norm, x, self.attention(read, keys, causal=x.shape[1] > 1))
+        query = self.sublayer_input(self.cross_norm, x).view(len(seen), -1, x.shape[2])  # rows of a source follow one another
+        x = self.add(self.cross_norm, x, self.cross(query, source, seen).view_as(x))
+        g = self.sublayer_input(self.feed_norm, x)
+        return self.add(self.feed_norm, x, self.feed(g)), g, keys
 
 
 class Read(NamedTuple):
@@ -110,7 +129,10 @@ Before = tuple[Tensor, ...]  # each decoder layer's keys and values of the token
 
 
 class EncoderDecoder(nn.Module):
-    """``layers`` in the encoder and in the decoder, one table for both languages; ``pad`` fills rows up on the right."""
+    """``layers`` in the encoder and in the decoder; ``pad`` fills rows up on the right.
+
+    ``source_vocabulary`` is the size of the source language's own table, null where one table serves both languages.
+    """
 
     carries = False
 
@@ -125,6 +147,9 @@ class EncoderDecoder(nn.Module):
         inner_dropout: float = 0.0,
         key: str = "g",
         pad: int = 0,
+        source_vocabulary: int | None = None,
+        encoder_norm_first: bool = True,
+        decoder_norm_first: bool = True,
     ):
         super().__init__()
         if key not in KEYS:
@@ -135,9 +160,13 @@ class EncoderDecoder(nn.Module):
         self.register_buffer("position", sinusoids(positions, width, FIRST), persistent=False)
         self.dropout = nn.Dropout(dropout)
         sizes = (width, heads, inner, dropout, inner_dropout)
-        self.encoder = nn.ModuleList(EncoderLayer(*sizes) for _ in range(layers))
-        self.decoder = nn.ModuleList(DecoderLayer(*sizes) for _ in range(layers))
-        self.encoder_norm, self.final_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.encoder = nn.ModuleList(EncoderLayer(*sizes, encoder_norm_first) for _ in range(layers))
+        self.decoder = nn.ModuleList(DecoderLayer(*sizes, decoder_norm_first) for _ in range(layers))
+        self.encoder_norm = nn.LayerNorm(width) if encoder_norm_first else nn.Identity()
+        self.final_norm = nn.LayerNorm(width) if decoder_norm_first else nn.Identity()
+        self.source_embedding = (
+            None if source_vocabulary is None else PlainInput(source_vocabulary, width, embedding.table.padding_idx)
+        )
 
     def start(self, rows: int) -> None:
         """There is no state."""
@@ -146,16 +175,17 @@ class EncoderDecoder(nn.Module):
         """Nothing to tell in training."""
         return {}
 
-    def embed(self, tokens: Int[Tensor, "b l"], first: int = 0) -> Float[Tensor, "b l d"]:
-        """Tokens at positions ``first`` and on; UserError where there are none left."""
+    def embed(self, table: PlainInput, tokens: Int[Tensor, "b l"], first: int = 0) -> Float[Tensor, "b l d"]:
+        """Tokens of a table at positions ``first`` and on; UserError where there are none left."""
         length = first + tokens.shape[1]
         if length > self.positions:
             raise UserError(f"a sentence of {length} pieces exceeds model.backbone.positions={self.positions}: raise them")
-        return self.dropout(math.sqrt(self.width) * self.embedding(tokens) + self.position[first:length])
+        return self.dropout(math.sqrt(self.width) * table(tokens) + self.position[first:length])
 
     def read(self, source: Int[Tensor, "b s"]) -> Read:
         """The source, for every step of the decoder."""
-        x, seen = self.embed(source), (source != self.pad)[:, None, None]
+        table = self.embedding if self.source_embedding is None else self.source_embedding
+        x, seen = self.embed(table, source), (source != self.pad)[:, None, None]
         for layer in self.encoder:
             x = layer(x, seen)
         x = self.encoder_norm(x)
@@ -166,7 +196,7 @@ class EncoderDecoder(nn.Module):
 
         As many rows as the beam has, one after the other, go on from each source.
         """
-        x = g = self.embed(tokens, before[0].shape[3] if before else 0)
+        x = g = self.embed(self.embedding, tokens, before[0].shape[3] if before else 0)
         after = []
         for number, layer in enumerate(self.decoder):
             x, g, keys = layer(x, before[number] if before else None, read.keys[number], read.seen)

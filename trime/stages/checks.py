@@ -22,7 +22,7 @@ from trime.tasks.rows import rows_of
 from trime.types import UserError
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
-TRANSLATES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
+TRANSLATES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
 
 
 def check(config: DictConfig) -> None:
@@ -100,8 +100,8 @@ def check_translation(config: DictConfig) -> None:
         raise UserError("translation wants model=translation and batching=budget or budget_bm25: leave others out")
     if not config.model.head._target_.endswith(".Softmax"):
         raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
-    if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.checkpoint or config.evaluate.analysis:
-        raise UserError("translation has no evaluate.dataset, datastore.dataset, checkpoint, evaluate.analysis: leave them out")
+    if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
+        raise UserError("translation has no evaluate.dataset, datastore.dataset, evaluate.analysis: leave them out")
     memories = [row.memories for row in rows_of(plain(config.evaluate.rows), config.tune)]
     if set().union(*memories) - {"external"} or any(memories) != bool(memories[-1]) or sum(map(bool, memories)) > 1:
         raise UserError("evaluate.rows: a translation's last row may have the external memory, others none")

@@ -85,7 +85,7 @@ class Fit(Artefact):
         """Trains, then writes the model and what is known of it."""
         corpus = self.corpus.corpus()
         pl.seed_everything(self.config.seed, verbose=False)
-        network = build_network(self.config.model, len(corpus.vocabulary))
+        network = self.network(corpus)
         check_positions(network.backbone.positions, self.config)  # type: ignore[arg-type]
         if not follows(self.config):
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
@@ -99,7 +99,7 @@ class Fit(Artefact):
             return
         trained = trained_part(self.config)
         save_network(network, folder / "model.safetensors", json.dumps(trained))
-        describe(folder, model_of(self.config), corpus.vocabulary, trained)
+        self.describe(folder, corpus, trained)
         if is_pretrained(self.config) and self.config.train.updates:
             export(network, self.config, folder / "transformers")
         history.tick()
@@ -115,6 +115,14 @@ class Fit(Artefact):
         }
         write_aside(folder / "train.json", json.dumps(report, indent=1))
 
+    def network(self, corpus: Any) -> Network:
+        """Return a new network for the corpus's vocabulary."""
+        return build_network(self.config.model, len(corpus.vocabulary))
+
+    def describe(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
+        """Write what builds the network again."""
+        describe(folder, model_of(self.config), corpus.vocabulary, trained)
+
     def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int]:
         """Train, going on where a killed training stopped; return the network and the update whose weights it has."""
         task, data = self.task(network), self.data(corpus, network.carries)
@@ -123,7 +131,7 @@ class Fit(Artefact):
             trainer = self.trainer(folder, [history, *self.watching(folder, network), *([best] if best else [])])
             try:
                 run_training(self.stage, trainer, task, data, folder)
-                network = network if task.device_mesh is None else self.put_together(trainer, len(corpus.vocabulary))
+                network = network if task.device_mesh is None else self.put_together(trainer, corpus)
                 return self.kept(network, best)
             finally:  # else the next run of a sweep would wait for processes that are gone
                 if distributed.is_initialized():
@@ -137,10 +145,10 @@ class Fit(Artefact):
             network.load_state_dict(best.weights(), strict=False)  # what is frozen is not among them
         return network, best.update
 
-    def put_together(self, trainer: pl.Trainer, vocabulary: int) -> Network:
+    def put_together(self, trainer: pl.Trainer, corpus: Any) -> Network:
         """The whole network, on the first process, of the parts that all have."""
         weights = trainer.strategy.lightning_module_state_dict()
-        network = build_network(self.config.model, vocabulary)
+        network = self.network(corpus)
         if not follows(self.config):
             network.load_state_dict({name.removeprefix("network."): own for name, own in weights.items()})
         return network

@@ -9,8 +9,9 @@ from typing import Any
 
 from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
-from trime.models.network import save_network
-from trime.models.released import network_of, read_checkpoint
+from trime.models.embeddings import AdaptiveInput, PlainInput
+from trime.models.network import Network, save_network
+from trime.models.released import Released, network_of, read_checkpoint
 from trime.stages.artefact import Artefact, write_aside
 from trime.stages.model_folder import describe
 from trime.types import UserError
@@ -32,7 +33,7 @@ class Import(Artefact):
 
     @property
     def dictionary(self) -> Path:
-        if self.config.dictionary is None:
+        if not isinstance(self.config.dictionary, str):
             raise UserError(f"checkpoint={self.file} is a file: name its fairseq dictionary too, dictionary=dict.txt")
         return Path(self.config.dictionary).expanduser()
 
@@ -51,17 +52,26 @@ class Import(Artefact):
 
     def build(self, folder: Path) -> None:
         released = read_checkpoint(self.file)
-        network, description = network_of(released)
-        size = network.backbone.embedding.vocabulary  # type: ignore[union-attr]
-        if size != len(self.vocabulary):
-            raise UserError(
-                f"{self.dictionary} has {len(self.vocabulary):,} symbols with the four special ones, the checkpoint {size:,}: "
-                "name the dict.txt that belongs to it"
-            )
-        save_network(network, folder / "model.safetensors")
-        self.vocabulary.save(folder / "vocabulary.json")
-        describe(folder, description, self.vocabulary)
+        network = self.write(folder, released)
         told = {name: released.args.get(name) for name in TOLD} | {k: v for k, v in released.history.items() if v is not None}
         content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count, **told}
         write_aside(folder / "imported.json", json.dumps(content, indent=1))
         print(f"import: {told['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")
+
+    def write(self, folder: Path, released: Released) -> Network:
+        """Write weights, vocabulary and description; return the network."""
+        network, description = network_of(released)
+        check_size(self.dictionary, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
+        save_network(network, folder / "model.safetensors")
+        self.vocabulary.save(folder / "vocabulary.json")
+        describe(folder, description, self.vocabulary)
+        return network
+
+
+def check_size(dictionary: Path, vocabulary: Vocabulary, table: PlainInput | AdaptiveInput) -> None:
+    """Raise UserError where a dictionary has another number of symbols than the checkpoint's table."""
+    if table.vocabulary != len(vocabulary):
+        raise UserError(
+            f"{dictionary} has {len(vocabulary):,} symbols with the four special ones, the checkpoint {table.vocabulary:,}: "
+            "name the dict.txt that belongs to it"
+        )

@@ -43,9 +43,20 @@ def export(network: Network, config: DictConfig, folder: Path) -> None:
     load_tokenizer(config.model.name).save_pretrained(folder)
 
 
-def describe(folder: Path, model: dict[str, Any], vocabulary: Vocabulary, trained: dict[str, Any] | None = None) -> None:
-    """What a later stage needs to build the network again, and to refuse another vocabulary or pretrained model."""
+def describe(
+    folder: Path,
+    model: dict[str, Any],
+    vocabulary: Vocabulary,
+    trained: dict[str, Any] | None = None,
+    source: Vocabulary | None = None,
+) -> None:
+    """What a later stage needs to build the network again, and to refuse another vocabulary or pretrained model.
+
+    ``source`` is the vocabulary of the language that is translated.
+    """
     content = {"model": model, "vocabulary": len(vocabulary), "vocabulary_fingerprint": vocabulary.fingerprint}
+    if source is not None:
+        content["source_fingerprint"] = source.fingerprint
     content["trained"] = trained or model
     write_aside(folder / "model.json", json.dumps(content, indent=1))
 
@@ -64,7 +75,9 @@ def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, A
                 f"{folder} was made from other weights than model.name={config.model.name} holds, or with other model.lora"
             )
         described["model"] = model_of(config)  # how it is read may change
-    head = described["model"]["head"]
+    head, backbone = described["model"]["head"], described["model"]["backbone"]
+    if config.task == "translation":  # what contexts are keyed by is how memories are read
+        backbone["key"] = config.model.backbone.key
     if "dropped_in_band" in head:
         head["dropped_in_band"] = config.compatibility.dropped_in_band
     remember(described["model"], config)

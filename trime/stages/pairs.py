@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from hydra.utils import instantiate
+from omegaconf import DictConfig
 
 from trime.data.corpus import Corpus, Split, build_corpus, counted
 from trime.data.datasets import Dataset
@@ -21,11 +22,12 @@ from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.stages.encode import Encode
+from trime.stages.imported_translation import Dictionaries
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
 from trime.types import Batch, UserError
 
-PIECES = "pieces.json"
+PIECES, CUT = "pieces.json", "cut.json"  # how sentences are cut here; of sentences that came cut, how words are put together
 
 
 class ParallelCorpus(Corpus):
@@ -37,8 +39,10 @@ class ParallelCorpus(Corpus):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """What cuts sentences into pieces."""
-        return Joint.load(self.folder / PIECES) if (self.folder / PIECES).exists() else Cut()
+        """What cuts sentences into pieces, and makes text of them again."""
+        if (self.folder / PIECES).exists():
+            return Joint.load(self.folder / PIECES)
+        return Cut(**json.loads((self.folder / CUT).read_text()))
 
     def references(self, split: str) -> list[str]:
         """The translations as they were written."""
@@ -57,13 +61,21 @@ class ParallelCorpus(Corpus):
 
 
 class PreparePairs(Prepare):
-    """A parallel corpus in a vocabulary of its own."""
+    """A parallel corpus in vocabularies of its own, or in an imported model's ``dictionaries``."""
+
+    def __init__(self, config: DictConfig, own: DictConfig, dictionaries: Dictionaries | None = None):
+        super().__init__(config, own)
+        self.dictionaries = dictionaries
 
     @cached_property
     def text(self) -> Parallel:
         found = instantiate(self.own, _convert_="all")
         if not isinstance(found, Parallel):
             raise UserError("this experiment translates: choose dataset=phrases, multi30k, iwslt14 or parallel")
+        if found.detokenize and not found.cut:
+            raise UserError(
+                "dataset.detokenize=true is for text that comes in pieces of Moses' tokens: set dataset.cut=true too"
+            )
         return found
 
     @cached_property
@@ -71,23 +83,44 @@ class PreparePairs(Prepare):
         return Side(self.text, 1, Cut())
 
     def settings(self) -> Any:
-        return super().settings() | {"languages": self.text.languages}
+        own = {"joined": self.config.translation.joined_dictionary}
+        dictionaries = self.dictionaries.fingerprints if self.dictionaries else own
+        return super().settings() | {"languages": self.text.languages, "dictionaries": dictionaries}
 
     def build(self, folder: Path) -> None:
-        text, limit = self.text, self.config.vocabulary.limit
-        tokenizer: Tokenizer = Cut()
-        if not text.cut:
-            tokenizer = Joint.learned(sentences(text, "train"), limit or 32000)
-            tokenizer.save(folder / PIECES)
+        text, tokenizer = self.text, self.tokenizer(folder)
         source, target = (Side(text, side, tokenizer) for side in (0, 1))
-        vocabulary = Vocabulary.as_published(counted(source) + counted(target), None, 1)
+        vocabularies = self.dictionaries or self.own_dictionaries(source, target)
         (folder / "source").mkdir(exist_ok=True)
-        build_corpus(source, folder / "source", vocabulary)
-        build_corpus(target, folder, vocabulary)
+        build_corpus(source, folder / "source", vocabularies.source)
+        build_corpus(target, folder, vocabularies.target)
         for split in splits_of(text):
             references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
             (folder / f"{split}.references.json").write_text(json.dumps(references, ensure_ascii=False))
         self.tell(folder)
+
+    def tokenizer(self, folder: Path) -> Tokenizer:
+        """Return what cuts the text, after writing how into ``folder``."""
+        if self.text.cut:
+            detokenizer = {"moses": self.text.languages[1] if self.text.detokenize else None}
+            (folder / CUT).write_text(json.dumps(detokenizer))
+            return Cut(**detokenizer)
+        if self.dictionaries:
+            raise UserError(
+                "a released checkpoint reads Moses' tokens in pieces of its own codes: prepare the text as fairseq's "
+                "prepare-iwslt14.sh does and set dataset.cut=true"
+            )
+        pieces = Joint.learned(sentences(self.text, "train"), self.config.vocabulary.limit or 32000)
+        pieces.save(folder / PIECES)
+        return pieces
+
+    def own_dictionaries(self, source: Side, target: Side) -> Dictionaries:
+        """Return one dictionary of both languages, or one of each (fairseq-preprocess with --joined-dictionary or without)."""
+        counts = counted(source), counted(target)
+        if self.config.translation.joined_dictionary:
+            joined = Vocabulary.as_published(counts[0] + counts[1], None, 1)
+            return Dictionaries(joined, joined)
+        return Dictionaries(*(Vocabulary.as_published(own, None, 1) for own in counts))
 
     def corpus(self) -> ParallelCorpus:
         return ParallelCorpus(self.path())
@@ -142,6 +175,17 @@ class PairWindows(WindowLoader):
 
 class EncodePairs(Encode):
     """The targets of a split as the model sees them, each piece given the source and the pieces before it."""
+
+    def settings(self) -> Any:
+        return super().settings() | {"key": self.config.model.backbone.key}
+
+    def build(self, folder: Path) -> None:
+        corpus = self.corpus.corpus()
+        assert isinstance(corpus, ParallelCorpus)
+        read = json.loads((self.model.path() / "model.json").read_text()).get("source_fingerprint")
+        if read not in (None, corpus.sources.vocabulary.fingerprint):
+            raise UserError("the model was trained with another dictionary of the source language: name its own text, dataset=")
+        super().build(folder)
 
     def windows(self, corpus: Corpus) -> Segments:
         """As many whole sentences as the budget holds."""

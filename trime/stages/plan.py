@@ -37,6 +37,7 @@ class Plan:
     """corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
 
     encoder: type[Encode] = Encode  # how splits are read
+    importer: type[Import] = Import  # how a released checkpoint is read
 
     def __init__(self, config: DictConfig):
         self.config = config
@@ -76,7 +77,7 @@ class Plan:
     @cached_property
     def model(self) -> Artefact:
         if self.config.checkpoint:
-            return Given(self.config) if Path(self.config.checkpoint).expanduser().is_dir() else Import(self.config)
+            return Given(self.config) if Path(self.config.checkpoint).expanduser().is_dir() else self.importer(self.config)
         return self.fit
 
     @cached_property

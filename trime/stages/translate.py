@@ -27,6 +27,7 @@ from trime.tasks.spread import Entries, spread
 from trime.types import Contexts, Float, Int, Place, Tensor
 
 LEAST = torch.finfo(torch.float32).tiny  # of a probability: the end of a sentence is never impossible
+SEARCH = ("beam", "penalty", "shortest", "longest", "sentences", "unweighted_external")  # settings that decide translations
 EVERY, ALL_BUT_LAST, LAST = slice(None), slice(0, -1), slice(-1, None)  # rows of a table
 
 
@@ -44,7 +45,7 @@ class Translate(Artefact):
         return [self.encoded, self.tune]
 
     def settings(self) -> Any:
-        asked = {name: plain(self.config.translation[name]) for name in ("beam", "penalty", "longest", "sentences")}
+        asked = {name: plain(self.config.translation[name]) for name in SEARCH}
         return asked | {"rows": [self.rows.start, self.rows.stop]}
 
     def build(self, folder: Path) -> None:
@@ -118,8 +119,8 @@ class Translator:
     def __init__(self, network: Network, row: Row, nearest: Nearest | None, corpus: ParallelCorpus, config: DictConfig):
         self.network, self.row, self.nearest, self.corpus = network, row, nearest, corpus
         asked = config.translation
-        self.beam, self.longest = Beam(asked.beam, asked.penalty), asked.longest
-        self.scaled = config.evaluate.scaled_interpolation
+        self.beam, self.longest = Beam(asked.beam, asked.penalty, asked.shortest), asked.longest
+        self.scaled, self.unweighted = config.evaluate.scaled_interpolation, asked.unweighted_external
         self.device = next(network.parameters()).device
         self.mixed = self.device.type == "cuda" and resolved_precision(config).startswith("bf16")
 
@@ -150,7 +151,7 @@ class Translator:
             return found
 
         most = [int(self.longest[0] * len(own) + self.longest[1]) for own in sources]
-        most = [min(one, backbone.positions - 2) for one in most]
+        most = [max(self.beam.shortest, min(one, backbone.positions - 2)) for one in most]
         best = self.beam.search(step, ends.eos, ends.eos, most, self.device)
         symbols = self.corpus.vocabulary.symbols
         return [self.corpus.tokenizer.text([symbols[token] for token in own.tokens]) for own in best]
@@ -158,7 +159,11 @@ class Translator:
     def log_probability(
         self, f: Float[Tensor, "n d"], g: Float[Tensor, "n d"], sentence: Int[Tensor, " n"]
     ) -> Float[Tensor, "n v"]:
-        """Of each next piece, memory and all; a datastore of the same split hides the sentence's own entries."""
+        """Of each next piece, memory and all; a datastore of the same split hides the sentence's own entries.
+
+        ``translation.unweighted_external``: the published decoder multiplies the vocabulary's probabilities by 1 - share, but
+        not the joined memory's by share, so that the sum is more than 1 (knn_lambda_type trime, get_normalized_probs).
+        """
         logits = torch.nn.functional.linear(f.float(), self.network.head.weight)  # type: ignore[arg-type]
         if self.nearest is None:
             return logits.log_softmax(1)
@@ -166,4 +171,9 @@ class Translator:
         similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(sentence, sentence, none)))
         found = {"external": Entries(similarity, token, number.to(token.device))}
         gate = self.network.odds(f).double() if self.network.gate is not None else None
-        return spread(self.row, logits, found, g.shape[1], self.scaled, gate).whole.clamp(min=LEAST).log()
+        parts = spread(self.row, logits, found, g.shape[1], self.scaled, gate)
+        if not (self.unweighted and self.row.joint):
+            return parts.whole.clamp(min=LEAST).log()
+        memory = parts.parts["external"]
+        whole = parts.parts["vocabulary"] + memory / memory.sum(1, keepdim=True).clamp(min=LEAST)
+        return whole.clamp(min=LEAST).log()

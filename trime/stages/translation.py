@@ -12,18 +12,21 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.module import TextModule, in_order
 from trime.data.segments import count_of
-from trime.models.network import Network
+from trime.models.network import Network, build_network
 from trime.stages.artefact import Artefact, plain
 from trime.stages.datastore import Index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit
+from trime.stages.imported_translation import Dictionaries, ImportTranslation
+from trime.stages.model_folder import describe, model_of
 from trime.stages.pack import Pack
 from trime.stages.pairs import (
     EncodePairs,
     PackSentences,
     PairLoader,
     PairWindows,
+    ParallelCorpus,
     PreparePairs,
     first_sentences,
     sentence_segments,
@@ -42,6 +45,19 @@ class FitTranslation(Fit):
 
     def settings(self) -> Any:
         return super().settings() | {"smoothing": self.config.translation.smoothing}
+
+    def network(self, corpus: Any) -> Network:
+        return build_network(OmegaConf.create(self.model(corpus)), len(corpus.vocabulary))
+
+    def model(self, corpus: ParallelCorpus) -> dict[str, Any]:
+        """Return the description of the model, with a table for the source language where it has a dictionary of its own."""
+        model = model_of(self.config)
+        if not self.config.translation.joined_dictionary:
+            model["backbone"]["source_vocabulary"] = len(corpus.sources.vocabulary)
+        return model
+
+    def describe(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
+        describe(folder, self.model(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
 
     def data(self, corpus: Any, carries: bool) -> TextModule:
         """Training batches in planned order, and the first sentences of the validation split."""
@@ -131,13 +147,23 @@ class TranslationPlan(Plan):
 
     encoder = EncodePairs
 
+    importer = ImportTranslation
+
     @cached_property
     def corpus(self) -> PreparePairs:  # type: ignore[override]
-        return PreparePairs(self.config, self.config.dataset)
+        return PreparePairs(self.config, self.config.dataset, self.dictionaries)
+
+    @cached_property
+    def dictionaries(self) -> Dictionaries | None:
+        """The dictionaries of an imported model, in which all text is read."""
+        if not self.config.checkpoint:
+            return None
+        model = self.model
+        return model.dictionaries if isinstance(model, ImportTranslation) else Dictionaries.of_folder(model.folder)
 
     @cached_property
     def pack(self) -> Pack | None:
-        wanted = instantiate(self.config.batching, _convert_="all").needs_neighbours
+        wanted = instantiate(self.config.batching, _convert_="all").needs_neighbours and not self.config.checkpoint
         return PackSentences(self.config, self.corpus) if wanted else None
 
     @cached_property

@@ -1,4 +1,9 @@
-"""Beam search over sentences side by side: scores are log-probabilities over length to the power of a penalty."""
+"""Beam search over sentences side by side, as fairseq's generator searches (Ott et al. 2019).
+
+A finished hypothesis scores its log-probability over its length to the power of a penalty; the end counts in both. Of a
+step's 2k best continuations, those among the first k that end are finished, and the first k others go on, until k are
+finished or the sentence is as long as it may be.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +25,17 @@ class Hypothesis(NamedTuple):
 
 
 class Beam(NamedTuple):
-    """``size`` hypotheses of a sentence go on; ``penalty``: of length (1: the mean log-probability; 0: the sum)."""
+    """``size`` hypotheses of a sentence go on; ``penalty``: of length (1: the mean log-probability; 0: the sum).
+
+    ``shortest`` is how many tokens a hypothesis has at least (fairseq's --min-len).
+    """
 
     size: int
     penalty: float
+    shortest: int = 0
 
     def search(self, step: Step, start: int, end: int, longest: list[int], device: torch.device) -> list[Hypothesis]:
-        """The best finished hypothesis of each sentence, which has at most ``longest`` tokens.
+        """The best finished hypothesis of each sentence, which has at most ``longest`` tokens (and not less than ``shortest``).
 
         ``step`` gives the log-probabilities of the next tokens of rows: which rows of the last call they go on
         from, and the tokens that were chosen for them. At first all rows are 0 to n - 1, ``size`` for each sentence.
@@ -39,6 +48,8 @@ class Beam(NamedTuple):
         finished: list[list[Hypothesis]] = [[] for _ in longest]
         for length in range(1, max(longest) + 2):
             found = step(rows, tokens[:, -1])
+            if length <= self.shortest:
+                found = found.index_fill(1, torch.tensor([end], device=device), -torch.inf)
             most, following = found.topk(min(2 * k, found.shape[1]), dim=1)  # more of one row are never among a sentence's
             ending = torch.tensor([length > longest[sentence] for sentence in sentences], device=device)
             if ending.any():  # nothing but the end may follow

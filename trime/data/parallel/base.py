@@ -20,11 +20,15 @@ class Pair(NamedTuple):
 
 @runtime_checkable
 class Parallel(Protocol):
-    """Pairs of each split, the same ones in the same order each time. ``cut``: sentences are pieces already."""
+    """Pairs of each split, the same ones in the same order each time.
+
+    ``cut``: sentences are pieces already; ``detokenize``: of Moses' tokens, and BLEU is of the text that those make up.
+    """
 
     name: str
     languages: tuple[str, str]  # source, target
     cut: bool
+    detokenize: bool
 
     @property
     def place(self) -> Path | str: ...
@@ -42,7 +46,8 @@ class Lines:
     """Files ``train.de``, ``train.en`` and so on of a folder; valid may be called val or dev.
 
     Of the training pairs those are left out of which a side has more than ``longest`` words, or ``ratio`` times as
-    many as the other. ``cut``: sentences are pieces already, their ends marked @@ where a word goes on.
+    many as the other. ``cut``: sentences are pieces already, their ends marked @@ where a word goes on. ``detokenize``: the
+    pieces are of Moses' tokens, which its detokenizer makes text of again before BLEU is counted.
     """
 
     names: ClassVar[dict[str, tuple[str, ...]]] = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
@@ -56,9 +61,10 @@ class Lines:
         longest: int = 175,
         ratio: float | None = None,
         cut: bool = False,
+        detokenize: bool = False,
     ):
         self.path, self.languages, self.name, self.cut = path, (source, target), name, cut
-        self.longest, self.ratio = longest, ratio
+        self.longest, self.ratio, self.detokenize = longest, ratio, detokenize
 
     @property
     def place(self) -> Path:

@@ -40,7 +40,7 @@ class Phrase(NamedTuple):
 class Phrases:
     """``count`` training pairs, a tenth as many in each other split; times stand after the verb, in English at the end."""
 
-    name, languages, cut = "phrases", ("de", "en"), False
+    name, languages, cut, detokenize = "phrases", ("de", "en"), False, False
     place = "trime/data/parallel/phrases.py"
 
     def __init__(self, count: int = 4000, seed: int = 0):

@@ -54,14 +54,30 @@ def installed() -> None:
 
 
 class Cut:
-    """Sentences that are pieces already, as subword-nmt cuts them: @@ where a word goes on."""
+    """Sentences that are pieces already, as subword-nmt cuts them: @@ where a word goes on.
+
+    ``moses`` is the language whose Moses detokenizer makes text of their words (fairseq's ``--tokenizer moses``); null: none.
+    """
+
+    def __init__(self, moses: str | None = None):
+        self.detokenizer = None if moses is None else detokenizer(moses)
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
             yield [*line.decode("utf-8", "replace").split(), EOS]
 
     def text(self, symbols: list[str]) -> str:
-        return re.sub(r"@@( |$)", "", " ".join(symbol for symbol in symbols if symbol != EOS))
+        words = re.sub(r"@@( |$)", "", " ".join(symbol for symbol in symbols if symbol != EOS))
+        return words if self.detokenizer is None else self.detokenizer.detokenize(words.split())
+
+
+def detokenizer(language: str) -> Any:
+    """Return Moses' detokenizer of a language; UserError where sacremoses is not installed."""
+    if find_spec("sacremoses") is None:
+        raise UserError("dataset.detokenize=true needs sacremoses: pip install 'trime[mt]'")
+    from sacremoses import MosesDetokenizer
+
+    return MosesDetokenizer(lang=language)
 
 
 class Joint:

@@ -1,0 +1,281 @@
+"""Released translation checkpoints: read, encoded and translated as fairseq does, against its conventions written out."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from tests.conftest import composed
+from tests.fairseq_translation import EOS, PAD, Reference, Sizes, arguments, padded_left, random_weights, write_checkpoint
+from trime.models.network import build_network
+from trime.models.released import network_of, read_checkpoint
+from trime.models.released_translation import translation_network_of
+from trime.run import run
+from trime.stages.translation import TranslationPlan
+from trime.types import UserError
+
+pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
+Tiny = Callable[..., DictConfig]
+FORMS = [(False, True), (False, False), (True, True)]  # norm first in encoder and decoder: the published form, then others
+SIZES = Sizes(source=21, target=17)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@torch.no_grad()
+def test_forward(form: tuple[bool, bool], tmp_path: Path) -> None:
+    """Sources of several lengths, padded on the left there and on the right here; all at once and token by token."""
+    network, _ = translation_network_of(read_checkpoint(write_checkpoint(tmp_path / "checkpoint_best.pt", SIZES, form)))
+    reference, draw = Reference(random_weights(SIZES, form), SIZES, form), random.Random(0)
+    rows = [[draw.randrange(4, SIZES.source) for _ in range(length)] + [EOS] for length in (7, 3, 1)]
+    previous = torch.tensor([[EOS, *(draw.randrange(4, SIZES.target) for _ in range(5))] for _ in rows])
+    logits, f, g = reference.decode(padded_left(rows), previous)
+    source = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, PAD)
+    backbone = network.backbone
+    for key, expected in (("f", f), ("g", g)):
+        backbone.key = key  # type: ignore[assignment]
+        encoding = backbone(source, previous)
+        assert (encoding.f - f).abs().max() < 2e-5 and (encoding.g - expected).abs().max() < 2e-5
+    found = network.head.log_probs(encoding.f.flatten(0, 1))  # type: ignore[operator]
+    assert (found - logits.flatten(0, 1).log_softmax(-1)).abs().max() < 2e-5
+    before, read = None, backbone.read(source)  # type: ignore[operator]
+    for place in range(previous.shape[1]):
+        step, before = backbone.step(read, previous[:, place : place + 1], before)  # type: ignore[operator]
+        assert (step.f[:, 0] - f[:, place]).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_weight_is_read(form: tuple[bool, bool], tmp_path: Path) -> None:
+    network, description = translation_network_of(read_checkpoint(write_checkpoint(tmp_path / "file.pt", SIZES, form)))
+    weights = random_weights(SIZES, form)
+    markers = {"version", "_float_tensor"}
+    counted = [own for name, own in weights.items() if name.split(".")[-1] not in markers and "output_projection" not in name]
+    assert network.parameter_count == sum(map(torch.numel, counted))
+    backbone = description["backbone"]
+    assert (backbone["encoder_norm_first"], backbone["decoder_norm_first"]) == form
+    assert backbone["source_vocabulary"] == SIZES.source and description["head"]["tied"]
+
+
+def test_the_published_size() -> None:
+    """39M (Table 9): 8,848 German and 6,632 English symbols, one table each, as fairseq counts transformer_iwslt_de_en."""
+    for name in ("reproduce/table6/trime_mt", "reproduce/script/trime_mt", "reproduce/released/trime_mt"):
+        model = composed(f"experiment={name}").model
+        OmegaConf.update(model, "backbone.source_vocabulary", 8848, force_add=True)  # what fit and import add
+        with torch.device("meta"):
+            assert build_network(model, 6632).parameter_count == 39_470_080
+            model.backbone.decoder_norm_first = False  # fairseq's default, without --decoder-normalize-before
+            assert build_network(model, 6632).parameter_count == 39_469_056
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"arch": "transformer_lm_wiki103", "encoder_layers": 3}, "encoder_layers and decoder_layers differ"),
+        ({"arch": "lstm"}, "architecture lstm"),
+        ({"encoder_learned_pos": True}, "encoder_learned_pos"),
+        ({"activation_fn": "gelu"}, "activation_fn"),
+        ({"share_all_embeddings": True}, "share_all_embeddings"),
+        ({"adaptive_softmax_cutoff": "100,200"}, "adaptive_softmax_cutoff"),
+        ({"decoder_normalize_before": False}, "norm"),
+        ({"encoder_normalize_before": True}, "lacks encoder.layer_norm"),
+        ({"decoder_attention_heads": 2}, "encoder_attention_heads and decoder_attention_heads differ"),
+    ],
+)
+def test_what_is_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    file = write_checkpoint(tmp_path / "file.pt", SIZES, FORMS[0], **changed)
+    with pytest.raises(UserError, match=said):
+        translation_network_of(read_checkpoint(file))
+
+
+def test_weights_that_are_missing_or_too_many(tmp_path: Path) -> None:
+    file, weights = tmp_path / "file.pt", random_weights(SIZES, FORMS[0])
+    name, table = "decoder.layers.1.encoder_attn.k_proj.weight", "encoder.embed_tokens.weight"
+    cases = {
+        "lacks layers.1.encoder_attn.k_proj.weight": {key: own for key, own in weights.items() if key != name},
+        "no place": weights | {"encoder.gate": torch.zeros(2)},
+        "output_projection.weight has no place": weights | {"decoder.output_projection.weight": torch.zeros(17, 16)},
+        "shape": weights | {name: torch.zeros(2, 2)},
+        f"lacks '{table}'": {key: own for key, own in weights.items() if key != table},
+    }
+    for said, changed in cases.items():
+        torch.save({"args": arguments(SIZES, FORMS[0]), "model": changed}, file)
+        with pytest.raises(UserError, match=said):
+            translation_network_of(read_checkpoint(file))
+    torch.save({"args": arguments(SIZES, FORMS[0]), "model": weights}, file)
+    with pytest.raises(UserError, match="transformer_iwslt_de_en is not supported"):
+        network_of(read_checkpoint(file))
+
+
+class Released:
+    """A checkpoint, its dictionaries and the text that it was trained on, as the published pipeline leaves them."""
+
+    def __init__(self, folder: Path, form: tuple[bool, bool], seed: int):
+        self.folder, self.form, draw = folder, form, random.Random(seed)
+        words = {"de": [f"d{n}" for n in range(9)] + ["d@@", "e@@"], "en": [f"w{n}" for n in range(7)] + ["w@@"]}
+        self.text: dict[str, dict[str, list[list[str]]]] = {}
+        for split, count in (("train", 60), ("valid", 8), ("test", 8)):
+            lines = {own: [draw.choices(pieces, k=draw.randint(2, 7)) for _ in range(count)] for own, pieces in words.items()}
+            self.text[split] = lines
+            for language, sentences in lines.items():
+                (folder / f"{split}.{language}").write_text("".join(" ".join(own) + "\n" for own in sentences))
+        self.symbols = {}
+        for language, sentences in self.text["train"].items():
+            counts = Counter(piece for own in sentences for piece in own)
+            ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+            (folder / f"dict.{language}.txt").write_text("".join(f"{piece} {count}\n" for piece, count in ranked))
+            self.symbols[language] = ["<s>", "<pad>", "</s>", "<unk>", *(piece for piece, _ in ranked)]
+        self.sizes = Sizes(len(self.symbols["de"]), len(self.symbols["en"]))
+        self.checkpoint = write_checkpoint(folder / "iwslt14" / "checkpoint_best.pt", self.sizes, form, seed)
+        self.reference = Reference(random_weights(self.sizes, form, seed), self.sizes, form)
+
+    def ids(self, split: str, language: str) -> list[list[int]]:
+        """Every sentence with its end."""
+        index = {symbol: number for number, symbol in enumerate(self.symbols[language])}
+        return [[*(index[piece] for piece in own), EOS] for own in self.text[split][language]]
+
+    @property
+    def overrides(self) -> list[str]:
+        return [
+            f"checkpoint={self.checkpoint}",
+            f"dictionary=[{self.folder}/dict.de.txt,{self.folder}/dict.en.txt]",
+            f"dataset.path={self.folder}",
+            "dataset.cut=true",
+            "dataset.detokenize=false",
+        ]
+
+    def greedy(self, source: list[int], mixture: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
+        """The likeliest piece at every step: at least one, at most 1.2 n + 10, then the end."""
+        tokens = [EOS]
+        for step in range(int(1.2 * len(source) + 10) + 1):
+            logits, f, _ = self.reference.decode(torch.tensor([source]), torch.tensor([tokens]))
+            probability = mixture(logits[0, -1].double(), f[0, -1])
+            probability[PAD] = 0
+            if step == 0:
+                probability[EOS] = 0
+            best = EOS if step == int(1.2 * len(source) + 10) else int(probability.argmax())
+            if best == EOS:
+                break
+            tokens.append(best)
+        return " ".join(self.symbols["en"][token] for token in tokens[1:]).replace("@@ ", "").removesuffix("@@")
+
+    def datastore(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The decoder's output, in half precision, and the target of every target position of the training text."""
+        keys, values = [], []
+        for source, target in zip(self.ids("train", "de"), self.ids("train", "en"), strict=True):
+            keys.append(self.reference.decode(torch.tensor([source]), torch.tensor([[EOS, *target[:-1]]]))[1][0])
+            values.extend(target)
+        return torch.cat(keys).half().float(), torch.tensor(values)
+
+
+@pytest.fixture(params=FORMS[:2])
+def released(request: pytest.FixtureRequest, tmp_path: Path) -> Released:
+    (tmp_path / "released").mkdir()
+    return Released(tmp_path / "released", request.param, seed=3)
+
+
+def mixture_of(name: str, released: Released) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Probabilities of the next piece from logits and f, as the published decoder adds them up."""
+    if name == "mt_vanilla":
+        return lambda logits, _: logits.softmax(0)
+    keys, values = released.datastore()
+
+    def memory(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        best, index = scores.double().topk(k)
+        return best, values[index]
+
+    def spread(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(released.sizes.target, dtype=torch.float64).index_add(0, tokens, weights)
+
+    def knn(logits: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+        best, tokens = memory(-(keys - f).square().sum(1), 32)
+        return 0.8 * logits.softmax(0) + 0.2 * spread((best / 100).softmax(0), tokens)
+
+    def trime(logits: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+        best, tokens = memory(keys @ f, 16)
+        scores = best / (15 * math.sqrt(len(f)))
+        share = torch.exp(scores.logsumexp(0) - torch.logaddexp(scores.logsumexp(0), logits.logsumexp(0)))
+        return (1 - share) * logits.softmax(0) + spread(scores.softmax(0), tokens)
+
+    return {"knn_mt": knn, "trime_mt": trime}[name]
+
+
+@pytest.mark.parametrize("name", ["mt_vanilla", "knn_mt", "trime_mt"])
+@torch.no_grad()
+def test_translations_are_the_published_decoder_s(name: str, released: Released, tiny: Tiny, tmp_path: Path) -> None:
+    """The whole command line, with a beam of one, against a greedy search by the model written out, memory and all."""
+    settings = ["translation.beam=1", "translation.sentences=null", "translation.shortest=1", "translation.longest=[1.2,10]"]
+    own = [*released.overrides, *settings, f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
+    asked = composed(f"experiment=reproduce/released/{name}")
+    exact = ["index.factory=null", f"index.metric={asked.index.metric}"]
+    config = tiny(f"experiment=reproduce/released/{name}", *own, *exact, "datastore.tokens=null")
+    kept = [asked.translation.k, asked.tune.temperature, asked.tune.interpolation_temperature, asked.tune["lambda"]]
+    if name != "mt_vanilla":
+        config.translation.k, config.tune.temperature = kept[:2]
+        config.tune.interpolation_temperature, config.tune["lambda"] = kept[2:]
+    run(config)
+    plan = TranslationPlan(config)
+    row = 0 if name == "mt_vanilla" else 1
+    found = [json.loads(line) for line in (plan.evaluate.translate.path() / f"row-{row}.jsonl").read_text().splitlines()]
+    mixture = mixture_of(name, released)
+    assert found == [released.greedy(source, mixture) for source in released.ids("test", "de")]
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    assert results["imported"]["arch"] == "transformer_iwslt_de_en" and results["imported"]["updates"] == 7
+    assert results["parameters"] == parameters_of(released)
+
+
+def parameters_of(released: Released) -> int:
+    network, _ = translation_network_of(read_checkpoint(released.checkpoint))
+    return network.parameter_count
+
+
+def test_an_imported_folder_is_a_checkpoint(released: Released, tiny: Tiny, tmp_path: Path) -> None:
+    """It has both dictionaries; a trained model's folder has those of its text."""
+    places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
+    first = tiny("experiment=knn_mt", "dataset=parallel", *released.overrides, *places, "translation.key=f")
+    loss = run(first)
+    folder = TranslationPlan(first).model.folder
+    given = [f"checkpoint={folder}", "dictionary=null", *released.overrides[2:]]
+    assert run(tiny("experiment=knn_mt", "dataset=parallel", *given, *places, "translation.key=f")) == loss
+    assert run(tiny("experiment=knn_mt", "dataset=parallel", *given, *places, "translation.key=g")) != loss, "of other keys"
+    text = ["experiment=knn_mt", "dataset=parallel", *released.overrides[2:], *places, "translation.joined_dictionary=false"]
+    trained = tiny(*text)
+    loss = run(trained)
+    folder = TranslationPlan(trained).fit.folder
+    assert run(tiny(*text, f"checkpoint={folder}")) == loss
+    (released.folder / "train.de").write_text((released.folder / "train.de").read_text().replace("d1 ", "new "))
+    with pytest.raises(UserError, match="another dictionary of the source language"):
+        run(tiny(*text, f"checkpoint={folder}"))
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        (["dictionary=null"], "dict.de.txt,dict.en.txt"),
+        (["dictionary=dict.en.txt"], "dict.de.txt,dict.en.txt"),
+        (["dictionary=[nowhere.txt,nothing.txt]"], "no fairseq dictionary"),
+        (["dataset.cut=false"], "dataset.cut=true"),
+        (["checkpoint=nowhere.pt"], "does not exist"),
+    ],
+)
+def test_mistakes(changed: list[str], said: str, released: Released, tiny: Tiny, tmp_path: Path) -> None:
+    places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
+    with pytest.raises(UserError, match=said):
+        run(tiny("experiment=mt_vanilla", "dataset=parallel", *released.overrides, *places, *changed))
+
+
+def test_dictionaries_of_another_model(released: Released, tiny: Tiny, tmp_path: Path) -> None:
+    """The source language's first: the other way round their sizes do not fit."""
+    swapped = f"dictionary=[{released.folder}/dict.en.txt,{released.folder}/dict.de.txt]"
+    with pytest.raises(UserError, match=r"dict\.en\.txt has .* symbols .* the checkpoint"):
+        run(tiny("experiment=mt_vanilla", "dataset=parallel", *released.overrides, swapped, f"paths.outputs={tmp_path}"))
+    two = released.overrides[1]
+    with pytest.raises(UserError, match=r"dictionary=dict\.txt"):
+        run(tiny("experiment=vanilla", f"checkpoint={released.checkpoint}", two, f"paths.outputs={tmp_path}"))
