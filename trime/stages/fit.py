@@ -126,7 +126,7 @@ class Fit(Artefact):
     def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int]:
         """Train, going on where a killed training stopped; return the network and the update whose weights it has."""
         task, data = self.task(network), self.data(corpus, network.carries)
-        best = BestWeights(folder / "checkpoints") if self.config.train.keep == "best" else None
+        best = self.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
             trainer = self.trainer(folder, [history, *self.watching(folder, network), *([best] if best else [])])
             try:
@@ -136,6 +136,10 @@ class Fit(Artefact):
             finally:  # else the next run of a sweep would wait for processes that are gone
                 if distributed.is_initialized():
                     distributed.destroy_process_group()
+
+    def best_weights(self, folder: Path) -> BestWeights:
+        """Return the callback that decides which validation is best: the one with the lowest objective."""
+        return BestWeights(folder)
 
     def kept(self, network: Network, best: BestWeights | None) -> tuple[Network, int]:
         """Return the network with the weights of the best validation, where these are kept, and their update."""

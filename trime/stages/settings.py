@@ -99,6 +99,7 @@ TRANSLATION = {
     "translation.sentences_at_once": SOME,
     "translation.batch_tokens": SOME,
     "translation.k": grid(SOME),
+    "translation.best_by": one_of("objective", "bleu"),
     "translation.penalty": NUMBER,
     "translation.smoothing": Kind(lambda value: NATURAL.holds(value) and value < 1, "a number in 0..1, below 1"),
     "translation.longest": Kind(

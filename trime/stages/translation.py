@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -14,6 +15,7 @@ from trime.data.module import TextModule, in_order
 from trime.data.segments import count_of
 from trime.models.network import Network, build_network
 from trime.stages.artefact import Artefact, plain
+from trime.stages.bleu_validation import BleuValidation
 from trime.stages.datastore import Index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
@@ -35,6 +37,7 @@ from trime.stages.plan import Plan
 from trime.stages.processes import share_of
 from trime.stages.translate import ALL_BUT_LAST, LAST, Translate
 from trime.stages.tune import Tune
+from trime.tasks.checkpoints import BestWeights
 from trime.tasks.rows import Row
 from trime.tasks.translation import Translation
 from trime.types import UserError
@@ -44,7 +47,22 @@ class FitTranslation(Fit):
     """The trained translation model."""
 
     def settings(self) -> Any:
-        return super().settings() | {"smoothing": self.config.translation.smoothing}
+        asked = plain(self.config.translation)
+        search = {name: asked[name] for name in ("beam", "penalty", "shortest", "longest", "sentences")}
+        return super().settings() | {"smoothing": asked["smoothing"]} | ({"best_by": search} if self.by_bleu else {})
+
+    @property
+    def by_bleu(self) -> bool:
+        """The best validation is the one whose translations have the highest BLEU."""
+        return self.config.train.keep == "best" and self.config.translation.best_by == "bleu"
+
+    def watching(self, folder: Path, network: Network) -> list[pl.Callback]:
+        corpus = self.corpus.corpus()
+        assert isinstance(corpus, ParallelCorpus)
+        return [*super().watching(folder, network), *([BleuValidation(corpus, self.config)] if self.by_bleu else [])]
+
+    def best_weights(self, folder: Path) -> BestWeights:
+        return BestWeights(folder, "valid/bleu", highest=True) if self.by_bleu else super().best_weights(folder)
 
     def network(self, corpus: Any) -> Network:
         return build_network(OmegaConf.create(self.model(corpus)), len(corpus.vocabulary))

@@ -11,7 +11,7 @@ import numpy as np
 
 from trime.stages.report.differences import bleu_difference, difference
 from trime.stages.report.groups import Group, comparable, labels, memory_size, opponent, ranked, size_text
-from trime.stages.report.tables import Lines, evaluated, marked, units
+from trime.stages.report.tables import EDGE, Lines, edges_text, evaluated, marked, units
 
 # Dev and test, or test alone, of a paper's rows, by the experiment's name, set by set.
 Published = dict[str, dict[str, list[float]]]
@@ -41,9 +41,12 @@ def compare_table(groups: list[Group], against: str, published: Published) -> tu
         "memory MB",
     ]
     lines = [
-        [marked(label, group.dev), *compared(group, opponent(group, groups, against), "test BLEU" in header)]
+        [label, *compared(group, opponent(group, groups, against), "test BLEU" in header)]
         for label, group in zip(labels(groups), groups, strict=True)
     ]
+    if any(edges := [edges_text(group.dev) for group in groups]):
+        header.append(f"tuned to an edge {EDGE}")
+        lines = [[*line, edge] for line, edge in zip(lines, edges, strict=True)]
     for title, rows in published.items():
         found = [rows.get(group.first["name"], []) for group in groups]
         if any(found):

@@ -62,18 +62,25 @@ def marked(name: str, rows: Iterable[dict[str, Any]]) -> str:
     return f"{name} {EDGE}" if any(row.get("at_edge") for row in rows) else name
 
 
+LETTERS = {  # of the paper, for what is tuned
+    "temperature": "τ",
+    "interpolation_temperature": "τ'",
+    "lambda": "λ",
+    "cache_temperature": "τ' cache",
+    "cache_lambda": "λ cache",
+    "memory_size": "M",
+    "k": "K",
+}
+
+
+def edges_text(rows: Iterable[dict[str, Any]]) -> str:
+    """Return which settings of dev rows lie at the edge of their grid, in the paper's letters."""
+    return ", ".join(dict.fromkeys(LETTERS[name] for row in rows for name in row.get("at_edge", [])))
+
+
 def tuned_text(row: dict[str, Any], at_edge: list[str]) -> str:
     """Return what was tuned in the paper's letters, settings at the edge of their grid marked."""
-    letters = {
-        "temperature": "τ",
-        "interpolation_temperature": "τ'",
-        "lambda": "λ",
-        "cache_temperature": "τ' cache",
-        "cache_lambda": "λ cache",
-        "memory_size": "M",
-        "k": "K",
-    }
-    return ", ".join(f"{letters[name]} {value:g}{EDGE * (name in at_edge)}" for name, value in row["tuned"].items())
+    return ", ".join(f"{LETTERS[name]} {value:g}{EDGE * (name in at_edge)}" for name, value in row["tuned"].items())
 
 
 def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
