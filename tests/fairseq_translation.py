@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,3 +185,64 @@ def padded_left(rows: list[list[int]]) -> Tensor:
     """As fairseq pads sources."""
     width = max(map(len, rows))
     return torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
+
+
+class Released:
+    """A checkpoint, its dictionaries and the text that it was trained on, as the published pipeline leaves them."""
+
+    def __init__(self, folder: Path, form: tuple[bool, bool], seed: int):
+        self.folder, self.form, draw = folder, form, random.Random(seed)
+        words = {"de": [f"d{n}" for n in range(9)] + ["d@@", "e@@"], "en": [f"w{n}" for n in range(7)] + ["w@@"]}
+        self.text: dict[str, dict[str, list[list[str]]]] = {}
+        for split, count in (("train", 60), ("valid", 8), ("test", 8)):
+            lines = {own: [draw.choices(pieces, k=draw.randint(2, 7)) for _ in range(count)] for own, pieces in words.items()}
+            self.text[split] = lines
+            for language, sentences in lines.items():
+                (folder / f"{split}.{language}").write_text("".join(" ".join(own) + "\n" for own in sentences))
+        self.symbols = {}
+        for language, sentences in self.text["train"].items():
+            counts = Counter(piece for own in sentences for piece in own)
+            ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+            (folder / f"dict.{language}.txt").write_text("".join(f"{piece} {count}\n" for piece, count in ranked))
+            self.symbols[language] = ["<s>", "<pad>", "</s>", "<unk>", *(piece for piece, _ in ranked)]
+        self.sizes = Sizes(len(self.symbols["de"]), len(self.symbols["en"]))
+        self.checkpoint = write_checkpoint(folder / "iwslt14" / "checkpoint_best.pt", self.sizes, form, seed)
+        self.reference = Reference(random_weights(self.sizes, form, seed), self.sizes, form)
+
+    def ids(self, split: str, language: str) -> list[list[int]]:
+        """Every sentence with its end."""
+        index = {symbol: number for number, symbol in enumerate(self.symbols[language])}
+        return [[*(index[piece] for piece in own), EOS] for own in self.text[split][language]]
+
+    @property
+    def overrides(self) -> list[str]:
+        return [
+            f"checkpoint={self.checkpoint}",
+            f"dictionary=[{self.folder}/dict.de.txt,{self.folder}/dict.en.txt]",
+            f"dataset.path={self.folder}",
+            "dataset.cut=true",
+            "dataset.detokenize=false",
+        ]
+
+    def greedy(self, source: list[int], mixture: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
+        """The likeliest piece at every step: at least one, at most 1.2 n + 10, then the end."""
+        tokens = [EOS]
+        for step in range(int(1.2 * len(source) + 10) + 1):
+            logits, f, _ = self.reference.decode(torch.tensor([source]), torch.tensor([tokens]))
+            probability = mixture(logits[0, -1].double(), f[0, -1])
+            probability[PAD] = 0
+            if step == 0:
+                probability[EOS] = 0
+            best = EOS if step == int(1.2 * len(source) + 10) else int(probability.argmax())
+            if best == EOS:
+                break
+            tokens.append(best)
+        return " ".join(self.symbols["en"][token] for token in tokens[1:]).replace("@@ ", "").removesuffix("@@")
+
+    def datastore(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The decoder's output, in half precision, and the target of every target position of the training text."""
+        keys, values = [], []
+        for source, target in zip(self.ids("train", "de"), self.ids("train", "en"), strict=True):
+            keys.append(self.reference.decode(torch.tensor([source]), torch.tensor([[EOS, *target[:-1]]]))[1][0])
+            values.extend(target)
+        return torch.cat(keys).half().float(), torch.tensor(values)

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 import cli
 from tests.conftest import ROOT, composed
+from tests.fairseq_translation import Released
 from tests.golden.published import ROOT as GOLDEN
 from tests.test_pretrained_language import saved
 from trime.run import BY_NAME, STAGES, run
@@ -92,7 +93,12 @@ def test_readme_command_runs(
     words += ["hydra.sweeper.n_trials=1"] * ("sweep=optuna" in words)
     large = ("size=", "train.", "taught.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
     words = [word for word in words if not word.startswith(large)]
-    if any(word.startswith("checkpoint=") for word in words):
+    if "experiment=reproduce/released/trime_mt" in words:
+        pytest.importorskip("sacremoses", reason="sacremoses is not installed")
+        (tmp_path / "iwslt14").mkdir()
+        given = Released(tmp_path / "iwslt14", (False, True), seed=0).overrides[:3]  # checkpoint, dictionaries, text
+        words = [word for word in words if not word.startswith(("checkpoint=", "dictionary=", "dataset.path="))] + given
+    elif any(word.startswith("checkpoint=") for word in words):
         words = released(words)
     if any("report.runs" in word for word in words):
         run(composed_tiny(place, "experiment=vanilla"))
