@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type test-slow test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
+.PHONY: help install run test lint type check-figures test-slow test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ lint: install ## ruff
 
 type: install ## mypy
 	$(VENV)/bin/mypy
+
+check-figures: install ## every figure of README.md and of benchmarks/results against its JSON (make test has it too)
+	$(VENV)/bin/python -m benchmarks.figures
 
 test-slow: install ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 import torch
 
-from benchmarks import __main__, attendre, datastore, external, memorizing, objective, packing, startup
+from benchmarks import __main__, attendre, datastore, external, fit, memorizing, objective, packing, startup
 from benchmarks.measure import Claim, alternately
 from trime.memory.search import LEAST
 
@@ -139,6 +140,19 @@ def test_step(bench: Bench) -> None:
     found = bench("step", "--model", "tiny", "--tokens", "256", "--rounds", "1")
     assert {row["what"] for row in found["rows"]} >= {"head", "trime, objective", "trime_ext step"}
     assert len(found["claims"]) == 3
+
+
+def test_fit(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fit, "EXPERIMENTS", ("vanilla", "trime_long"))
+    threads = torch.get_num_threads(), numba.get_num_threads()
+    sizes = ["--size", "tiny", "--updates", "2", "--rounds", "1", "--set", "dataset.modules=40", "segments.length=64"]
+    try:
+        rows = bench("fit", "--outputs", str(tmp_path), *sizes)["rows"]
+    finally:
+        torch.set_num_threads(threads[0])
+        numba.set_num_threads(threads[1])
+    assert [row["what"] for row in rows] == ["vanilla", "trime_long"]
+    assert rows[0]["over plain"] == 1 and all(row["tokens/s"] > 0 and len(row["rounds"]) == 1 for row in rows)
 
 
 @pytest.mark.slow

@@ -1,0 +1,40 @@
+"""Compare printed numbers with values, at the printed precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.figures.expression import NoValueError, evaluate
+from benchmarks.figures.numbers import is_rounded, rounded
+
+
+def compare(printed: tuple[str, ...], expression: str, names: dict[str, Any]) -> Iterator[str]:
+    """Compare printed numbers with those that an expression gives; without numbers it must be true."""
+    try:
+        value = evaluate(expression, names)
+        if printed:
+            yield from (f"{fault}: {expression}" for fault in differing(printed, flat(value)))
+        elif value is not True:
+            yield f"says what is not so: {expression}"
+    except NoValueError as error:
+        yield str(error)
+
+
+def differing(printed: tuple[str, ...], values: list[float]) -> Iterator[str]:
+    """Return what is wrong with each printed number that is not its value, rounded."""
+    if len(values) != len(printed):
+        yield f"prints {', '.join(printed)}, where the source has {len(values)} figures"
+        return
+    for text, value in zip(printed, values, strict=True):
+        if not is_rounded(text, value):
+            yield f"prints {text}, expected {rounded(text, value)}"
+
+
+def flat(value: Any) -> list[float]:
+    """Return the numbers of a value; a difference is followed by its interval. NoValueError where it is no number."""
+    if isinstance(value, (tuple, list)):
+        return [number for part in value for number in flat(part)]
+    if not isinstance(value, (int, float)):
+        raise NoValueError(f"{value!r} is no number")
+    return [float(value)]

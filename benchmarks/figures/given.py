@@ -1,0 +1,54 @@
+"""What was not measured but set or published: constants of benchmarks, settings, and the papers' figures of conf/."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.figures.kept import Kept
+
+
+class Given:
+    """The functions of expressions that name no results."""
+
+    def __init__(self, kept: Kept):
+        self.kept = kept
+
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        return self.published, self.expected, self.setting, self.constant
+
+    def published(self, title: str, name: str, split: str = "test") -> float:
+        """Return the papers' figure of a run; the set's title may be its beginning."""
+        figures = [rows[name] for whole, rows in self.kept.published().items() if whole.startswith(title) and name in rows]
+        if len(figures) != 1:
+            raise LookupError(f"{len(figures)} sets of published figures are named {title} and have {name}")
+        return figures[0][0 if split == "dev" else -1]
+
+    def expected(self, experiment: str, column: str = "test") -> float:
+        """Return the papers' figure that an experiment of conf/experiment/reproduce answers for."""
+        rows = self.setting(f"experiment/reproduce/{experiment}.yaml", "expected")
+        (value,) = [row["value"] for row in rows if row["column"] == column]
+        return float(value)
+
+    def setting(self, file: str, *keys: str | int) -> Any:
+        """Return what stands under some keys of a file of conf/."""
+        part = self.kept.yaml(self.kept.conf / file)
+        for key in keys:
+            part = part[key]
+        return part
+
+    def constant(self, benchmark: str, name: str) -> Any:
+        """Return a constant of a benchmark's code, which is not run."""
+        source = (self.kept.root / "benchmarks" / f"{benchmark}.py").read_text(encoding="utf-8")
+        return ast.literal_eval(dict(assignments(ast.parse(source)))[name])
+
+
+def assignments(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Return the names that a module assigns to, alone or several at once, each with its expression."""
+    for node in module.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name, value
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                yield from ((name.id, value) for name, value in zip(names, values, strict=True) if isinstance(name, ast.Name))

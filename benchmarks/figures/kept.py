@@ -1,0 +1,57 @@
+"""The files of a repository that figures come from, each read once, and comparisons of runs, each drawn once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trime.stages.report import differences
+from trime.stages.report.compare import Published, ordering
+from trime.stages.report.differences import Difference
+from trime.stages.report.groups import Group, grouped
+
+VERDICTS = ("agrees", "no difference shown", "disagrees")
+
+
+class Kept:
+    """Kept results and the configuration below ``root``, as they are when they are first asked for."""
+
+    def __init__(self, root: Path):
+        self.root, self.results, self.conf = root, root / "benchmarks" / "results", root / "conf"
+        self.json, self.yaml = cache(read_json), cache(read_yaml)
+        self.difference, self.verdicts, self.published = cache(self._difference), cache(self._verdicts), cache(self._published)
+
+    def _difference(self, one: tuple[Path, ...], other: tuple[Path, ...], kind: str) -> Difference:
+        """Compare two groups of runs by perplexity (or bits), or by BLEU; LookupError where no statistics of BLEU are kept."""
+        compare = differences.bleu_difference if kind == "BLEU" else differences.difference
+        result = compare(*(Group([self.json(path) for path in paths]) for paths in (one, other)))
+        if result is None:
+            raise LookupError(f"no statistics of BLEU are kept in {one[0].parent}")
+        return result
+
+    def _verdicts(self, folder: Path, title: str) -> tuple[int, ...]:
+        """Count the pairs of a folder's runs that published sets, whose titles begin so, have; then those of each verdict."""
+        groups = grouped([self.json(path) for path in sorted(folder.glob("*.json"))])
+        sets = {name: figures for name, figures in self.published().items() if name.startswith(title)}
+        verdicts = Counter(line[-1] for line in ordering(groups, sets)[1])
+        return verdicts.total(), *(verdicts[verdict] for verdict in VERDICTS)
+
+    def _published(self) -> Published:
+        """Return every set of the papers' figures in the configuration: dev and test, or one figure, by the run's name."""
+        files = [self.conf / "config.yaml", *sorted(self.conf.glob("table/*.yaml"))]
+        files += sorted(self.conf.glob("experiment/ablation/*.yaml"))
+        reports = [self.yaml(file).get("report") or {} for file in files]
+        return {title: figures for report in reports for title, figures in report.get("published", {}).items()}
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,0 +1,60 @@
+"""Check a table's cells by the expressions of their columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.figures.compare import differing, flat
+from benchmarks.figures.expression import NoValueError, evaluate
+from benchmarks.figures.markdown import UNMEASURED, Block, Cell
+from benchmarks.figures.numbers import numbers
+from trime.stages.report.differences import Difference
+
+NOT_SHOWN = re.compile(r"no\s+difference\s+shown")
+
+
+def check_cells(block: Block, covered: set[int], names: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """Check all cells with figures that stand at no ``covered`` place; where a fault stands in the block, and what it is.
+
+    In an expression ``label`` is the line's first cell, or where that is empty the one above, ``cell("TITLE")`` the text of
+    another cell, and ``row`` the value of the note's ``rows`` for this line, or the label where it has none.
+    """
+    assert block.note
+    expressions, label = block.note.expressions, ""
+    columns, (header, *lines) = block.titles(), block.table()
+    for cell in header:
+        if places(cell) - covered:
+            yield cell.start, f"prints {cell.plain}, of which the note says nothing"
+    for line in lines:
+        label = line[0].plain or label
+        texts = {title: cell.plain for title, cell in zip(columns, line, strict=False)}
+        known = names | {"label": label, "cell": texts.__getitem__}
+        for title, cell in zip(columns, line, strict=False):
+            if places(cell) - covered or (NOT_SHOWN.search(cell.text) and title in expressions):
+                for fault in check_cell(cell, expressions.get(title), expressions.get("rows"), known):
+                    yield cell.start, f"column {title}: {fault}"
+
+
+def places(cell: Cell) -> set[int]:
+    """Return where in the block a cell's figures begin."""
+    return {cell.start + number.start() for number in numbers(cell.text)}
+
+
+def check_cell(cell: Cell, expression: str | None, rows: str | None, names: dict[str, Any]) -> Iterator[str]:
+    """Compare a cell's numbers, and whether it says of a difference that none is shown."""
+    printed = tuple(number[0] for number in numbers(cell.text))
+    if expression is None:
+        yield f"prints {', '.join(printed)}, of which the note says nothing"
+    elif not expression.startswith(UNMEASURED):
+        says_none = bool(NOT_SHOWN.search(cell.text))
+        try:
+            row = evaluate(rows or "label", names)
+            value = evaluate(expression, names | {"row": row})
+            if isinstance(value, Difference) and says_none is value.shown:
+                yield f"{'says' if says_none else 'does not say'} no difference shown, expected {value}: {expression}"
+            if printed:
+                yield from (f"{fault}: {expression}" for fault in differing(printed, flat(value)))
+        except NoValueError as error:
+            yield str(error)
