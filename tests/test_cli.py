@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 import cli
 from tests.conftest import ROOT, composed
 from tests.fairseq_translation import Released
-from tests.golden.published import ROOT as GOLDEN
+from tests.golden.checkpoints import checkpoint, corpus_of, models
+from tests.golden.texts import DATA
 from tests.test_pretrained_language import saved
 from trime.run import BY_NAME, STAGES, run
 from trime.stages.plan import Plan
@@ -121,13 +122,11 @@ def test_readme_command_runs(
 
 def released(words: list[str]) -> list[str]:
     """A small checkpoint of the released form in place of a downloaded one, with its dictionary and text."""
-    if not (GOLDEN / "model").is_dir():
-        pytest.skip(f"no golden vectors at {GOLDEN}")
-    file = sorted((GOLDEN / "model").glob("*/checkpoint_last.pt"))[-1]
-    corpus = next(path for path in sorted((GOLDEN / "data").iterdir()) if path.name == "words")
+    corpus = DATA / corpus_of(models()[0])
     kept = [word for word in words if not word.startswith(("checkpoint=", "dictionary=", "dataset", "experiment=reproduce"))]
     text = ["dataset=folder", f"dataset.path={corpus}/text", "dataset.tokenizer._target_=trime.data.tokenizers.Whitespace"]
-    return [*kept, *text, f"checkpoint={file}", f"dictionary={corpus}/dict.txt", "evaluate.block=16", "evaluate.context=16"]
+    given = [f"checkpoint={checkpoint(models()[0])}", f"dictionary={corpus}/dict.txt"]
+    return [*kept, *text, *given, "evaluate.block=16", "evaluate.context=16"]
 
 
 @pytest.mark.parametrize("target", ["wikitext103", "enwik8"])

@@ -12,7 +12,7 @@ from trime.models.heads import AdaptiveSoftmax, Softmax
 from trime.models.network import build_network
 from trime.models.transformer import Transformer
 
-# Parameter counts of the authors' classes (golden README, section 2a).
+# Parameter counts of the authors' classes of the released sizes.
 PUBLISHED = {"wt103_247m": (267_744, 246_933_504), "wt103_150m": (267_744, 149_020_220), "enwik8_38m": (208, 38_198_272)}
 
 

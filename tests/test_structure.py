@@ -7,6 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
+
 from tests.conftest import ROOT
 
 BELOW = {
@@ -36,6 +38,7 @@ ONLY_IN = {
     "wandb": set(),
     "transformers": {f"trime/models/pretrained/{name}.py" for name in ("loading", "small", "tokenizer")},
 }
+VECTORS = ROOT / "tests" / "golden" / "vectors"
 
 
 def imports(path: Path) -> set[str]:
@@ -66,6 +69,19 @@ def test_no_pickle_is_read() -> None:
         assert not released or text.count("torch.load(") == text.count("weights_only=True)") == 1
 
 
+def test_golden_vectors_are_small_and_hold_numbers_alone() -> None:
+    """Below 8 MB, in formats that run nothing: no pickles, and none inside an array."""
+    files = [path for path in VECTORS.rglob("*") if path.is_file()]
+    assert len(files) > 50 and sum(path.stat().st_size for path in files) < 8_000_000
+    assert {path.suffix for path in files} <= {".npz", ".safetensors", ".json", ".txt", ".md"}
+    for path in files:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                assert all(file[name].dtype.kind in "biuf" for name in file.files), path
+        else:
+            assert path.read_bytes()[:2] not in (b"PK", b"\x80\x02", b"\x80\x04"), f"{path} is a zip or a pickle"
+
+
 def anchors(document: Path) -> set[str]:
     """Of a document's titles, as GitHub makes them."""
     titles = [line.lstrip("#").strip().lower() for line in document.read_text().splitlines() if line.startswith("#")]
@@ -74,7 +90,8 @@ def anchors(document: Path) -> set[str]:
 
 def test_links_of_documents_lead_somewhere() -> None:
     links = 0
-    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "results" / "README.md"):
+    more = ROOT / "benchmarks" / "results" / "README.md", VECTORS / "README.md"
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *more):
         for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
             file, _, title = link.partition("#")
             if not file.startswith("http"):

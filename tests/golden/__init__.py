@@ -1,1 +1,1 @@
-"""Numbers computed with the published code; the folder is named by TRIME_GOLDEN."""
+"""Numbers computed with the published code: those in vectors/, or a fuller set that TRIME_GOLDEN names."""

@@ -1,4 +1,4 @@
-"""Policies of the golden folder's memories, from their parameters (memory README section 4)."""
+"""Policies of the golden folder's memories, from their parameters (evict_policies.json)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Eviction policies on streams of scores, step by step (memory README section 4), and those that kvpress has too (6)."""
+"""Eviction policies on streams of scores, step by step (evict_policies.json), and those that kvpress has too (6)."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,11 +21,6 @@ from trime.types import Attended
 
 CASES = [(stream, name) for stream, group in description("evict_policies").items() for name in group["policies"]]
 BLOCK = 3  # queries: the policy sees a step's attention in several blocks
-
-
-@cache
-def stream_of(name: str) -> dict[str, torch.Tensor]:
-    return tensors(f"evict_{name}")
 
 
 class Stream:
@@ -71,11 +65,11 @@ def same_entries(position: torch.Tensor, score: torch.Tensor, expected: torch.Te
 
 @parametrized("stream, name", CASES)
 def test_policy(stream: str, name: str) -> None:
-    given, group = (whole := description("evict_policies")[stream])["policies"][name], stream_of(stream)
+    given, group = description("evict_policies")[stream]["policies"][name], tensors(f"evict_{stream}")
     text, memory = Stream(group, given["per_head"]), BoundedMemory(given["M"], policy_of(given))
     steps = len(group["in/insert_range"])
     wanted = {key: per_row(group[f"{name}/{key}"], given["per_head"]) for key in KEYS}
-    assert group[f"{name}/kept_pos"].shape[-1] == given["M"] and whole["M"] == given["M"]
+    assert group[f"{name}/kept_pos"].shape[-1] == given["M"]
     held = memory.empty((torch.empty(len(text.key), 0, 1),))
     for step in range(steps):
         fresh = text.positions(text.key, group["in/insert_range"][step])
@@ -110,7 +104,7 @@ def attended(policy: EvictionPolicy, text: Stream, ranking: Any, span: torch.Ten
     return policy.settle(ranking, summary)
 
 
-PRESSES = description("kvpress_scores").get("presses", {})
+PRESSES = description("kvpress_scores")["presses"]
 
 
 class Prompt:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, composed
 from tests.golden.published import parametrized
-from tests.golden.test_evaluation import CASES
+from tests.golden.scored import CASES
 from tests.golden.test_pipeline import overrides
 from trime.memory.recent import Recent
 from trime.memory.visibility import Local, same
@@ -26,16 +26,24 @@ from trime.stages.report.ledger import Cell, answered, cells_of, config_hash, ex
 from trime.stages.report.published import Published, published_figures
 from trime.types import Place
 
-ALL = {name: composed(f"experiment={name}") for name in experiments()}
 LOCAL = [
-    n for n, c in CASES.items() if c["flags"][:2] == ["--mode", "gn"] and "--use-local" in c["flags"] and not c["datastore"]
+    name
+    for name, case in CASES.items()
+    if case["split"] == "valid" and {"gn", "--use-local"} <= {*case["flags"]} and not case["datastore"]
 ]
+LONG = [name for name in LOCAL if "--use-long" in CASES[name]["flags"] and not CASES[name]["mem_cleared_at"]]
 
 
-@pytest.mark.parametrize("name", list(ALL))
+@cache
+def reproduction(name: str) -> DictConfig:
+    """Return an experiment's configuration, composed once."""
+    return composed(f"experiment={name}")
+
+
+@pytest.mark.parametrize("name", experiments())
 def test_a_reproduction_states_its_figures(name: str) -> None:
     """Its configuration composes at paper scale, and no other has its hash but the one that shares its settings."""
-    config = ALL[name]
+    config = reproduction(name)
     assert config.name == "reproduce_" + name.removeprefix("reproduce/").replace("/", "_")
     assert config.evaluate.tokens is None
     assert config.task == "translation" or (not config.evaluate.bounded and config.long.crossing)
@@ -49,7 +57,7 @@ def test_a_reproduction_states_its_figures(name: str) -> None:
 
 def test_every_cell_of_the_tables_is_there() -> None:
     """As many cells as the papers' tables have figures of these systems, twice where the script trains otherwise."""
-    cells = [cell for name, config in ALL.items() for cell in cells_of(name, config, [])]
+    cells = [cell for name in experiments() for cell in cells_of(name, reproduction(name), [])]
     counts: dict[str, int] = {}
     for cell in [*cells, *published_figures()]:
         counts[cell.table] = counts.get(cell.table, 0) + 1
@@ -183,7 +191,7 @@ def late_write(self: Recent, seen: object, overlap: int = 0) -> None:
     self.seen = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - overlap), None))
 
 
-@parametrized("name", LOCAL[:1] + [name for name in LOCAL if "--use-long" in CASES[name]["flags"]][:1])
+@parametrized("name", [name for name in LOCAL if "--use-long" not in CASES[name]["flags"]][:1] + LONG[:1])
 def test_a_planted_off_by_one_turns_a_cell_red(
     name: str, tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

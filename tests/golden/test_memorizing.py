@@ -1,4 +1,4 @@
-"""The kNN-augmented layer over consecutive segments (memory README section 1): outputs, ring, retrieved entries, gradients.
+"""The kNN-augmented layer over consecutive segments (mt_*.npz): outputs, ring, retrieved entries, gradients.
 
 Not compared: the official float32 runs (``*_f32``), whose float64 runs are; ``f32_vs_f64_maxabs``, which tells them apart.
 """
@@ -6,7 +6,6 @@ Not compared: the official float32 runs (``*_f32``), whose float64 runs are; ``f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache as remembered
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +28,6 @@ LAYERS = [name for name in META if "E" in META[name]["config"]]
 ALONE = 1e9  # a bias of the gate that leaves one of the two attentions
 
 
-@remembered
 def arrays(name: str) -> dict[str, torch.Tensor]:
     return tensors(f"mt_{name}")
 
@@ -162,7 +160,8 @@ def test_bias_and_mask(name: str) -> None:
 def test_the_whole_layer(name: str) -> None:
     """Projections, norms and the feed-forward block of the official layer."""
     found, given = arrays(name), META[name]["config"]
-    form, window = Form("rms", biases=False, normalize=True, head_width=given["D"]), Window(given["W"], False, True)
+    form = Form("rms", biases=False, normalize=given.get("normalize", True), head_width=given["D"])
+    window = Window(given["W"], itself=False, empty_take_mass=True)
     memory = KeyValueMemory(given["H"], given["E"], given["M"], FIFO(), given["k"], "buckets", empty_take_mass=True)
     attention = Attention(given["E"], given["H"], 0.0, window, form, memory)
     layer = Layer(attention, Sizes(given["E"], given["F"]), form.norm, form.biases).double()
@@ -181,7 +180,8 @@ def load(layer: Layer, weights: dict[str, torch.Tensor]) -> None:
     copy(layer.attention.inward.weight, torch.cat(kernels, 1).T)
     copy(layer.attention.outward.weight, weights["tbase/post_attn_mlp/output_layer/kernel"].T)
     copy(layer.attention.bias.table, weights["relative_positions/rel_embedding"])
-    copy(layer.attention.scale, weights["tbase/_kvq/attention_scale"])
+    if layer.attention.scale is not None:
+        copy(layer.attention.scale, weights["tbase/_kvq/attention_scale"])
     copy(layer.attention.memory.bias, weights["external_memory_bias"])
     copy(layer.attention_norm.weight, weights["tbase/_kvq/pre_attn_layernorm/scale"])
     copy(layer.feed_norm.weight, weights["tbase/pre_ffn_layernorm/scale"])

@@ -1,26 +1,25 @@
-"""The models' forward passes from released-format checkpoints, padding included (README section 2b), and the importer."""
+"""The models' forward passes from released-format checkpoints, padding included (model/), and the importer."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.golden.published import ROOT, arrays, network, parametrized
+from tests.golden.checkpoints import checkpoint, models, network
+from tests.golden.published import ROOT, arrays, assert_near, index, parametrized
 from trime.models.released import network_of, read_checkpoint
 from trime.types import UserError
 
-MODELS = sorted(path.parent.name for path in (ROOT / "model").glob("*/forward.npz"))
-PAD = 1
+CHECKPOINTS = {"forward": "checkpoint_init", "forward_last": "checkpoint_last"}  # of which a file of outputs is
+OUTPUTS = [(model, file) for model in models() for file in CHECKPOINTS if (ROOT / f"model/{model}/{file}.npz").is_file()]
 
 
-@parametrized("model", MODELS)
-@pytest.mark.parametrize("pair", [("checkpoint_init", "forward"), ("checkpoint_last", "forward_last")])
-def test_forward(model: str, pair: tuple[str, str]) -> None:
-    found, net = arrays(f"model/{model}/{pair[1]}.npz"), network(model, pair[0])
+@parametrized("model, file", OUTPUTS)
+def test_forward(model: str, file: str) -> None:
+    found, net = arrays(f"model/{model}/{file}.npz"), network(model, CHECKPOINTS[file])
     tokens, target = (torch.as_tensor(found[name]).long() for name in ("tokens", "target"))
     inner: list[torch.Tensor] = []
     for layer in net.backbone.layers:
@@ -31,45 +30,36 @@ def test_forward(model: str, pair: tuple[str, str]) -> None:
         every = net.head.log_probs(encoding.f.flatten(0, 1))
         unscaled = net.backbone.embedding(tokens)
     assert state is None
-    close(encoding.f, found["features"])
-    close(encoding.g, found["last_ffn_input"])
-    for ours, theirs in zip(inner, found.get("inner_states", inner), strict=False):
-        close(ours, theirs)
+    assert_near(encoding.f, found["features"])
+    assert_near(encoding.g, found["last_ffn_input"])
+    if "inner_states" in found:  # before each layer, and behind the last
+        assert len(inner) == len(found["inner_states"]) - 1
+        for ours, theirs in zip(inner, found["inner_states"], strict=False):
+            assert_near(ours, theirs)
     if "embed_tokens_unscaled" in found:
-        close(unscaled, found["embed_tokens_unscaled"])
-        close(inner[0] - unscaled * float(found["embed_scale"]), found["embed_positions"])
+        assert_near(unscaled, found["embed_tokens_unscaled"])
+        assert_near(inner[0] - unscaled * float(found["embed_scale"]), found["embed_positions"])
     if "target_logprob" in found:
-        close(mass.target - mass.total, found["target_logprob"].ravel())
+        assert_near(mass.target - mass.total, found["target_logprob"].ravel())
     for full in [found["full_logprob"]] if "full_logprob" in found else []:
-        close(every, full.reshape(len(every), -1))
+        assert_near(every, full.reshape(len(every), -1))
     for logits in [found["logits"]] if "logits" in found else []:
-        close(every, torch.as_tensor(logits).flatten(0, 1).log_softmax(-1))
-    close(mass.target - mass.total, every.gather(1, target.flatten()[:, None]).squeeze(1))
+        assert_near(every, torch.as_tensor(logits).flatten(0, 1).log_softmax(-1))
+    assert_near(mass.target - mass.total, every.gather(1, target.flatten()[:, None]).squeeze(1))
     assert torch.allclose(every.logsumexp(1), torch.zeros(len(every)), atol=1e-5)
 
 
-def close(actual: torch.Tensor, expected: object) -> None:
-    assert (actual - torch.as_tensor(expected)).abs().max() < 2e-5
-
-
-@parametrized("model", MODELS)
+@parametrized("model", models())
 def test_every_weight_is_read(model: str) -> None:
     """The listed keys are those of the file; each but markers and tied copies goes into the network."""
-    shapes = json.loads((ROOT / "model" / "state_dict_keys.json").read_text())[model]
-    released = read_checkpoint(ROOT / "model" / model / "checkpoint_last.pt")
-    assert {f"decoder.{name}": list(value.shape) for name, value in released.weights.items()} == shapes
+    listed, released = index("model/state_dict_keys.json"), read_checkpoint(checkpoint(model))
+    weights = {f"decoder.{name}": value for name, value in released.weights.items()}
+    assert {name: list(value.shape) for name, value in weights.items()} == listed[model]
+    assert all(torch.equal(weights[one], weights[other]) for one, other in listed[f"{model}_shared"])
+    copies = {other for _, other in listed[f"{model}_shared"]}
+    kept = [name for name in weights if name not in copies and not name.endswith(("version", "_float_tensor"))]
     net, _ = network_of(released)
-    markers = sum(value.numel() for name, value in released.weights.items() if name.endswith(("version", "_float_tensor")))
-    copies = sum(
-        v.numel()
-        for k, v in released.weights.items()
-        if "softmax" in k and any(same(v, k, o, w) for o, w in released.weights.items())
-    )
-    assert net.parameter_count == sum(value.numel() for value in released.weights.values()) - markers - copies
-
-
-def same(value: torch.Tensor, name: str, other: str, weight: torch.Tensor) -> bool:
-    return "embed_tokens.embeddings" in other and value.numel() > 0 and torch.equal(value, weight)
+    assert net.parameter_count == sum(weights[name].numel() for name in kept)
 
 
 def written(tmp_path: Path, content: object, zipped: bool = True) -> Path:
@@ -79,10 +69,10 @@ def written(tmp_path: Path, content: object, zipped: bool = True) -> Path:
 
 def content(model: str) -> dict:
     with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(ROOT / "model" / model / "checkpoint_last.pt", weights_only=True)
+        return torch.load(checkpoint(model), weights_only=True)
 
 
-@parametrized("model", MODELS)
+@parametrized("model", models())
 def test_older_formats(model: str, tmp_path: Path) -> None:
     """Joined query, key and value weights in torch's first file format, and a form whose last norm does not count."""
     file = content(model)
@@ -103,7 +93,7 @@ class Wicked:
         return (print, ("executed",))
 
 
-@parametrized("model", MODELS[:1])
+@parametrized("model", models()[:1])
 def test_what_is_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = content(model)
     args, weights = vars(file["args"]), file["model"]
@@ -120,7 +110,7 @@ def test_what_is_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     for message, changed in refused.items():
         with pytest.raises(UserError, match=message):
             network_of(read_checkpoint(written(tmp_path, changed)))
-    (tmp_path / "cut.pt").write_bytes((ROOT / "model" / model / "checkpoint_last.pt").read_bytes()[:5000])
+    (tmp_path / "cut.pt").write_bytes(checkpoint(model).read_bytes()[:5000])
     (tmp_path / "text.pt").write_text("w1 3\n")
     for name in ("cut.pt", "text.pt"):
         with pytest.raises(UserError):

@@ -1,4 +1,4 @@
-"""Trajectories of the published optimisers over given gradients (README section 5)."""
+"""Trajectories of the published optimisers over given gradients (misc/optim.json)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_trajectory(name: str) -> None:
         assert float(norm) == pytest.approx(case["grad_norm_before_clipping"][step], rel=1e-5)
         optimizer.step()
         for weight, values in zip(weights, path, strict=True):
-            assert torch.allclose(weight.detach(), values[step + 1], rtol=1e-5, atol=1e-6)
+            rounding = 4 * (step + 1) * torch.finfo(torch.float32).eps  # of each update, a few times
+            assert torch.allclose(weight.detach(), values[step + 1], rtol=rounding, atol=rounding)
 
 
 def test_adam_is_torchs_where_epsilon_is_nothing() -> None:

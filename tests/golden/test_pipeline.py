@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from tests.golden.published import ROOT, parametrized
-from tests.golden.test_evaluation import CASES, flag, read
+from tests.golden.checkpoints import checkpoint, corpus_of
+from tests.golden.published import parametrized
+from tests.golden.scored import CASES, flag, read
+from tests.golden.texts import DATA
 from trime.run import run
 from trime.stages.plan import Plan
 
@@ -25,16 +27,16 @@ FAITHFUL = [
 ]
 
 
-def overrides(case: dict[str, Any], split: str = "") -> list[str]:
+def overrides(case: dict[str, Any]) -> list[str]:
     """The command line of a case."""
     row, _, published = read(case)
-    corpus, sizes = case["windows"].split("_")[0], [int(flag(case, "--mem-size", 0)) or 64]
+    text, sizes = DATA / corpus_of(case["model"]), [int(flag(case, "--mem-size", 0)) or 64]
     return [
         *(FAITHFUL if published else FAITHFUL[1:]),
-        f"checkpoint={ROOT}/model/{case['model']}/checkpoint_last.pt",
-        f"dictionary={ROOT}/data/{corpus}/dict.txt",
+        f"checkpoint={checkpoint(case['model'])}",
+        f"dictionary={text}/dict.txt",
         "dataset=folder",
-        f"dataset.path={ROOT}/data/{corpus}/text",
+        f"dataset.path={text}/text",
         "dataset.tokenizer._target_=trime.data.tokenizers.Whitespace",
         f"evaluate.block={case['block']}",
         f"evaluate.context={case['context_window']}",
@@ -73,6 +75,7 @@ def test_results_say_what_was_imported(name: str, tiny: Callable[..., DictConfig
     results = (Plan(config).run_folder / "results.json").read_text()
     assert '"imported"' in results and "checkpoint_last.pt" in results and '"updates"' in results
     # The imported folder serves as a checkpoint by itself.
-    again = tiny(*overrides(case)[2:], f"checkpoint={Plan(config).model.folder}", "dictionary=null", STAGES)
+    kept = [word for word in overrides(case) if not word.startswith(("checkpoint=", "dictionary="))]
+    again = tiny(*kept, f"checkpoint={Plan(config).model.folder}", "dictionary=null", STAGES)
     run(again)
     assert Plan(again).tune.tuned()["rows"][0]["loss"] == Plan(config).tune.tuned()["rows"][0]["loss"]

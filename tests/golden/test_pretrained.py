@@ -1,4 +1,4 @@
-"""Tiny pretrained models read in chunks with memories, against their outputs over the whole input (memory README 3).
+"""Tiny pretrained models read in chunks with memories, against their outputs over the whole input (hf_*.npz).
 
 Their files are laid out as in the transformers format and loaded by the code that loads real ones. transformers works
 in float32 inside: hence 5e-5.
@@ -26,14 +26,18 @@ from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-NAMES = sorted(path.name.removesuffix(".config.json") for path in ROOT.glob("hf_*.config.json"))
-T5 = [name for name in NAMES if "t5" in name]
-ROPE = [name for name in NAMES if "t5" not in name]
+CONFIGS = {
+    path.name.removesuffix(".config.json"): json.loads(path.read_text()) for path in sorted(ROOT.glob("hf_*.config.json"))
+}
+T5 = [name for name, config in CONFIGS.items() if config["model_type"] == "t5"]
+ROPE = [name for name in CONFIGS if name not in T5]
+ANSWERING = [name for name in CONFIGS if name in ROPE or CONFIGS[name]["is_encoder_decoder"]]
 CHUNKS = [1, 13, 32, 1000]
+ANSWER = 6  # tokens
 
 
 def model_of(name: str, folder: Path) -> Any:
-    config = json.loads((ROOT / f"{name}.config.json").read_text())
+    config = dict(CONFIGS[name])
     kinds = {"llama": "LlamaForCausalLM", "gpt_neox": "GPTNeoXForCausalLM"}
     t5 = "T5ForConditionalGeneration" if config["is_encoder_decoder"] else "T5EncoderModel"
     architecture = kinds.get(config["model_type"], t5)
@@ -45,7 +49,7 @@ def model_of(name: str, folder: Path) -> Any:
 
 
 def outputs(reader: LongReader, tokens: torch.Tensor, filled: torch.Tensor, end: str) -> torch.Tensor:
-    """The stack's outputs at every position, NaN where there was padding."""
+    """Return the stack's outputs at every position, NaN where there was padding."""
     position = torch.arange(tokens.shape[1]).expand_as(tokens).masked_fill(~filled, -1)
     parts: list[Hidden] = [*reader.feed(tokens, position), *reader.end(end)]
     found = torch.full((*tokens.shape, parts[0].x.shape[-1]), torch.nan)
@@ -66,10 +70,13 @@ def reader_of(family: Any, keys: int, waiting: int, chunk: int) -> LongReader:
 def test_a_decoder_with_a_large_memory_is_the_full_model(name: str, chunk: int, position: str, tmp_path: Path) -> None:
     """Law: M ≥ length and N = 0 equals the full causal forward, for any chunk."""
     found, model = tensors(name), model_of(name, tmp_path)
-    family, tokens = RopeDecoder(model, position), found["input_ids"]
-    length = tokens.shape[1]
-    hidden = outputs(reader_of(family, length, 0, chunk), tokens, found["attention_mask"].bool(), "flush")
-    torch.testing.assert_close(family.logits(hidden).double(), found["logits"], rtol=0, atol=5e-5)
+    family, tokens, filled = RopeDecoder(model, position), found["input_ids"], found["attention_mask"].bool()
+    hidden = outputs(reader_of(family, tokens.shape[1], 0, chunk), tokens, filled, "flush")
+    close(family.logits(hidden)[filled], found["logits"][filled])
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=5e-5)
 
 
 @parametrized("name", ROPE)
@@ -85,7 +92,7 @@ def test_a_decoder_whose_queries_all_wait_reads_both_ways(name: str, keys: str, 
     seen = filled[:, None, None].expand(-1, 1, length, -1)
     with torch.no_grad():
         expected = model(tokens, attention_mask=torch.zeros(seen.shape).masked_fill(~seen, -1e30)).logits
-    torch.testing.assert_close(family.logits(hidden)[filled], expected[filled], rtol=0, atol=5e-5)
+    close(family.logits(hidden)[filled], expected[filled])
     assert (expected[filled] - found["logits"][filled]).abs().max() > 1e-2, "the future matters"
 
 
@@ -100,10 +107,9 @@ def test_an_encoder_whose_queries_all_wait_is_the_full_model(name: str, chunk: i
     hidden = outputs(reader_of(family, length, length, chunk), tokens, filled, end)
     expected = found["encoder_last_hidden"]
     assert torch.equal(hidden.isnan().all(-1), ~filled)
-    torch.testing.assert_close(hidden[filled].double(), expected[filled], rtol=0, atol=5e-5)
+    close(hidden[filled], expected[filled])
     if "logits" in found:
-        logits = family.logits(found["decoder_input_ids"], hidden.nan_to_num(), filled)
-        torch.testing.assert_close(logits.double(), found["logits"], rtol=0, atol=5e-5)
+        close(family.logits(found["decoder_input_ids"], hidden.nan_to_num(), filled), found["logits"])
 
 
 @parametrized("name", [*ROPE[:1], *T5[:1]])
@@ -130,28 +136,35 @@ def test_what_is_retrieved_tells_place_and_document(name: str, tmp_path: Path) -
 @parametrized("name", T5[:1])
 def test_without_waiting_an_encoder_misses_the_future(name: str, tmp_path: Path) -> None:
     found, model = tensors(name), model_of(name, tmp_path)
-    family, tokens = T5Encoder(model), found["input_ids"]
-    hidden = outputs(reader_of(family, tokens.shape[1], 0, 16), tokens, found["attention_mask"].bool(), "flush")
-    assert (hidden[0] - found["encoder_last_hidden"][0]).abs().max() > 1e-2
+    family, tokens, filled = T5Encoder(model), found["input_ids"], found["attention_mask"].bool()
+    length = tokens.shape[1]
+    hidden = outputs(reader_of(family, length, 0, max(1, length // 4)), tokens, filled, "flush")
+    assert (hidden[filled] - found["encoder_last_hidden"][filled]).abs().max() > 1e-2
 
 
-@parametrized("name", [*ROPE, *(name for name in T5 if "encdec" in name)])
+def prompts_of(vectors: dict[str, torch.Tensor]) -> list[list[int]]:
+    """Return the beginnings of all rows, and of the first once more, of different lengths."""
+    rows = [row[filled.bool()].tolist() for row, filled in zip(vectors["input_ids"], vectors["attention_mask"], strict=True)]
+    return [row[: max(1, len(row) * 2 // (4 + number))] for number, row in enumerate([*rows, rows[0]])]
+
+
+@parametrized("name", ANSWERING)
 @pytest.mark.parametrize("end", ["flush", "drain"])
 def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, tmp_path: Path) -> None:
     """Greedy, for prompts of different lengths side by side, beside the whole model asked again for every token."""
-    found, model = tensors(name), model_of(name, tmp_path)
-    rows = [row[:length].tolist() for row, length in zip(found["input_ids"], (40, 23), strict=True)]
+    model, rows = model_of(name, tmp_path), prompts_of(tensors(name))
     family = T5Encoder(model) if name in T5 else RopeDecoder(model)
-    waiting = 50 if name in T5 else 0
-    reading = Reading([Attendre(BoundedMemory(200, FIFO()), waiting, causal=family.causal)] * len(family.layers), 16, end)
-    answerer = EncoderDecoderAnswers(family, reading, 60) if name in T5 else DecoderAnswers(family, reading)
+    longest = max(map(len, rows))
+    memory = Attendre(BoundedMemory(longest + ANSWER, FIFO()), longest if name in T5 else 0, causal=family.causal)
+    reading = Reading([memory] * len(family.layers), max(1, longest // 3), end)
+    answerer = EncoderDecoderAnswers(family, reading, longest) if name in T5 else DecoderAnswers(family, reading)
     with torch.no_grad():
-        expected = [whole(model, row, 6) for row in rows]
-    assert greedy(answerer.read(rows), -1, 6) == expected
+        expected = [whole(model, row, ANSWER) for row in rows]
+    assert greedy(answerer.read(rows), -1, ANSWER) == expected
     stop = expected[0][2]
     stopped = [row[: row.index(stop)] if stop in row else row for row in expected]
-    assert greedy(answerer.read(rows), stop, 6) == stopped
-    assert greedy(answerer.read(rows[1:]), -1, 6) == expected[1:], "a row alone answers as in a batch"
+    assert greedy(answerer.read(rows), stop, ANSWER) == stopped
+    assert greedy(answerer.read(rows[1:]), -1, ANSWER) == expected[1:], "a row alone answers as in a batch"
 
 
 def whole(model: Any, prompt: list[int], count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""T5's relative-position buckets and the sliding-window masks (memory README section 2)."""
+"""T5's relative-position buckets and the sliding-window masks."""
 
 from __future__ import annotations
 

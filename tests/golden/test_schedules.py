@@ -1,4 +1,4 @@
-"""Learning rates by update number, as the published schedulers give them (README section 5)."""
+"""Learning rates by update number, as the published schedulers give them (misc/lr.json)."""
 
 from __future__ import annotations
 
