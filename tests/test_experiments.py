@@ -21,6 +21,7 @@ from trime.data.parallel.base import Parallel
 from trime.models.network import build_network
 from trime.run import run
 from trime.stages import datastore, encode
+from trime.stages.artefact import plain
 from trime.stages.plan import Plan
 from trime.tasks.rows import rows_of
 from trime.types import UserError
@@ -132,7 +133,7 @@ def test_experiments_of_the_same_training_share_one_model() -> None:
 def test_every_size_fits_every_experiment(name: str, size: str) -> None:
     config = composed(f"experiment={name}", f"size={size}")
     OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert rows_of(OmegaConf.to_container(config.evaluate.rows), config.tune)
+    assert rows_of(plain(config.evaluate.rows), config.tune)
     assert config.segments.length <= config.model.backbone.positions
     assert config.evaluate.block + config.evaluate.context <= config.model.backbone.positions
     with torch.device("meta"):
@@ -207,7 +208,7 @@ def test_a_given_model_and_datastore_give_the_same_figures(tiny: Callable[..., D
     plan = Plan(tiny("experiment=knn_lm"))
     loss = run(plan.config).loss
     given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}")
-    assert run(given) == loss
+    assert run(given).loss == loss
 
 
 def test_neighbours_and_index_backends(
@@ -264,7 +265,7 @@ def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
     losses, sizes = [], []
     for dtype in ("float16", "int8"):
         config = tiny(*few, f"datastore.dtype={dtype}")
-        losses.append(run(config))
+        losses.append(run(config).loss)
         store = Plan(config).store.path()
         sizes.append(sum(load_file(file)["g"].nbytes for file in store.glob("*.safetensors")))
     assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]

@@ -188,16 +188,18 @@ def test_an_imported_folder_is_a_checkpoint(released: Released, tiny: Tiny, tmp_
     """It has both dictionaries; a trained model's folder has those of its text."""
     places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
     first = tiny("experiment=knn_mt", "dataset=parallel", *released.overrides, *places, "translation.key=f")
-    loss = run(first)
+    loss = run(first).loss
     folder = TranslationPlan(first).model.folder
     given = [f"checkpoint={folder}", "dictionary=null", *released.overrides[2:]]
-    assert run(tiny("experiment=knn_mt", "dataset=parallel", *given, *places, "translation.key=f")) == loss
-    assert run(tiny("experiment=knn_mt", "dataset=parallel", *given, *places, "translation.key=g")) != loss, "of other keys"
+    assert run(tiny("experiment=knn_mt", "dataset=parallel", *given, *places, "translation.key=f")).loss == loss
+    assert run(tiny("experiment=knn_mt", "dataset=parallel", *given, *places, "translation.key=g")).loss != loss, (
+        "of other keys"
+    )
     text = ["experiment=knn_mt", "dataset=parallel", *released.overrides[2:], *places, "translation.joined_dictionary=false"]
     trained = tiny(*text)
-    loss = run(trained)
+    loss = run(trained).loss
     folder = TranslationPlan(trained).fit.folder
-    assert run(tiny(*text, f"checkpoint={folder}")) == loss
+    assert run(tiny(*text, f"checkpoint={folder}")).loss == loss
     (released.folder / "train.de").write_text((released.folder / "train.de").read_text().replace("d1 ", "new "))
     with pytest.raises(UserError, match="another dictionary of the source language"):
         run(tiny(*text, f"checkpoint={folder}"))

@@ -35,6 +35,10 @@ def best(scores: np.ndarray, queries: list[int], k: int) -> np.ndarray:
 
 @runtime_checkable
 class Backend(Protocol):
+    """``analyzer`` names what is compared (``trime.data.analyzers``): stage pack applies it before ``fit``."""
+
+    analyzer: str
+
     def fit(self, segments: list[np.ndarray]) -> None:
         """Indexes the segments."""
 
@@ -45,8 +49,8 @@ class Backend(Protocol):
 class Fast:
     """Compiled loops on all of PyTorch's threads; Lucene's variant, or ``okapi``."""
 
-    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False):
-        self.k1, self.b, self.okapi = k1, b, okapi
+    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw"):
+        self.k1, self.b, self.okapi, self.analyzer = k1, b, okapi, analyzer
 
     def fit(self, segments: list[np.ndarray]) -> None:
         try:
@@ -64,8 +68,8 @@ class Fast:
 class Sparse:
     """The same by products of scipy's sparse matrices."""
 
-    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False):
-        self.k1, self.b, self.okapi = k1, b, okapi
+    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw"):
+        self.k1, self.b, self.okapi, self.analyzer = k1, b, okapi, analyzer
 
     def fit(self, segments: list[np.ndarray]) -> None:
         from scipy.sparse import csr_matrix
@@ -89,6 +93,9 @@ class Sparse:
 
 class Reference:
     """rank_bm25's BM25Okapi, for small corpora and for comparison."""
+
+    def __init__(self, analyzer: str = "raw"):
+        self.analyzer = analyzer
 
     def fit(self, segments: list[np.ndarray]) -> None:
         from rank_bm25 import BM25Okapi

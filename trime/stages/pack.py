@@ -61,14 +61,13 @@ class Pack(Artefact):
         special = [corpus.vocabulary.eos, corpus.vocabulary.unknown]
         parts = [folder / f"part-{start:09d}.npy" for start in range(0, len(segments), QUERIES)]
         if not all(part.exists() for part in parts):
-            settings = plain(self.config.neighbours)
+            backend = instantiate(self.config.neighbours, _convert_="all")
             terms = terms_of(text, segments, special)
-            if settings.pop("analyzer") == "english":
+            if backend.analyzer == "english":
                 if corpus.statistics["characters"]:
                     raise UserError("neighbours.analyzer=english reads words, and these tokens are characters: set raw")
                 table = TermTable(corpus.vocabulary.symbols, english)
                 terms = [table(tokens) for tokens in terms]
-            backend = instantiate(settings, _convert_="all")
             backend.fit(terms)
             self.search(backend, parts, len(segments))
         np.save(folder / "neighbours.npy", np.concatenate([np.load(part) for part in parts]))
