@@ -6,12 +6,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
@@ -25,6 +26,14 @@ def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
     """The configuration of a command line."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return compose("config", list(overrides), return_hydra_config=return_hydra)
+
+
+@cache
+def experiment(name: str) -> DictConfig:
+    """The configuration of an experiment as it stands, composed once a process; it cannot be changed."""
+    config = composed(f"experiment={name}")
+    OmegaConf.set_readonly(config, True)
+    return config
 
 
 @pytest.fixture(autouse=True)

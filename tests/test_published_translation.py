@@ -6,14 +6,13 @@ import ast
 import json
 import re
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from tests.conftest import ROOT, composed
+from tests.conftest import ROOT, experiment
 from trime.stages.artefact import plain
 
 COMMANDS = json.loads((Path(__file__).parent / "published_commands.json").read_text())["evaluate"]
@@ -145,12 +144,8 @@ OF_THE_WRITER = (
 STORES = ("max-tokens",)  # how much is encoded at a time: no key depends on it
 
 
-@cache
 def reproduction(name: str) -> DictConfig:
-    """The composed configuration, which nothing here changes."""
-    config = composed(f"experiment=reproduce/{name}")
-    OmegaConf.set_readonly(config, True)
-    return config
+    return experiment(f"reproduce/{name}")
 
 
 def commands(section: str) -> list[dict[str, Any]]:

@@ -454,6 +454,7 @@ def replayed(plan: Plan, layer: int, policy: str) -> Iterator[list[int]]:
             yield kept.tolist()
 
 
+@pytest.mark.slow
 def test_a_replay_of_the_long_memory_is_the_run(tiny: Tiny) -> None:
     """Perplexity by policy and size is what evaluation gives for it; the oracle retains most."""
     more = ["stages=[prepare,fit,encode,tune,evaluate,report,record,replay]", "replay.c=[0.0,2.0]", "evaluate.tokens=6000"]

@@ -14,7 +14,7 @@ import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from tests.conftest import ROOT, composed
+from tests.conftest import ROOT, composed, experiment
 from tests.golden.published import parametrized
 from tests.golden.scored import CASES
 from tests.golden.test_pipeline import overrides
@@ -34,16 +34,10 @@ LOCAL = [
 LONG = [name for name in LOCAL if "--use-long" in CASES[name]["flags"] and not CASES[name]["mem_cleared_at"]]
 
 
-@cache
-def reproduction(name: str) -> DictConfig:
-    """Return an experiment's configuration, composed once."""
-    return composed(f"experiment={name}")
-
-
 @pytest.mark.parametrize("name", experiments())
 def test_a_reproduction_states_its_figures(name: str) -> None:
     """Its configuration composes at paper scale, and no other has its hash but the one that shares its settings."""
-    config = reproduction(name)
+    config = experiment(name)
     assert config.name == "reproduce_" + name.removeprefix("reproduce/").replace("/", "_")
     assert config.evaluate.tokens is None
     assert config.task == "translation" or (not config.evaluate.bounded and config.long.crossing)
@@ -57,7 +51,7 @@ def test_a_reproduction_states_its_figures(name: str) -> None:
 
 def test_every_cell_of_the_tables_is_there() -> None:
     """As many cells as the papers' tables have figures of these systems, twice where the script trains otherwise."""
-    cells = [cell for name in experiments() for cell in cells_of(name, reproduction(name), [])]
+    cells = [cell for name in experiments() for cell in cells_of(name, experiment(name), [])]
     counts: dict[str, int] = {}
     for cell in [*cells, *published_figures()]:
         counts[cell.table] = counts.get(cell.table, 0) + 1

@@ -17,6 +17,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, composed
+from tests.conftest import experiment as composed_once
 from trime.stages.artefact import plain
 from trime.stages.report.ledger import experiments
 
@@ -167,7 +168,7 @@ def script_of(command: str) -> str:
 @pytest.mark.parametrize("command", list(COMMANDS["train"]))
 def test_a_training_command(command: str) -> None:
     experiment, flags = script_of(command), COMMANDS["train"][command]
-    config = composed(f"experiment={experiment}")
+    config = composed_once(experiment)
     assert differing(flags, training(config)) <= deviations(experiment)
     assert config.train.keep == "best" and plain(config.compatibility) == plain(
         composed("compatibility=published").compatibility
@@ -255,7 +256,7 @@ def building(config: DictConfig) -> dict[str, Callable[[str], bool]]:
 def test_an_evaluation_command(name: str) -> None:
     entry = EVALUATIONS[name]
     experiment = released_of(entry["section"])
-    config = composed(f"experiment={experiment}")
+    config = composed_once(experiment)
     checks = evaluation(config) if entry["program"] == "eval_lm-trime.py" else building(config)
     assert differing(entry["flags"], checks) <= deviations(experiment)
     printed = {f"{cell['value']:.2f}" for cell in plain(config.expected) if cell["split"] == "valid"}
@@ -274,7 +275,7 @@ def test_released_checkpoints_are_all_evaluated() -> None:
 @pytest.mark.parametrize("experiment", experiments())
 def test_short_segments_are_evaluated_with_context(experiment: str) -> None:
     """Blocks of 64 or 80 tokens are fixed cuts of the stream: as whole lines most tokens would have no context."""
-    config = composed(f"experiment={experiment}")
+    config = composed_once(experiment)
     if config.task == "language_model" and config.evaluate.block < 512:
         assert not config.evaluate.lines and config.evaluate.context > 0
     if config.task == "language_model":
