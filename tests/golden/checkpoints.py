@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests.golden.published import ROOT
+from tests.golden.published import ROOT, index
 from trime.models.heads import AdaptiveSoftmax
 from trime.models.network import Network
 from trime.models.released import network_of, read_checkpoint
@@ -64,8 +64,7 @@ def parted(stem: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def models() -> list[str]:
     """Return the names of all models, in the order of the index."""
-    keys = json.loads((ROOT / "model" / "state_dict_keys.json").read_text())
-    return [name for name in keys if not name.endswith("_shared")]
+    return [name for name in index("model/state_dict_keys.json") if not name.endswith("_shared")]
 
 
 def network(model: str, which: str = "checkpoint_last", published: bool = False) -> Network:

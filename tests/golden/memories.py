@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.golden.published import FOLDER
+from tests.golden.published import FOLDER, present
 
 ROOT = FOLDER / "memory"
 
@@ -17,12 +17,12 @@ ROOT = FOLDER / "memory"
 @cache
 def description(name: str) -> dict[str, Any]:
     """Return the parameters of a group of cases."""
-    return json.loads((ROOT / f"{name}.json").read_text())
+    return json.loads(present(ROOT / f"{name}.json").read_text())
 
 
 @cache
 def tensors(name: str) -> dict[str, torch.Tensor]:
     """Return a file's arrays, small integers widened; no test changes them."""
-    with np.load(ROOT / f"{name}.npz") as file:
+    with np.load(present(ROOT / f"{name}.npz")) as file:
         arrays = {key: torch.from_numpy(file[key]) for key in file.files}
     return {key: value.long() if value.dtype in (torch.int16, torch.int32) else value for key, value in arrays.items()}

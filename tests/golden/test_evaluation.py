@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.golden.checkpoints import corpus_of, network
+from tests.golden.checkpoints import corpus_of, models, network
 from tests.golden.published import ROOT, arrays, assert_near, index, parametrized
 from tests.golden.scored import CASES, encoded, scorer, windows_of
 from tests.golden.texts import stream
@@ -57,10 +57,10 @@ def outputs_file(model: str, windows: str) -> str:
     return f"eval/outputs_{model}_{windows}.npz"
 
 
-READ = dict.fromkeys((case["model"], case["windows"]) for case in CASES.values())
+PAIRS = [(model, windows) for model in models() for windows in index("eval/windows.json")]
 
 
-@parametrized("model, windows", [pair for pair in READ if (ROOT / outputs_file(*pair)).is_file()])
+@parametrized("model, windows", [pair for pair in PAIRS if (ROOT / outputs_file(*pair)).is_file()])
 def test_what_the_model_says_of_every_window(model: str, windows: str) -> None:
     """f, g and the head's logsumexp at all positions of a set of windows, or of its first, context and padding included."""
     found, net, outputs = arrays(outputs_file(model, windows)), network(model), []

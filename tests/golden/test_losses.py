@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import distributed, multiprocessing, nn
 
+from tests.golden.commands import CRITERIA
 from tests.golden.published import PAD, adaptive_head, arrays, index, names_in, parametrized
 from trime.memory.across import gathered
 from trime.memory.in_batch import InBatch
-from trime.memory.visibility import External, Local, Long, Visibility
 from trime.models.network import Network
 from trime.tasks.language_model import LanguageModel, Training
 from trime.types import Batch, Encoding, places_of
@@ -27,12 +27,6 @@ from trime.types import Batch, Encoding, places_of
 INDEX = index("losses/index.json")
 ALONE = {name: case for name, case in INDEX.items() if "criterion" in case and "ranks" not in case}
 SEVERAL = {name: case for name, case in INDEX.items() if "criterion" in case and "ranks" in case}
-CRITERIA = {
-    "trime_loss": Local,
-    "trime_long_loss": Long,
-    "trime_long_loss_same_device": Long,
-    "trime_ext_loss": External,
-}
 
 
 class Given(nn.Module):
@@ -46,16 +40,11 @@ class Given(nn.Module):
         return Encoding(self.f, self.g), None
 
 
-def visibility(criterion: str) -> Visibility:
-    """Return what a published criterion lets see."""
-    return CRITERIA[criterion]()
-
-
 def task(case: dict, found: dict, published: bool) -> LanguageModel:
     """The case's objective over its representations."""
     head = adaptive_head(INDEX[case["softmax"]], arrays(f"losses/{case['softmax']}.npz"), published)
     backbone = Given(*(torch.as_tensor(found[name]).double() for name in "fg"))
-    memory = InBatch(visibility(case["criterion"]), case["cross_sent_ratio"] or 0.0, own_gradient_only=published)
+    memory = InBatch(CRITERIA[case["criterion"]](), case["cross_sent_ratio"] or 0.0, own_gradient_only=published)
     return LanguageModel(Network(backbone, head), memory, Training(0, 0, 1, 0, published), torch.optim.SGD, lambda _: 0.0)
 
 

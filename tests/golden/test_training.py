@@ -14,6 +14,7 @@ strays were normal, one in a thousand would be larger than ten times the largest
 from __future__ import annotations
 
 from ast import literal_eval
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,9 +22,8 @@ import pytorch_lightning as pl
 import torch
 
 from tests.golden.checkpoints import corpus_of, models, network
+from tests.golden.commands import CRITERIA, option, schedule
 from tests.golden.published import ROOT, index, parametrized
-from tests.golden.test_losses import CRITERIA, visibility
-from tests.golden.test_schedules import schedule
 from tests.golden.texts import stream
 from trime.data.batching.published import Published
 from trime.data.module import PlannedLoader, TextModule, WindowLoader
@@ -56,38 +56,36 @@ class Record(pl.Callback):
         self.rates.append(optimizer.param_groups[0]["lr"])
 
 
-def option(run: dict, name: str, default: str = "0") -> str:
-    words = run["argv"]
-    return words[words.index(name) + 1] if name in words else default
-
-
 def loader(name: str) -> PlannedLoader:
     """Return the run's batches, planned by us from the text's length."""
-    run = RUNS[name]
+    words, updates = RUNS[name]["argv"], RUNS[name]["updates"]
     text, ends = stream(corpus_of(name), "train")
-    length, multiple = int(option(run, "--tokens-per-sample")), int(option(run, "--required-batch-size-multiple", "8"))
-    order, size = "kept" if "--keep-order" in run["argv"] else "shuffled", int(option(run, "--max-tokens")) // length
-    batching = Published(size, order, int(option(run, "--seed", "1")), multiple=multiple)
-    return PlannedLoader(text, cut(text.offsets, length), batching, None, sum(len(u["batches"]) for u in run["updates"]), ends)
+    length, multiple = int(option(words, "--tokens-per-sample")), int(option(words, "--required-batch-size-multiple", "8"))
+    order, size = "kept" if "--keep-order" in words else "shuffled", int(option(words, "--max-tokens")) // length
+    batching = Published(size, order, int(option(words, "--seed", "1")), multiple=multiple)
+    steps = sum(len(update["batches"]) for update in updates)
+    return PlannedLoader(text, cut(text.offsets, length), batching, None, steps, ends)
+
+
+def optimizer_of(words: list[str]) -> Callable[..., torch.optim.Optimizer]:
+    """Return the optimiser of a command, which is built with --lr."""
+    settings = {"lr": float(option(words, "--lr")), "weight_decay": float(option(words, "--weight-decay"))}
+    if option(words, "--optimizer") == "nag":
+        momentum = float(option(words, "--momentum", "0.99"))
+        return lambda parameters, lr: NAG(parameters, momentum=momentum, **settings)
+    betas, eps = literal_eval(option(words, "--adam-betas", "(0.9, 0.999)")), float(option(words, "--adam-eps", "1e-8"))
+    return lambda parameters, lr: Adam(parameters, betas=betas, eps=eps, **settings)
 
 
 def task(name: str) -> LanguageModel:
     """Return the run's objective, optimiser and schedule over its first checkpoint."""
-    run = RUNS[name]
-    decay, first = float(option(run, "--weight-decay")), float(option(run, "--lr"))  # with --lr the optimiser is built
-    betas, eps = literal_eval(option(run, "--adam-betas", "(0.9, 0.999)")), float(option(run, "--adam-eps", "1e-8"))
-
-    def optimizer(parameters: Any, lr: float) -> torch.optim.Optimizer:
-        if option(run, "--optimizer") == "nag":
-            return NAG(parameters, first, float(option(run, "--momentum", "0.99")), decay)
-        return Adam(parameters, first, betas, eps, decay)
-
+    run, words = RUNS[name], RUNS[name]["argv"]
     joint = run["criterion"] in CRITERIA
-    memory = InBatch(visibility(run["criterion"]), run["cross_sent_ratio"] or 0.0) if joint else None
-    accumulate = int(option(run, "--update-freq", "1"))
-    training = Training(1, 0, accumulate, float(option(run, "--clip-norm")), padding_is_memory=True)
+    memory = InBatch(CRITERIA[run["criterion"]](), run["cross_sent_ratio"] or 0.0) if joint else None
+    accumulate, clip_norm = int(option(words, "--update-freq", "1")), float(option(words, "--clip-norm"))
+    training = Training(1, 0, accumulate, clip_norm, padding_is_memory=True)
     net = network(name, "checkpoint_init", published=joint)
-    return LanguageModel(net.train(), memory, training, optimizer, schedule(run["argv"]))
+    return LanguageModel(net.train(), memory, training, optimizer_of(words), schedule(words))
 
 
 class Course(NamedTuple):
