@@ -18,16 +18,17 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, composed, ratio
+from trime.memory.external import ExternalMemory
 from trime.memory.search import LEAST, found_of
 from trime.metrics import perplexity
 from trime.run import run
-from trime.stages.artefact import plain
 from trime.stages.datastore import Index, most_cells, numbered, uses_external
 from trime.stages.encode import windows_of
+from trime.stages.memories import Memories, Sources
 from trime.stages.plan import Plan
 from trime.stages.processes import device_of
+from trime.stages.rows import rows_of
 from trime.stages.tune import Sums, sampled, scorer_of
-from trime.tasks.rows import rows_of
 
 ENOUGH, BOUND = 0.8, 5.0  # recall, and times plain evaluation
 
@@ -82,11 +83,11 @@ class Contest:
     def __init__(self, config: DictConfig):
         self.config, plan = config, Plan(config)
         self.encoded, self.device = plan.valid, device_of(config)
-        rows = rows_of(plain(config.evaluate.rows), config.tune)
+        rows = rows_of(config)
         self.index = Index(config, plan.store) if uses_external(config) else None
         if self.index:
             self.index.make()
-        self.scorer = scorer_of(config, rows, self.index, self.encoded)
+        self.scorer = scorer_of(config, rows, Memories(config, Sources(self.index, plan.stored)), self.encoded)
 
     def __call__(self) -> float:
         """The loss, the least of those of a grid."""
@@ -97,8 +98,9 @@ class Contest:
 
     def found(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Score and number of the nearest."""
-        assert self.scorer.nearest is not None
-        return self.scorer.nearest.search.nearest(query, self.scorer.nearest.k)
+        external = self.scorer.memories["external"]
+        assert isinstance(external, ExternalMemory)
+        return external.nearest.search.nearest(query, external.nearest.k)
 
 
 def measure(options: argparse.Namespace) -> Measured:

@@ -11,15 +11,16 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from trime.memory.base import Window
 from trime.memory.datastore import Nearest
 from trime.memory.visibility import Extent, Local, SameDocument, same
+from trime.mixtures.experts import History
 from trime.models import attention
 from trime.run import run
 from trime.stages import audit as audit_stage
 from trime.stages.audit import audit
 from trime.stages.encode import windows_of
 from trime.stages.plan import Plan
-from trime.tasks.scoring import Window
 from trime.types import Mass, Place, UserError
 
 Tiny = Callable[..., DictConfig]
@@ -69,6 +70,16 @@ def test_later_tokens_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(attention, "attend", unmasked)
     with pytest.raises(UserError, match="those after it"):
+        audit(Plan(honest))
+
+
+def test_weights_that_know_the_token_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def knows(self: History, document: int, found: torch.Tensor) -> torch.Tensor:
+        return found.clamp(min=-12).repeat(1, len(self.decays))
+
+    assert json.loads((Plan(honest).run_folder / "results.json").read_text())["metrics"]["test"][-1]["mixture"] == "adaptive"
+    monkeypatch.setattr(History, "features", knows)
+    with pytest.raises(UserError, match="moves the mixture's weights"):
         audit(Plan(honest))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from trime.memory.base import Window
 from trime.stages.report.compare import compare_table, ordering
 from trime.stages.report.differences import difference
 from trime.stages.report.groups import Group, grouped, labels, opponent, ranked
@@ -17,7 +18,6 @@ from trime.stages.report.picture_several import policies_picture
 from trime.stages.report.provenance import without_places
 from trime.stages.report.tables import EDGE, run_table
 from trime.stages.tune import FEW, PARTS, STRETCH, Sums, at_edge
-from trime.tasks.scoring import Window
 from trime.types import Contexts, Mass, Place
 
 

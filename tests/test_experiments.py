@@ -21,9 +21,8 @@ from trime.data.parallel.base import Parallel
 from trime.models.network import build_network
 from trime.run import run
 from trime.stages import datastore, encode
-from trime.stages.artefact import plain
 from trime.stages.plan import Plan
-from trime.tasks.rows import rows_of
+from trime.stages.rows import rows_of
 from trime.types import UserError
 
 EVERY = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
@@ -133,7 +132,7 @@ def test_experiments_of_the_same_training_share_one_model() -> None:
 def test_every_size_fits_every_experiment(name: str, size: str) -> None:
     config = composed(f"experiment={name}", f"size={size}")
     OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert rows_of(plain(config.evaluate.rows), config.tune)
+    assert rows_of(config)
     assert config.segments.length <= config.model.backbone.positions
     assert config.evaluate.block + config.evaluate.context <= config.model.backbone.positions
     with torch.device("meta"):
@@ -143,7 +142,7 @@ def test_every_size_fits_every_experiment(name: str, size: str) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_of_every_group_is_understood(group: str, text_folder: Path) -> None:
     for choice in sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")):
-        config = composed(f"{group}={choice}")
+        config = composed(f"memories@memories.{choice}={choice}" if group == "memories" else f"{group}={choice}")
         if group in ("batching", "neighbours", "schedule"):
             assert instantiate(config[group], _convert_="all") is not None
         if group == "memory" and choice != "none":

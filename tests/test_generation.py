@@ -25,7 +25,14 @@ from trime.types import UserError
 
 Tiny = Callable[..., DictConfig]
 SHORT = ["evaluate.tokens=120", "tune.lambda=[0.3]", "tune.temperature=[1.5]", "tune.interpolation_temperature=[1.0]"]
-KINDS = [
+FITTED = [
+    ["experiment=trime_ext", "tune.memory_size=[24]"],
+    ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
+    ["experiment=cache", "mixture=calibrated", "evaluate.memories=[local,ngram]"],
+    ["experiment=trime_xl", "evaluate.memories=[local,ngram,ngram_document]"],
+    ["experiment=knn_lm", "mixture.model.history=[]", "evaluate.memories=[external,ngram_document]"],
+]
+PAPERS = [
     ["experiment=vanilla"],
     ["experiment=cache"],
     ["experiment=knn_lm_cache"],
@@ -40,6 +47,7 @@ KINDS = [
     ["experiment=memorizing"],
     ["experiment=trime_xl"],
 ]
+KINDS = [*FITTED, *([*options, "mixture.kind=none"] for options in PAPERS)]
 
 
 @pytest.mark.parametrize("options", KINDS, ids=lambda options: " ".join(option.split("=")[-1] for option in options))

@@ -131,7 +131,7 @@ def test_eq_8_interpolates_over_the_datastore_or_over_every_memory() -> None:
 
     grid = OmegaConf.create({"temperature": [tau], "interpolation_temperature": [own], "lambda": [share], "memory_size": [6]})
     for word, names in (("datastore", ["external"]), ("all", [*similarity])):
-        row = row_of({"joint": [*similarity], "interpolate": [word]}, grid)
+        row = row_of({"joint": [*similarity], "interpolate": [word]}, grid, (*similarity, "external"))
         score = row.score(Mass(logits[target, None], logits.logsumexp(0)[None]), {name: masses(name) for name in similarity})
         every = sum(float((similarity[name] / own).exp().sum()) for name in names)
         hits = sum(float((similarity[name] / own).exp()[token[name] == target].sum()) for name in names)

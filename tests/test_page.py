@@ -180,7 +180,7 @@ def test_wandb_is_given_tables_and_pictures(place: Path, tmp_path: Path) -> None
     run(config)
     (media,) = Plan(config).run_folder.glob("wandb/offline-run-*/files/media")
     tables = {file.name.split("_")[0]: json.loads(file.read_text()) for file in media.glob("table/*.json")}
-    assert tables["results"]["columns"][0] == "memories" and len(tables["results"]["data"]) == 2
+    assert tables["results"]["columns"][0] == "memories" and len(tables["results"]["data"]) == 3
     assert len(tables["samples"]["data"]) == 8
     assert [file.name.split("_")[0] for file in media.glob("images/*.png")] == ["picture"]
 

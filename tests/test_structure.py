@@ -34,6 +34,7 @@ ONLY_IN = {
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
     "snowballstemmer": {"trime/data/analyzers.py"},
+    "pydivsufsort": {"trime/memory/ngrams.py"},
     "peft": {"trime/models/pretrained/lora.py"},
     "wandb": set(),
     "transformers": {f"trime/models/pretrained/{name}.py" for name in ("loading", "small", "tokenizer")},

@@ -69,7 +69,8 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
     plan = TranslationPlan(config)
     corpus, row, tune = plan.corpus.corpus(), plan.tune.rows()[-1], plan.tune.chosen()
     network, _ = open_network(plan.model.path(), config)
-    nearest = tune.index.nearest(plan.test.information()) if tune.index else None
+    index = tune.memories.sources.index
+    nearest = index.nearest(plan.test.information()) if index else None
     translator = Translator(network, row, nearest, corpus, config)
     text, source, ends = corpus.split("test"), corpus.sources.split("test"), corpus.vocabulary.ends
     scored = plan.evaluate.rows()[-1]["documents"]

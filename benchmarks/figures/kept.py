@@ -13,7 +13,7 @@ import yaml
 from trime.stages.report import differences
 from trime.stages.report.compare import Published, ordering
 from trime.stages.report.differences import Difference
-from trime.stages.report.groups import Group, grouped
+from trime.stages.report.groups import Group, by_mixture, grouped
 
 VERDICTS = ("agrees", "no difference shown", "disagrees")
 
@@ -36,7 +36,7 @@ class Kept:
 
     def _verdicts(self, folder: Path, title: str) -> tuple[int, ...]:
         """Count the pairs of a folder's runs that published sets, whose titles begin so, have; then those of each verdict."""
-        groups = grouped([self.json(path) for path in sorted(folder.glob("*.json"))])
+        groups = grouped(by_mixture([self.json(path) for path in sorted(folder.glob("*.json"))]))
         sets = {name: figures for name, figures in self.published().items() if name.startswith(title)}
         verdicts = Counter(line[-1] for line in ordering(groups, sets)[1])
         return verdicts.total(), *(verdicts[verdict] for verdict in VERDICTS)

@@ -12,13 +12,17 @@ from safetensors.torch import save_file
 
 from tests.golden.checkpoints import network
 from tests.golden.published import PAD, ROOT, arrays, index
+from trime.eviction.fifo import FIFO
+from trime.memory.base import Memory, Window
 from trime.memory.datastore import Datastore, Nearest
-from trime.memory.recent import Recent
+from trime.memory.external import ExternalMemory
+from trime.memory.local import LocalMemory
+from trime.memory.long import LongMemory
 from trime.memory.search import Exact
 from trime.models.network import Reader
 from trime.tasks.language_model import vocabulary_evidence
 from trime.tasks.rows import Layer, Row
-from trime.tasks.scoring import Scorer, Window
+from trime.tasks.scoring import Scorer
 from trime.types import Batch
 
 ENTRIES = index("eval/index.json")
@@ -108,10 +112,11 @@ def encoded(case: dict) -> Iterator[Window]:
 def scorer(case: dict, folder: Path, rescore: bool = False) -> Scorer:
     """Return the scorer of a case; its datastore, if it has one, is written to ``folder``."""
     row, scaled, _ = read(case)
-    recent, nearest = None, None
+    memories: dict[str, Memory] = {"local": LocalMemory()}
     if "long" in row.memories:
-        recent = Recent(list(row.sizes), crossing=True, repeats=True)
+        memories["long"] = LongMemory(list(row.sizes), FIFO(), crossing=True, repeats=True)
     if "external" in row.memories:
         store, metric = datastore(folder, case["datastore"]), case["faiss"]
         nearest = Nearest(store, Exact(store.keys.blocks, metric, 700), case["k"], metric, rescore)
-    return Scorer([row], recent, nearest, scaled, jumps_clear=True)
+        memories["external"] = ExternalMemory(nearest)
+    return Scorer([row], memories, scaled, jumps_clear=True)

@@ -17,6 +17,8 @@ from tests.golden.published import ROOT, arrays, assert_near, index, parametrize
 from tests.golden.scored import CASES, encoded, scorer, windows_of
 from tests.golden.texts import stream
 from trime.data.segments import collate, cut, cut_lines
+from trime.memory.long import LongMemory
+from trime.memory.recent import Recent
 
 
 @parametrized(
@@ -41,16 +43,17 @@ def test_what_the_long_memory_holds(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     traced, cleared = index(f"eval/{name}.mem.json"), []
     own = scorer(case, tmp_path)
-    assert own.recent is not None
-    size = own.recent.sizes[-1]
+    long = own.memories["long"]
+    assert isinstance(long, LongMemory) and isinstance(long.held, Recent)
+    recent, size = long.held, long.sizes[-1]
     for number, (trace, (_, _)) in enumerate(zip(traced, own.scores(encoded(case)), strict=True)):
-        before = [] if own.recent.seen is None else own.recent.seen.token.tolist()
+        before = [] if recent.seen is None else recent.seen.token.tolist()
         if number and not before:
             cleared.append(number)
         else:
             assert before[-size:] == (trace["mem_before"] or [])
     assert cleared == case["mem_cleared_at"]
-    assert own.recent.seen is not None and own.recent.seen.token.tolist()[-size:] == traced[-1]["mem_after"]
+    assert recent.seen is not None and recent.seen.token.tolist()[-size:] == traced[-1]["mem_after"]
 
 
 def outputs_file(model: str, windows: str) -> str:

@@ -42,6 +42,7 @@ def overrides(case: dict[str, Any]) -> list[str]:
         f"evaluate.context={case['context_window']}",
         f"evaluate.lines={str(case['break_mode'] == 'complete').lower()}",
         "evaluate.tokens=null",
+        "mixture=none",
         f"evaluate.rows=[{{joint: [{','.join(row.joint)}]}}]",
         f"tune.temperature=[{row.temperature[0]}]",
         f"tune.memory_size={sizes}",

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from trime.memory.datastore import Nearest
+from trime.memory.external import ExternalMemory
 from trime.memory.search import Once
 from trime.metrics import perplexity
 from trime.stages.artefact import Artefact
 from trime.stages.encode import Encode
 from trime.stages.frequency import BUCKETS, ByToken, frequency
 from trime.stages.tune import Tune, scorer_of, watched
+from trime.tasks.rows import Row
 from trime.types import Bool, Contexts, Tensor
 
 TOP = (1, 8, 64, 1024)
@@ -46,32 +48,35 @@ class Analysis(Artefact):
 
     def of(self, encoded: Encode) -> dict[str, Any]:
         """One split's."""
-        rows = self.tune.rows()
+        rows = list(self.tune.rows())
+        sized = max(number for number, row in enumerate(rows) if isinstance(row, Row))  # the last one of the papers'
         chosen = [0] * len(rows)  # which of a row's memory sizes was tuned
-        if "long" in rows[-1].memories:
+        long = "long" in rows[sized].memories
+        if long:
             every = tuple(self.config.tune.memory_size)
-            chosen[-1], rows[-1] = every.index(rows[-1].sizes[0]), replace(rows[-1], sizes=every)
-        scorer = scorer_of(self.config, rows, self.tune.index, encoded)
-        hits = Hits(scorer.nearest) if scorer.nearest else None
+            chosen[sized], rows[sized] = every.index(rows[sized].sizes[0]), replace(rows[sized], sizes=every)
+        scorer = scorer_of(self.config, rows, self.tune.memories, encoded)
+        external = scorer.memories.get("external")
+        hits = Hits(external.nearest) if isinstance(external, ExternalMemory) else None
         if hits:
             hits.nearest.search = Once(hits.nearest.search)
         corpus = encoded.corpus.corpus()
         tables = [ByToken(len(corpus.vocabulary)) for _ in rows]
-        sizes = torch.zeros(len(rows[-1].sizes), dtype=torch.float64)
+        sizes = torch.zeros(len(rows[sized].sizes), dtype=torch.float64)
         for window, scores in scorer.scores(watched(encoded, "analyse")):
             for table, score, number in zip(tables, scores, chosen, strict=True):
                 table.add(window.query.token, -score[number, 0])
-            sizes += -scores[-1][:, 0].double().sum(-1).cpu()
+            sizes += -scores[sized][:, 0].double().sum(-1).cpu()
             if hits:
                 hits.add(window.query)
         counts = frequency(corpus)
-        by_size = dict(zip(map(str, rows[-1].sizes), (sizes / tables[-1].tokens).tolist(), strict=True))
+        by_size = dict(zip(map(str, rows[sized].sizes), (sizes / tables[-1].tokens).tolist(), strict=True))
         return {
             "buckets": {
                 row.label: [told(bucket) for bucket in table.buckets(counts)] for row, table in zip(rows, tables, strict=True)
             },
             "retrieval": hits.accuracy() if hits else {},
-            "by_memory_size": by_size if "long" in rows[-1].memories else {},  # the other settings as tuned
+            "by_memory_size": by_size if long else {},  # the other settings as tuned
         }
 
     def found(self) -> dict[str, Any]:

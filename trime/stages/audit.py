@@ -4,6 +4,7 @@ Text is altered and scored again with the run's model, memories and tuned settin
 
 * from a position on, own token included: nothing up to that position may move;
 * in all other documents, where evaluation is bounded by them: nothing may move;
+* another token is asked for: the weights of a fitted mixture may not move, at that token or before;
 
 The run's stored encodings, which its figures come from, must say the same as the text encoded anew, and the
 datastore's text is searched for the test text. A violation is an error; the figures are in ``audit.json``.
@@ -22,8 +23,9 @@ from tqdm import tqdm
 
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
+from trime.memory.base import Window
 from trime.memory.datastore import Datastore, Nearest
-from trime.memory.selective import Selective
+from trime.memory.external import ExternalMemory
 from trime.models.network import Reader
 from trime.stages.artefact import write_aside
 from trime.stages.encode import windows_of
@@ -31,7 +33,7 @@ from trime.stages.model_folder import open_network
 from trime.stages.plan import Plan
 from trime.stages.processes import device_of
 from trime.stages.tune import scorer_of
-from trime.tasks.scoring import Window
+from trime.tasks.fitted import FittedRow
 from trime.types import Mass, Tensor, UserError, contexts_of, is_token
 
 PLACES = 6  # windows of the test text that are altered
@@ -52,8 +54,14 @@ class Audit:
         self.network, _ = open_network(plan.model.path(), config)
         self.device = device_of(config)
         self.network.to(self.device)
-        self.scorer = scorer_of(config, plan.tune.rows(), plan.index, plan.test)
+        self.scorer = scorer_of(config, plan.tune.rows(), plan.memories, plan.test)
         self.unaltered: dict[int, list[Tensor]] = {}  # by the window's number
+
+    @property
+    def nearest(self) -> Nearest | None:
+        """The external memory, where some row has it."""
+        external = self.scorer.memories.get("external")
+        return external.nearest if isinstance(external, ExternalMemory) else None
 
     def stretch(self, last: int) -> list[int]:
         """The windows that may bear on window ``last``: as many before it as the long memory holds."""
@@ -61,7 +69,9 @@ class Audit:
         scored = self.windows.length - self.windows.context
         while first > 0 and room > -int(self.windows.context[last]):
             first, room = first - 1, room - int(scored[first - 1])
-        if self.network.carries or isinstance(self.scorer.recent, Selective):  # from the start of its document
+        if self.network.carries or any(
+            memory.remembers_all for memory in self.scorer.memories.values()
+        ):  # from the start of its document
             first = min(first, int(np.searchsorted(self.windows.begin, self.windows.begin[last])))
         return list(range(first, last + 1))
 
@@ -112,6 +122,23 @@ class Audit:
         first = int(windows.begin[number] + windows.start[number] + windows.context[number]) + kept - 1
         return self.moved(number, np.arange(first, len(self.text.tokens)), kept)
 
+    def asked(self, number: int) -> float:
+        """How far asking for another token moves the weights of fitted mixtures, at that token and those before it."""
+        rows = [(place, row) for place, row in enumerate(self.scorer.rows) if isinstance(row, FittedRow)]
+        every, found = list(self.encoded(self.text, self.stretch(number))), []
+        last = every[-1]
+        assert last.asked is not None
+        place = len(last.asked) // 2
+        other = last.asked.clone()
+        other[place] = (other[place] + 1) % len(self.corpus.vocabulary)
+        for asked in (last.asked, other):
+            readings = [row.reading() for _, row in rows]
+            for window, masses in self.scorer.masses(iter([*every[:-1], last._replace(asked=asked)])):
+                for reading, (number_, _) in zip(readings, rows, strict=True):
+                    reading(window, masses[number_])
+            found.append([reading.log_weights[: place + 1].exp() for reading in readings])
+        return max((float((one - two).abs().max()) for one, two in zip(*found, strict=True)), default=0.0)
+
     def stored(self, number: int) -> float:
         """How far a window's scores by the run's stored encodings lie from those made anew, in nats a token."""
         numbers = self.stretch(number)
@@ -134,13 +161,13 @@ class Audit:
     @property
     def own_datastore(self) -> bool:
         """The datastore is of the very text that is scored."""
-        return self.scorer.nearest is not None and self.scorer.nearest.hide_own
+        return self.nearest is not None and self.nearest.hide_own
 
     def copied(self) -> dict[str, float]:
         """The share of each test document that lies in the datastore, or where it is of that text, is found there."""
-        if self.scorer.nearest is None:
+        if self.nearest is None:
             return {}
-        return self.own_entries(self.scorer.nearest) if self.own_datastore else in_runs(self.text, self.scorer.nearest.store)
+        return self.own_entries(self.nearest) if self.own_datastore else in_runs(self.text, self.nearest.store)
 
     def own_entries(self, nearest: Nearest) -> dict[str, float]:
         """Of what is found for a document's tokens in a datastore of the same text: the share that is its own."""
@@ -162,12 +189,14 @@ def audit(plan: Plan) -> dict[str, Any]:
     edges = checks.after_borders() if bounded else []
     future = [checks.future(number) for number in tqdm(numbers, unit="place", desc="audit later tokens")]
     stored = [checks.stored(number) for number in numbers]
+    weights = [checks.asked(number) for number in numbers]
     others = [checks.others(number) for number in tqdm(edges, unit="place", desc="audit other documents")]
     found = {
         "windows": numbers,
         "windows_after_borders": edges,
         "stored_encodings_differ": float(np.max(stored)),
         "own_and_later_tokens_move": float(np.max(future)),
+        "asked_token_moves_weights": float(np.max(weights)),
         "other_documents_move": float(np.max(others)) if others else None,
         "test_documents_in_datastore": checks.copied(),
         "datastore_is_the_test_text": checks.own_datastore,
@@ -192,6 +221,8 @@ def violations(found: dict[str, Any]) -> list[str]:
     wrong = []
     if not found["own_and_later_tokens_move"] <= TOLERANCE:
         wrong.append(f"a token or those after it move its probability by {found['own_and_later_tokens_move']:.2g} nats")
+    if not found["asked_token_moves_weights"] <= TOLERANCE:
+        wrong.append(f"the token that is asked for moves the mixture's weights by {found['asked_token_moves_weights']:.2g}")
     if found["other_documents_move"] is not None and not found["other_documents_move"] <= TOLERANCE:
         wrong.append(f"other documents move a bounded one by {found['other_documents_move']:.2g} nats")
     if not found["stored_encodings_differ"] <= STORED:

@@ -13,15 +13,39 @@ from omegaconf import DictConfig, OmegaConf
 from trime.data.segments import count_of
 from trime.models.network import build_network
 from trime.stages.artefact import plain
-from trime.stages.kinds import NATURAL, NUMBER, SOME, demand, each, grid, whole
+from trime.stages.kinds import (
+    BOOLEAN,
+    NATURAL,
+    NUMBER,
+    POSITIVE,
+    SOME,
+    Kind,
+    demand,
+    each,
+    grid,
+    is_number,
+    one_of,
+    whole,
+)
 from trime.stages.model_folder import model_of, remember
 from trime.stages.pretrained import is_pretrained
 from trime.stages.processes import node
+from trime.stages.rows import FITTED, rows_of
 from trime.stages.settings import KINDS, READING, TRANSLATION
-from trime.tasks.rows import rows_of
+from trime.tasks.fitted import FittedRow
+from trime.tasks.rows import Row
 from trime.types import UserError
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
+DECAY = Kind(lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
+ADAPTIVE = {
+    **{f"mixture.model.{name}": SOME for name in ("hidden", "epochs", "patience", "batch")},
+    **{f"mixture.model.{name}": POSITIVE for name in ("learning_rate", "online_rate")},
+    "mixture.model.history": Kind(
+        lambda value: value == [] or grid(DECAY).holds(value), "a list of numbers from 0 to 1, or []"
+    ),
+    "mixture.model.online": BOOLEAN,
+}
 TRANSLATES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
 
 
@@ -66,8 +90,9 @@ def check_memories(config: DictConfig) -> None:
     pieces = config.task == "translation" or is_pretrained(config)
     if pieces and OmegaConf.select(config, "neighbours.analyzer") == "english":
         raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
-    rows = rows_of(plain(config.evaluate.rows), config.tune)
+    rows = [row for row in rows_of(config) if isinstance(row, Row)]
     check_similarity(config)
+    check_mixture(config)
     joined = [names for row in rows for names in (("vocabulary", *row.joint), *(layer.memories for layer in row.layers))]
     mixed = any("external" in names and len(names) > 1 for names in joined)
     if mixed and config.task == "language_model" and config.index.metric != config.similarity:
@@ -75,6 +100,22 @@ def check_memories(config: DictConfig) -> None:
             f"index.metric={config.index.metric}: the external memory is joined with what similarity={config.similarity} "
             "measures: set similarity alone, or rows that interpolate"
         )
+
+
+def check_mixture(config: DictConfig) -> None:
+    """UserError where a mixture of memories could not be fitted as asked."""
+    demand(config, {"mixture.kind": one_of("none", "joint", "interpolated", *FITTED)})
+    fitted = [row for row in rows_of(config) if isinstance(row, FittedRow)]
+    if not fitted:
+        return
+    demand(config, {"mixture.folds": whole(2), "mixture.temperatures": grid(POSITIVE)})
+    demand(config, {key: kind for key, kind in ADAPTIVE.items() if key.split(".")[-1] in config.mixture.model})
+    count_of(config.mixture.tokens)
+    instantiated(config.mixture.model)
+    if config.task == "translation":
+        raise UserError(f"mixture={config.mixture.kind}: translations are mixed as the papers have it: set mixture=none")
+    if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
+        raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
 
 
 def check_similarity(config: DictConfig) -> None:
@@ -102,7 +143,7 @@ def check_translation(config: DictConfig) -> None:
         raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
     if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
         raise UserError("translation has no evaluate.dataset, datastore.dataset, evaluate.analysis: leave them out")
-    memories = [row.memories for row in rows_of(plain(config.evaluate.rows), config.tune)]
+    memories = [row.memories for row in rows_of(config)]
     if set().union(*memories) - {"external"} or any(memories) != bool(memories[-1]) or sum(map(bool, memories)) > 1:
         raise UserError("evaluate.rows: a translation's last row may have the external memory, others none")
 

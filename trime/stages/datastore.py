@@ -7,7 +7,6 @@ import math
 import os
 import re
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from trime.memory.parts import Part, build_parts, check_factory, parts_of
 from trime.memory.search import LEAST, Exact, Joined, Search, found_of
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact
+from trime.stages.rows import memories_of
 from trime.types import Float, Tensor, UserError
 
 AUTO = "auto"
@@ -217,5 +217,4 @@ class GivenStore(Artefact):
 
 def uses_external(config: DictConfig) -> bool:
     """Some row names the external memory."""
-    rows = config.evaluate.rows
-    return any("external" in chain(row.get("joint", []), *row.get("interpolate", [])) for row in rows)
+    return "external" in memories_of(config)

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import WindowLoader, in_order
 from trime.data.segments import Segments, count_of, cut, cut_lines, document_edges
+from trime.memory.base import Window
 from trime.memory.datastore import Shards, stored_keys
 from trime.metrics import Meter
 from trime.models.network import Reader
@@ -33,7 +34,6 @@ from trime.stages.prepare import Prepare
 from trime.stages.processes import device_of
 from trime.stages.training import resolved_precision
 from trime.tasks.language_model import vocabulary_evidence
-from trime.tasks.scoring import Window
 from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, contexts_of, is_token
 
 SHARD = 2**17  # tokens at most, those of context included

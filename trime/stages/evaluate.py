@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from trime.memory.base import Memory
+from trime.memory.external import ExternalMemory
 from trime.metrics import Meter
 from trime.stages.artefact import Artefact, plain, write_aside
 from trime.stages.encode import Encode
 from trime.stages.frequency import ByToken, frequency
 from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
+from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row
 
 
@@ -36,12 +40,12 @@ class Evaluate(Artefact):
         results = [self.row(row, folder / f"row-{number}.json") for number, row in enumerate(self.tune.rows())]
         (folder / "rows.json").write_text(json.dumps(results, indent=1))
 
-    def row(self, row: Row, aside: Path) -> dict[str, Any]:
+    def row(self, row: Row | FittedRow, aside: Path) -> dict[str, Any]:
         """One row over the whole split; kept aside, so that a killed run goes on with the next row."""
         if aside.exists():
             return json.loads(aside.read_text())
         corpus, both = self.encoded.corpus.corpus(), [row, *[replace(row, alone=True)] * bool(row.memories)]
-        scorer = scorer_of(self.config, both, self.tune.index, self.encoded)  # opening an index is no token's time
+        scorer = scorer_of(self.config, both, self.tune.memories, self.encoded)  # opening an index is no token's time
         meter, sums, shares = Meter(), Sums(), ByToken(len(corpus.vocabulary))
         for window, (score, *alone) in scorer.scores(watched(self.encoded, row.label)):
             sums.add(window, score)
@@ -53,8 +57,7 @@ class Evaluate(Artefact):
         information = self.encoded.information()
         seconds = meter.seconds + information["seconds"]
         found |= {
-            "search": scorer.nearest.kind if scorer.nearest else None,
-            "k": scorer.nearest.k if scorer.nearest else None,
+            **searching(scorer.memories),
             **self.kept(found["tuned"].get("memory_size")),
             "tokens_per_second": round(found["tokens"] / max(seconds, 1e-9), 1),
             "peak_memory_mb": max(meter.peak_memory_mb, information["peak_memory_mb"]),
@@ -71,6 +74,13 @@ class Evaluate(Artefact):
 
     def rows(self) -> list[dict[str, Any]]:
         return json.loads((self.path() / "rows.json").read_text())
+
+
+def searching(memories: Mapping[str, Memory]) -> dict[str, Any]:
+    """How the external memory was searched, and for how many entries."""
+    external = memories.get("external")
+    nearest = external.nearest if isinstance(external, ExternalMemory) else None
+    return {"search": nearest.kind if nearest else None, "k": nearest.k if nearest else None}
 
 
 def named(policy: dict[str, Any]) -> str:

@@ -60,6 +60,7 @@ def each(kind: Kind) -> Kind:
 
 
 NUMBER = Kind(is_number, "a number")
+POSITIVE = Kind(lambda value: is_number(value) and value > 0, "a number above 0")
 NATURAL = Kind(lambda value: is_number(value) and value >= 0, "a number, at least 0")
 SHARE = Kind(lambda value: is_number(value) and 0 < value <= 1, "a share above 0, at most 1")
 BOOLEAN = Kind(lambda value: isinstance(value, bool), "true or false")

@@ -13,13 +13,15 @@ from omegaconf import DictConfig
 from trime.memory.datastore import check_k
 from trime.stages.analysis import Analysis
 from trime.stages.answer import Answer
-from trime.stages.artefact import Artefact, plain
+from trime.stages.artefact import Artefact
 from trime.stages.datastore import GivenStore, Index, check_index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit, Given
 from trime.stages.imported import Import
 from trime.stages.initialize import Initialize
+from trime.stages.memories import Memories, Sources
+from trime.stages.mixture import tune_of
 from trime.stages.model_folder import check_positions
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, Source
@@ -27,10 +29,10 @@ from trime.stages.pretrained import is_pretrained, source_of
 from trime.stages.record import Record
 from trime.stages.replay import KeyReplay, Replay
 from trime.stages.replay_contexts import ContextReplay
+from trime.stages.rows import memories_of
 from trime.stages.teach import Teach
 from trime.stages.tracking import logger_of
 from trime.stages.tune import Tune
-from trime.tasks.rows import rows_of
 
 
 class Plan:
@@ -131,7 +133,11 @@ class Plan:
 
     @cached_property
     def tune(self) -> Tune:
-        return Tune(self.config, self.valid, self.index)
+        return tune_of(self.config, self.valid, self.memories)
+
+    @cached_property
+    def memories(self) -> Memories:
+        return Memories(self.config, Sources(self.index, self.stored))
 
     @cached_property
     def evaluate(self) -> Evaluate:
@@ -154,7 +160,7 @@ class Plan:
     @property
     def remembers_contexts(self) -> bool:
         """Some row has a long memory: it is what a replay is about, not one inside the model."""
-        return any("long" in row.memories for row in rows_of(plain(self.config.evaluate.rows), self.config.tune))
+        return "long" in memories_of(self.config)
 
     @cached_property
     def taught(self) -> Teach | None:
@@ -184,13 +190,13 @@ class Plan:
             "pack": lambda: [self.pack],
             "fit": lambda: [None if self.config.checkpoint else self.model],
             "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
-            "datastore": lambda: [self.index],
-            "tune": lambda: [self.tune],
+            "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
+            "tune": lambda: [*self.tune.parts(), self.tune],
             "evaluate": lambda: [self.test, self.evaluate, self.analysis],
             "initialize": lambda: [Initialize(self.config)],
             "teach": lambda: [self.taught if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
-            "record": lambda: [self.test, self.tune] if self.remembers_contexts else [self.record],
+            "record": lambda: [self.test, *self.tune.parts(), self.tune] if self.remembers_contexts else [self.record],
             "replay": lambda: [self.replay],
         }
         return list(dict.fromkeys(node for node in nodes[stage]() if node is not None))

@@ -14,7 +14,9 @@ import torch
 from omegaconf import DictConfig
 
 from trime.eviction.base import EvictionPolicy
-from trime.memory.selective import Selective
+from trime.memory.base import Window
+from trime.memory.local import LocalMemory
+from trime.memory.long import LongMemory
 from trime.memory.similarity import similarity
 from trime.stages.artefact import Artefact
 from trime.stages.encode import Encode, windows_of
@@ -22,7 +24,7 @@ from trime.stages.processes import device_of
 from trime.stages.replay import Document, Kept, Replay
 from trime.stages.tune import Tune
 from trime.tasks.rows import Row
-from trime.tasks.scoring import Scorer, Window
+from trime.tasks.scoring import Scorer
 from trime.types import Float, Int, Tensor, UserError
 
 WANTED = "stages=[replay] wants a row with long memory and without external: experiment=trime_long; or experiment=memorizing"
@@ -40,7 +42,8 @@ class ContextReplay(Replay):
 
     def row(self) -> Row:
         """The last row with long and without external memory, at its best setting."""
-        rows = [row for row in self.tune.rows() if "long" in row.memories and "external" not in row.memories]
+        every = [row for row in self.tune.rows() if isinstance(row, Row)]
+        rows = [row for row in every if "long" in row.memories and "external" not in row.memories]
         if not rows:
             raise UserError(WANTED)
         return replace(rows[-1], sizes=tuple(self.sizes))
@@ -85,12 +88,14 @@ class ContextDocument:
 
     def replayed(self, policy: EvictionPolicy, sizes: list[int]) -> list[Kept]:
         """One pass for all sizes."""
-        memory = Selective(sizes, policy, self.config.long.crossing, self.config.long.repeats, self.config.similarity)
-        scorer = Scorer([self.row], memory, None, self.config.evaluate.scaled_interpolation, metric=self.config.similarity)
+        long, metric = self.config.long, self.config.similarity
+        memory = LongMemory(sizes, policy, long.crossing, long.repeats, metric, selective=True)
+        memories = {"local": LocalMemory(metric), "long": memory}
+        scorer = Scorer([self.row], memories, self.config.evaluate.scaled_interpolation)
         mass, loss = [0.0] * len(sizes), torch.zeros(len(sizes), dtype=torch.float64)
         for step, (_, (score,)) in enumerate(scorer.scores(iter(self.windows))):
             loss -= score[:, 0].double().sum(-1).cpu()
-            for number, held in enumerate(memory.held or []):
+            for number, held in enumerate(memory.kept):
                 position: Int[Tensor, " m"] = held.ranking.position[0].cpu()
                 mass[number] += float(self.mass[step, position[position >= 0]].sum())
         return [Kept(*found, len(self.g)) for found in zip(mass, loss.tolist(), strict=True)]

@@ -53,9 +53,11 @@ class Translate(Artefact):
         assert isinstance(corpus, ParallelCorpus)
         network, _ = open_network(self.encoded.model.path(), self.config)
         network.to(device_of(self.config))
+        index = tune.memories.sources.index
         references, rows = corpus.references(self.encoded.split)[: self.config.translation.sentences], []
         for number, row in enumerate(tune.rows()[self.rows]):
-            nearest = tune.index.nearest(self.encoded.information()) if row.memories and tune.index else None
+            assert isinstance(row, Row), "translations have no fitted mixture yet"
+            nearest = index.nearest(self.encoded.information()) if row.memories and index else None
             translator = Translator(network, row, nearest, corpus, self.config)
             file, meter = folder / f"row-{number}.jsonl", Meter()
             before, texts = len(written(file)), self.texts(file, translator, corpus, len(references))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit
 from trime.stages.imported_translation import Dictionaries, ImportTranslation
+from trime.stages.memories import Memories, Sources
 from trime.stages.model_folder import describe, model_of
 from trime.stages.pack import Pack
 from trime.stages.pairs import (
@@ -38,6 +40,7 @@ from trime.stages.processes import share_of
 from trime.stages.translate import ALL_BUT_LAST, LAST, Translate
 from trime.stages.tune import Tune
 from trime.tasks.checkpoints import BestWeights
+from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row
 from trime.tasks.translation import Translation
 from trime.types import UserError
@@ -104,7 +107,7 @@ class TuneByBleu(Tune):
 
     def __init__(self, config: DictConfig, tunes: dict[int, Tune], plain: Translate, own: dict[int, Translate]):
         first = next(iter(tunes.values()))
-        super().__init__(config, first.encoded, first.index)
+        super().__init__(config, first.encoded, first.memories)
         self.tunes, self.plain, self.own = tunes, plain, own
 
     def needs(self) -> list[Artefact]:
@@ -119,7 +122,7 @@ class TuneByBleu(Tune):
         content = self.tunes[best].tuned()
         for row, scored in zip(content["rows"], [*self.plain.found(), found[best]], strict=True):
             row |= scored
-        if self.index:
+        if self.memories.names:
             content["rows"][-1]["tuned"]["k"] = best
             content["rows"][-1]["bleu_by_k"] = {str(k): own["bleu"] for k, own in found.items()}
             if len(found) > 2 and best in (min(found), max(found)):
@@ -131,7 +134,7 @@ class TuneByBleu(Tune):
         tuned = self.tuned()["rows"][-1]["tuned"]
         return self.tunes[int(tuned["k"])] if "k" in tuned else next(iter(self.tunes.values()))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> Sequence[Row | FittedRow]:
         return self.chosen().rows()
 
 
@@ -198,7 +201,8 @@ class TranslationPlan(Plan):
     def tuned_at(self, k: int) -> Tune:
         """Temperatures and share at K entries."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
-        return Tune(config, self.valid, Index(config, self.store) if uses_external(config) else None)
+        index = Index(config, self.store) if uses_external(config) else None
+        return Tune(config, self.valid, Memories(config, Sources(index, self.corpus)))
 
     @cached_property
     def evaluate(self) -> EvaluatePairs:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
+from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
+from trime.data.segments import count_of
+from trime.memory.base import Memory, Window
 from trime.memory.datastore import Nearest
-from trime.memory.recent import Recent
+from trime.memory.external import ExternalMemory
 from trime.memory.search import Exact, found_of
-from trime.memory.selective import Selective
 from trime.metrics import Meter, perplexity
+from trime.mixtures.experts import Evidence, evidence_of, joined
 from trime.stages.artefact import Artefact, plain
-from trime.stages.datastore import Index, uses_external
 from trime.stages.encode import Encode, windows_of
+from trime.stages.memories import Memories
 from trime.stages.processes import device_of
-from trime.tasks.rows import Row, rows_of
-from trime.tasks.scoring import Scorer, Window
-from trime.types import Float, Tensor
+from trime.stages.rows import rows_of
+from trime.tasks.fitted import FittedRow
+from trime.tasks.rows import Row
+from trime.tasks.scoring import Scorer
+from trime.types import Float, Mass, Tensor
 
 FEW = 10  # documents below which a bootstrap draws parts of them
 STRETCH, PARTS = 1024, 200  # tokens of the shortest part, and how many parts of few documents there are at most
@@ -36,47 +40,99 @@ class Tune(Artefact):
 
     kind, stage, format = "tune", "tune", 2
 
-    def __init__(self, config: DictConfig, encoded: Encode, index: Index | None):
+    def __init__(self, config: DictConfig, encoded: Encode, memories: Memories):
         super().__init__(config)
-        self.encoded, self.index = encoded, index
+        self.encoded, self.memories = encoded, memories
 
     def needs(self) -> list[Artefact]:
-        return [self.encoded, *([self.index] if self.index else [])]
+        return [self.encoded, *self.memories.needs()]
 
     def settings(self) -> Any:
-        return {"rows": plain(self.config.evaluate.rows), "grid": plain(self.config.tune), **reading(self.config)}
+        rows = plain(self.config.evaluate.rows)
+        fitted = {"fitted": [repr(row) for row in self.fitted()], "tokens": self.config.mixture.tokens} if self.fitted() else {}
+        return {"rows": rows, "grid": plain(self.config.tune), **reading(self.config, self.memories), **fitted}
+
+    def fitted(self) -> list[FittedRow]:
+        """The row whose mixture is fitted to what this pass collects, where there is one."""
+        return [row for row in rows_of(self.config) if isinstance(row, FittedRow)]
+
+    def searched(self) -> list[Row]:
+        """The rows whose settings are searched on a grid."""
+        return [row for row in rows_of(self.config) if isinstance(row, Row)]
 
     def build(self, folder: Path) -> None:
         meter, encoded = Meter(), self.encoded
-        rows = rows_of(plain(self.config.evaluate.rows), self.config.tune)
-        scorer = scorer_of(self.config, rows, self.index, encoded)
+        rows, fitted = self.searched(), self.fitted()
+        scorer = scorer_of(self.config, [*rows, *fitted], self.memories, encoded)
         sums = [Sums() for _ in rows]
-        for window, scores in scorer.scores(watched(encoded, "tune")):
-            for total, score in zip(sums, scores, strict=True):
-                total.add(window, score)
+        collected = [Collected(row, count_of(self.config.mixture.tokens)) for row in fitted]
+        for window, masses in scorer.masses(watched(encoded, "tune")):
+            for total, row, own in zip(sums, rows, masses, strict=False):
+                total.add(window, row.score(window.vocabulary, own))
+            for part in collected:
+                part.add(window, masses[-1])
+        for part in collected:
+            part.save(folder, scorer.memories)
         found = [outcome(row, total) for row, total in zip(rows, sums, strict=True)]
-        for row in found:
-            row["at_edge"] = at_edge(row["tuned"], self.config.tune)
-            for name in row["at_edge"]:
+        for one in found:
+            one["at_edge"] = at_edge(one["tuned"], self.config.tune)
+            for name in one["at_edge"]:
                 key = GRIDS.get(name, name)
-                best = f"{name}={row['tuned'][name]}"
-                print(f"tune: {row['memories']}: {best} lies at the edge of the grid: widen tune.{key}")
+                best = f"{name}={one['tuned'][name]}"
+                print(f"tune: {one['memories']}: {best} lies at the edge of the grid: widen tune.{key}")
         content = {"rows": found, "seconds": round(meter.seconds, 1), "peak_memory_mb": meter.peak_memory_mb}
-        if scorer.nearest is not None:
-            content["recall"] = recall(scorer.nearest, encoded.path())
+        if external := scorer.memories.get("external"):
+            assert isinstance(external, ExternalMemory)
+            content["recall"] = recall(external.nearest, encoded.path())
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
 
     def tuned(self) -> dict[str, Any]:
         return json.loads((self.path() / "tuned.json").read_text())
 
+    def parts(self) -> list[Artefact]:
+        """What the stage makes before this."""
+        return []
+
     def chosen(self) -> Tune:
         """The pass whose settings count."""
         return self
 
-    def rows(self) -> list[Row]:
+    def evidence(self) -> tuple[Evidence, dict[str, Any]]:
+        """What was collected for the row that is fitted, and of which experts."""
+        parts = load_file(self.path() / "evidence.safetensors")
+        return Evidence(**parts), json.loads((self.path() / "evidence.json").read_text())
+
+    def rows(self) -> Sequence[Row | FittedRow]:
         """The rows at their best settings."""
-        rows, found = rows_of(plain(self.config.evaluate.rows), self.config.tune), self.tuned()["rows"]
-        return [row.at(one["tuned"]) for row, one in zip(rows, found, strict=True)]
+        found = self.tuned()["rows"]
+        return [row.at(one["tuned"]) for row, one in zip(self.searched(), found, strict=True)]
+
+
+class Collected:
+    """What the experts of a row say of the tokens of valid, up to some number of tokens."""
+
+    def __init__(self, row: FittedRow, limit: int | None):
+        self.row, self.limit, self.held = row, limit, 0
+        self.parts: list[Evidence] = []
+        self.described: dict[str, Any] = {}
+
+    def add(self, window: Window, masses: dict[str, Mass]) -> None:
+        """Keep a window's."""
+        if self.limit is not None and self.held >= self.limit:
+            return
+        found = {name: masses[name] for name in self.row.joint}
+        self.parts.append(evidence_of(window.vocabulary, found, window.query.place.document).on_host())
+        self.held += len(window.query.token)
+        self.described = {"experts": {name: mass.total.shape[1] for name, mass in found.items()}}
+
+    def save(self, folder: Path, memories: dict[str, Memory]) -> None:
+        """Write ``evidence.safetensors`` and ``evidence.json``."""
+        experts = self.described["experts"]
+        counts = [False, *(memories[name].own_experts for name, size in experts.items() for _ in range(size))]
+        save_file(
+            {name: part.contiguous() for name, part in joined(self.parts)._asdict().items()}, folder / "evidence.safetensors"
+        )
+        (folder / "evidence.json").write_text(json.dumps(self.described | {"counts": counts}))
 
 
 class Sums:
@@ -129,7 +185,7 @@ class Sums:
         return f"parts of {self.stretch:,} tokens" if self.few else "documents", list(units.values())
 
 
-def outcome(row: Row, sums: Sums) -> dict[str, Any]:
+def outcome(row: Row | FittedRow, sums: Sums) -> dict[str, Any]:
     """The best choice of a row, its loss there, and the best loss at each memory size."""
     tokens = sums.tokens
     mean = sums.total / tokens
@@ -180,12 +236,11 @@ def sampled(folder: Path) -> Float[Tensor, "n d"]:
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
 
 
-def reading(config: DictConfig) -> dict[str, Any]:
+def reading(config: DictConfig, memories: Memories) -> dict[str, Any]:
     """What decides how memories are read."""
-    index = {key: plain(config.index)[key] for key in ("k", "probe", "rescore")} if uses_external(config) else {}
+    index = {key: plain(config.index)[key] for key in ("k", "probe", "rescore")} if "external" in memories.names else {}
     return {
-        "long": plain(config.long) | {"eviction": plain(config.eviction)},
-        "similarity": config.similarity,
+        "memories": memories.settings(),
         "jumps_clear": config.compatibility.sorted_windows,
         "scaled_interpolation": config.evaluate.scaled_interpolation,
         "index": index,
@@ -193,22 +248,12 @@ def reading(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def scorer_of(config: DictConfig, rows: list[Row], index: Index | None, asked: Encode) -> Scorer:
+def scorer_of(config: DictConfig, rows: Sequence[Row | FittedRow], memories: Memories, asked: Encode) -> Scorer:
     """The scorer with the memories that the rows name."""
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
-    recent = long_memory(config, sizes) if sizes else None
-    external = any("external" in row.memories for row in rows)
-    nearest = index.nearest(asked.information()) if external and index else None
-    quirk = config.compatibility.sorted_windows
-    return Scorer(rows, recent, nearest, config.evaluate.scaled_interpolation, quirk, config.similarity)
-
-
-def long_memory(config: DictConfig, sizes: list[int]) -> Recent | Selective:
-    """The last M contexts at every size at once, or a memory of each size that another policy fills."""
-    policy = instantiate(config.eviction, _convert_="all")
-    if policy.is_window:
-        return Recent(sizes, config.long.crossing, config.long.repeats, config.similarity)
-    return Selective(sizes, policy, config.long.crossing, config.long.repeats, config.similarity)
+    names = set().union(*(row.memories for row in rows))
+    found = memories.opened(asked.information(), sizes, names)
+    return Scorer(rows, found, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 
 def watched(encoded: Encode, what: str) -> Iterator[Window]:

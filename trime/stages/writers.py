@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
+from trime.memory.base import Memory
 from trime.memory.datastore import Datastore
+from trime.memory.external import ExternalMemory
+from trime.memory.ngrams import TextNgrams
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer, prompted
 from trime.stages.artefact import plain
@@ -20,9 +24,10 @@ from trime.stages.model_folder import open_network
 from trime.stages.plan import Plan
 from trime.stages.pretrained import answerer_of, is_pretrained
 from trime.stages.processes import device_of
-from trime.stages.tune import long_memory
+from trime.stages.rows import rows_of
+from trime.tasks.fitted import FittedRow
 from trime.tasks.generation import Choice, Continuation, Step, Windows, attended, strongest
-from trime.tasks.rows import Row, rows_of
+from trime.tasks.rows import Row
 from trime.types import UserError
 
 AROUND = 8  # tokens of an entry's context that are shown
@@ -78,7 +83,7 @@ def entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
 
 def own_memories(plan: Plan) -> set[str]:
     """The memories of the experiment's last row."""
-    return rows_of(plain(plan.config.evaluate.rows), plan.config.tune)[-1].memories
+    return rows_of(plan.config)[-1].memories
 
 
 class LongWriter:
@@ -141,16 +146,14 @@ class Writer:
                 "the model was trained with another vocabulary than the dataset's: name the dataset it was trained on"
             )
         device = device_of(config)
-        recent = long_memory(config, list(self.row.sizes)) if "long" in self.row.memories else None
-        external = plan.index if "external" in self.row.memories else None
-        nearest = external.nearest({"text": None, "bounded": True, "split": "prompt"}) if external else None
+        prompt = {"text": None, "bounded": True, "split": "prompt"}
+        memories = plan.memories.opened(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate
         windows = Windows(evaluate.block, 0 if network.carries else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
-        self.source = Source(plan, nearest.store) if nearest else None
+        self.sources = sources_of(plan, memories)
         size = len(self.vocabulary)
-        memories = recent, nearest, windows
-        self.continuation = Continuation(network.to(device), self.row, *memories, eos, size, scaled, config.similarity)
+        self.continuation = Continuation(network.to(device), self.row, memories, windows, eos, size, scaled)
         self.written: list[int] = []
 
     def read(self, prompt: str) -> list[int]:
@@ -179,23 +182,55 @@ class Writer:
 
     def entry(self, memory: str, share: float, place: int) -> dict[str, Any]:
         """An entry with its text and place."""
-        external = memory == "external" and self.source
-        return entry(memory, share, *(external.of(place) if external else here(self, self.continuation.tokens, place)))
+        source = self.sources.get(memory)
+        return entry(memory, share, *(source.of(place) if source else here(self, self.continuation.tokens, place)))
 
     def text(self, tokens: list[int]) -> str:
         """Tokens as text."""
         return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
 
 
-class Source:
+def sources_of(plan: Plan, memories: dict[str, Memory]) -> dict[str, Passages]:
+    """Of each memory whose entries do not stand in the prompt, the text where they do."""
+    found: dict[str, Passages] = {}
+    for name, memory in memories.items():
+        if isinstance(memory, ExternalMemory):
+            found[name] = Source(plan, memory.nearest.store)
+        if isinstance(memory, TextNgrams):
+            found[name] = Passages(plan)
+    return found
+
+
+class Passages:
+    """The stored text, token by token."""
+
+    def __init__(self, plan: Plan):
+        self.corpus, self.tokenizer, self.split = (
+            plan.stored.corpus(),
+            plan.stored.dataset.tokenizer,
+            plan.config.datastore.split,
+        )
+
+    def of(self, number: int) -> tuple[str, str]:
+        """The text that ends with a token of the split, and the document it is of."""
+        text = self.corpus.split(self.split)
+        document = int(np.searchsorted(text.offsets, number, side="right")) - 1
+        begin = int(text.offsets[document])
+        ids = text.tokens[max(begin, number - AROUND) : number + 1].tolist()
+        words = self.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in ids])
+        return words, f"{self.corpus.names(self.split)[document]}, token {number - begin:,}"
+
+
+class Source(Passages):
     """The text that a datastore was made of."""
 
     def __init__(self, plan: Plan, store: Datastore):
         assert plan.index is not None
         self.store = store
-        corpus, information = plan.stored.corpus(), plan.index.information()
-        self.split, self.known = information["split"], information["text"] == corpus.fingerprint(information["split"])
-        self.corpus, self.tokenizer = corpus, plan.stored.dataset.tokenizer
+        super().__init__(plan)
+        information = plan.index.information()
+        self.split = information["split"]
+        self.known = information["text"] == self.corpus.fingerprint(self.split)
         self.position = self.store.keys.shards.column("position")
 
     def of(self, number: int) -> tuple[str, str]:
@@ -203,15 +238,11 @@ class Source:
         document, position = int(self.store.document[number]), int(self.position[number])
         if not self.known:  # a datastore of another run, whose text is not at hand
             return "", f"entry {number:,}"
-        text = self.corpus.split(self.split)
-        begin = int(text.offsets[document])
-        ids = text.tokens[begin + max(0, position - AROUND) : begin + position + 1].tolist()
-        words = self.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in ids])
-        return words, f"{self.corpus.names(self.split)[document]}, token {position:,}"
+        return super().of(int(self.corpus.split(self.split).offsets[document]) + position)
 
 
-def own_row(plan: Plan) -> Row:
+def own_row(plan: Plan) -> Row | FittedRow:
     """The experiment's last row, at what was tuned on valid where there is something to tune."""
     if own_memories(plan):
         return plan.tune.rows()[-1]
-    return rows_of(plain(plan.config.evaluate.rows), plan.config.tune)[-1]
+    return rows_of(plan.config)[-1]

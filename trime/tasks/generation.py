@@ -6,21 +6,21 @@ a backbone carry goes on from there.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from trime.memory.datastore import Nearest
-from trime.memory.recent import Recent
-from trime.memory.selective import Selective
-from trime.memory.similarity import similarity
+from trime.memory.base import Entries, Memory, Window
+from trime.mixtures.experts import History, evidence_of
 from trime.models.looked import Looked
 from trime.models.network import Network
+from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row, scales
-from trime.tasks.spread import Entries, Spread, spread
-from trime.types import Contexts, Float, Place, Tensor
+from trime.tasks.spread import Experts, Spread, experts_of, fitted_spread, spread
+from trime.types import Contexts, Float, Mass, Place, Tensor
 
 
 @dataclass(frozen=True)
@@ -63,28 +63,35 @@ class Continuation:
     def __init__(
         self,
         network: Network,
-        row: Row,
-        recent: Recent | Selective | None,
-        nearest: Nearest | None,
+        row: Row | FittedRow,
+        memories: dict[str, Memory],
         windows: Windows,
         start: int,
         vocabulary: int,
         scaled_interpolation: bool = True,
-        metric: str = "ip",
     ):
-        self.network, self.row, self.recent, self.nearest = network, row, recent, nearest
-        self.windows, self.start, self.scaled, self.metric = windows, start, scaled_interpolation, metric
+        self.network, self.row, self.memories = network, row, memories
+        self.windows, self.start, self.scaled = windows, start, scaled_interpolation
         self.vocabulary = vocabulary  # an output layer may have more rows
         self.device = next(network.parameters()).device
         self.tokens: list[int] = []
         network.tell()
         self.state = None  # what the backbone carries from the windows before
+        self.history = History(row.fitted.decays) if isinstance(row, FittedRow) and row.fitted else None
+        self.told = 0  # tokens that the history knows
+        self.experts: Experts | None = None  # what was said of the token that is due
+        for memory in memories.values():
+            memory.reset()
 
     @torch.no_grad()
     def read(self, tokens: list[int]) -> None:
         """Adds known tokens."""
         for token in tokens:
+            if self.history and self.experts is not None and self.told == len(self.tokens):
+                self.history.features(0, self.experts.log_probability[None, :, token].float())
+                self.told += 1
             self.tokens.append(token)
+            self.experts = None
             if len(self.tokens) % self.windows.block == 0:
                 self.close()
 
@@ -93,8 +100,8 @@ class Continuation:
         """The first new token of this window."""
         return len(self.tokens) // self.windows.block * self.windows.block
 
-    def encoded(self, first: int) -> Contexts:
-        """The contexts of the window whose new tokens begin at ``first``, the last one's token unknown (-1) where it is due."""
+    def encoded(self, first: int) -> Window:
+        """The window whose new tokens begin at ``first``, the last one's token unknown (-1) where it is due."""
         begin = max(0, first - self.windows.context)
         given = [self.tokens[begin - 1] if begin else self.start, *self.tokens[begin:]]
         followed = [*self.tokens[begin:], -1]
@@ -105,44 +112,62 @@ class Continuation:
         self.f = encoding.f[0]
         position = torch.arange(begin, begin + length, device=self.device)
         place = Place(torch.zeros_like(position), torch.full_like(position, first // self.windows.block), position)
-        return Contexts(encoding.g[0].float(), torch.tensor(followed[:length], device=self.device), place)
+        contexts = Contexts(encoding.g[0].float(), torch.tensor(followed[:length], device=self.device), place)
+        none = contexts.g.new_zeros(length - (first - begin))
+        return Window(contexts, first - begin, Mass(none, none))
 
     def close(self) -> None:
-        """Ends a full window: its new contexts go into the long memory."""
-        if self.recent is None and not self.network.carries:
+        """Ends a full window: its new contexts go into the memories that fill."""
+        filling = [memory for memory in self.memories.values() if memory.fills]
+        if not (filling or self.network.carries or self.history):
             return
-        first = len(self.tokens) - self.windows.block
-        contexts = self.encoded(first)
+        window = self.encoded(len(self.tokens) - self.windows.block)
         if self.network.carries:
             self.state = self.after
-        if self.recent is not None:
-            overlap = len(contexts.token) - self.windows.block
-            scored = contexts.take(slice(overlap, None))
-            divisor = scored.g.new_tensor([scales(scored.g.shape[1], True)[0]])
-            self.recent.evidence(scored, divisor, overlap=overlap)  # their attention decides what a policy keeps
-            self.recent.write(scored, overlap=len(contexts.token))
+        if self.history:
+            self.tell(window, self.memories)
+        else:
+            divisor = window.contexts.g.new_tensor([scales(window.contexts.g.shape[1], True)[0]])
+            for memory in filling:
+                memory.evidence(window, divisor)  # their attention decides what a policy keeps
+        for memory in filling:
+            memory.write(window)
+
+    def tell(self, window: Window, memories: dict[str, Memory]) -> None:
+        """Lets the history know what the experts said of a window's tokens that it does not know yet."""
+        assert isinstance(self.row, FittedRow) and self.history
+        targets = window.query.token
+        mass = self.network.vocabulary_mass(self.f[window.context : window.context + len(targets)], targets)
+        divisor = window.contexts.g.new_tensor(self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled)))
+        every = {name: memories[name].experts(window, divisor) for name in self.row.joint}
+        sized = {name: Mass(found.target[-1:], found.total[-1:]) for name, found in every.items()}
+        found = evidence_of(mass, sized, window.query.place.document).log_probability
+        self.history.features(0, found[max(self.told - window.scored_from, 0) :])
+        self.told = window.scored_from + len(targets)
 
     @torch.no_grad()
     def next(self) -> tuple[Spread, dict[str, Entries]]:
         """The probability of the next token, and what the memories show."""
-        first = self.first
-        contexts = self.encoded(first)
-        query, local = contexts.take(slice(-1, None)), contexts.take(slice(0, -1))
-        found = {name: self.shown(name, query, local, first) for name in sorted(self.row.memories)}
+        window = self.encoded(self.first)
+        if self.history and self.told < len(self.tokens):  # in copies of the memories, which this must not change
+            read = window._replace(contexts=window.contexts.take(slice(0, -1)))
+            self.tell(read, {name: copy.deepcopy(own) if own.fills else own for name, own in self.memories.items()})
+        found = {name: self.memories[name].entries(window) for name in sorted(self.row.memories)}
         some = torch.zeros(1, dtype=torch.long, device=self.device)
         mass = self.network.vocabulary_mass(self.f[-1:], some)
         vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + mass.total.double()  # type: ignore[operator]
-        return spread(self.row, vocabulary, found, query.g.shape[1], self.scaled, mass.gate), found
+        width = window.contexts.g.shape[1]
+        if isinstance(self.row, Row):
+            return spread(self.row, vocabulary, found, width, self.scaled, mass.gate), found
+        self.experts = experts_of(self.row, vocabulary, found, width, self.scaled)
+        return self.weighed(self.row, self.experts), found
 
-    def shown(self, name: str, query: Contexts, local: Contexts, first: int) -> Entries:
-        """What a memory shows to a context."""
-        if name == "external" and self.nearest is not None:
-            score, token, number = self.nearest.entries(query)
-            return Entries(score[0], token[0], number[0].to(token.device))
-        seen = local
-        if name == "long" and self.recent is not None:
-            seen = self.recent.entries(query, overlap=first - int(local.place.position[0]) if len(local.token) else 0)
-        return Entries(similarity(query.g, seen.g.to(query.g), self.metric)[0], seen.token, seen.place.position)
+    def weighed(self, row: FittedRow, experts: Experts) -> Spread:
+        """The mixture of what the experts say."""
+        assert row.fitted is not None and self.history
+        unknown = experts.total.new_zeros(1, len(experts.total), dtype=torch.float)
+        known = copy.deepcopy(self.history).features(0, unknown)  # before the token that is due
+        return fitted_spread(row, experts, row.fitted.log_weights(experts.total[None].float(), known)[0])
 
     def generate(self, count: int, choice: Choice, seed: int, stop: int | None = None) -> Iterator[Step]:
         """Up to ``count`` tokens, or as far as ``stop``."""

@@ -8,17 +8,18 @@ memory softmax after the other (Eq. 9): the continuous cache, the external memor
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from trime.memory.base import Window
 from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint, union
 from trime.types import Float, Mass, Tensor, UserError
 
-MEMORIES = ("local", "long", "external")
 INTERPOLATED = ("datastore", "all")  # the memories of Eq. 8's P_kNN, as ``evaluate.interpolate`` names them
 
 
@@ -54,6 +55,12 @@ class Row:
     @property
     def mixture(self) -> str:
         return "interpolate" if self.layers else "joint"
+
+    asks_experts: ClassVar[bool] = False
+
+    def reading(self) -> Callable[[Window, dict[str, Mass]], Float[Tensor, "s a n"]]:
+        """What scores a text, window by window."""
+        return lambda window, masses: self.score(window.vocabulary, masses)
 
     def divisors(self, joint_scale: float, layer_scale: float) -> list[float]:
         """All divisors of raw similarities, the joint ones first: one search serves them all."""
@@ -110,14 +117,14 @@ def mixed(base: Float[Tensor, "_ a n"], memory: Mass, shares: tuple[float, ...])
     return interpolate(base[:, :, None, None], inside, share).flatten(1, 3)
 
 
-def rows_of(specifications: Any, grid: Any) -> list[Row]:
-    """Rows as conf/experiment states them, each over the grid that conf/config.yaml's tune states."""
+def papers_rows(specifications: Any, grid: Any, known: tuple[str, ...]) -> list[Row]:
+    """Rows as conf/experiment states them, each over the grid that conf/config.yaml's tune states; ``known``: all memories."""
     if not isinstance(specifications, list) or not specifications:
         raise UserError(f"evaluate.rows={specifications}: name at least one row, for instance [{{joint: [local]}}]")
-    return [row_of(specification, grid) for specification in specifications]
+    return [row_of(specification, grid, known) for specification in specifications]
 
 
-def row_of(given: Any, grid: Any) -> Row:
+def row_of(given: Any, grid: Any, known: tuple[str, ...]) -> Row:
     """One row: {joint: [names], interpolate: [[names], ...]}."""
     specification = dict(given) if isinstance(given, dict) else {f"{given}": None}
     joined = tuple(specification.pop("joint", None) or ())
@@ -126,11 +133,11 @@ def row_of(given: Any, grid: Any) -> Row:
         for names in specification.pop("interpolate", None) or ()
     )
     row = Row(joined, layers, tuple(grid.temperature) if joined else (1.0,))
-    unknown = [*specification, *(row.memories - set(MEMORIES))]
+    unknown = [*specification, *(row.memories - set(known))]
     if unknown or len(layers) > 2 or any(not layer.memories for layer in layers):
         raise UserError(
             f"evaluate.rows: {unknown or layers} is not understood: "
-            f"a row is {{joint: [...], interpolate: [[...]]}} over the memories {', '.join(MEMORIES)}, at most two layers"
+            f"a row is {{joint: [...], interpolate: [[...]]}} over the memories {', '.join(known)}, at most two layers"
         )
     if any(not 0 < share < 1 for layer in layers for share in layer.share):
         raise UserError(f"tune.lambda={list(grid['lambda'])} must lie strictly between 0 and 1")

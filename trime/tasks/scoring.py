@@ -2,133 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from trime.memory.blockwise import blockwise_mass
-from trime.memory.datastore import Nearest, mass_of
-from trime.memory.recent import Recent
-from trime.memory.selective import Selective
-from trime.memory.visibility import Local
+from trime.memory.base import Memory, Window
+from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row, scales
-from trime.types import Contexts, Float, Int, Mass, Tensor
+from trime.types import Float, Mass, Tensor
 
-AHEAD = 4096  # queries at least that the external memory is asked at once
+AHEAD = 4096  # queries at least that a memory is asked at once, where it can be
 
 
-class Window(NamedTuple):
-    """All contexts of a window, the first ``context`` of which are not scored; the vocabulary's mass of the others.
+class Found(NamedTuple):
+    """What memories know of a window: of each, the mass under every divisor, and under its own experts if it has such."""
 
-    ``asked`` are the tokens whose probability is asked for; null: those that followed.
-    """
-
-    contexts: Contexts
-    context: int
-    vocabulary: Mass
-    asked: Int[Tensor, " n"] | None = None
-
-    @property
-    def scored(self) -> Contexts:
-        """The scored contexts with the tokens that followed them."""
-        return self.contexts.take(slice(self.context, None))
-
-    @property
-    def query(self) -> Contexts:
-        """The scored contexts with the tokens that are asked for."""
-        return self.scored if self.asked is None else self.scored._replace(token=self.asked)
-
-    @property
-    def scored_from(self) -> int:
-        """Where the scored contexts start in their document."""
-        return int(self.contexts.place.position[self.context])
+    evidence: dict[str, Mass]
+    experts: dict[str, Mass]
 
 
 class Scorer:
     """Evidence of every memory for a window, and every row's score from it.
 
-    ``jumps_clear`` is the published code's quirk: the long memory is lost where a window does not follow the last.
+    ``jumps_clear`` is the published code's quirk: memories are lost where a window does not follow the last.
     """
 
     def __init__(
         self,
-        rows: list[Row],
-        recent: Recent | Selective | None,
-        nearest: Nearest | None,
+        rows: Sequence[Row | FittedRow],
+        memories: Mapping[str, Memory],
         scaled_interpolation: bool,
         jumps_clear: bool = False,
-        metric: str = "ip",
     ):
-        self.rows, self.recent, self.nearest = rows, recent, nearest
-        self.scaled_interpolation, self.jumps_clear, self.metric = scaled_interpolation, jumps_clear, metric
+        self.rows, self.memories = rows, {name: memories[name] for name in memories if name in names_of(rows)}
+        self.scaled_interpolation, self.jumps_clear = scaled_interpolation, jumps_clear
 
     def scores(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
         """For each window in stream order, log P(target) of each row over its grid."""
-        if self.recent is not None:
-            self.recent.reset()
+        readings = [row.reading() for row in self.rows]
+        for window, masses in self.masses(windows):
+            yield window, [reading(window, own) for reading, own in zip(readings, masses, strict=True)]
+
+    def masses(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[dict[str, Mass]]]]:
+        """For each window in stream order, what each row is told of its memories: masses [s t n]."""
+        self.reset()
         expected = 0
-        for window, entries in self.searched(windows):
-            if self.recent is not None and self.jumps_clear and window.scored_from != expected:
-                self.recent.reset()
+        for window, ahead in self.looked_ahead(windows):
+            if self.jumps_clear and window.scored_from != expected:
+                self.reset()
             expected = window.scored_from + len(window.query.token)
             divisors = self.divisors(window.contexts.g.shape[1])
             every = torch.tensor(sorted({divisor for own in divisors for divisor in own}), device=window.contexts.g.device)
-            found = self.evidence(window, every, entries) if len(every) else {}
-            yield (
-                window,
-                [
-                    row.score(window.vocabulary, self.chosen(found, row, every, own))
-                    for row, own in zip(self.rows, divisors, strict=True)
-                ],
-            )
-            if self.recent is not None:
-                self.recent.write(window.scored, overlap=len(window.contexts.token))
+            found = self.found(window, every, ahead)
+            yield window, [self.chosen(found, row, every, own) for row, own in zip(self.rows, divisors, strict=True)]
+            for memory in self.memories.values():
+                memory.write(window)
+
+    def reset(self) -> None:
+        """Forget what was read."""
+        for memory in self.memories.values():
+            memory.reset()
 
     def divisors(self, width: int) -> list[list[float]]:
         return [row.divisors(*scales(width, self.scaled_interpolation)) for row in self.rows]
 
-    @property
-    def names(self) -> set[str]:
-        """The memories that some row names."""
-        return set().union(*(row.memories for row in self.rows))
+    def looked_ahead(self, windows: Iterator[Window]) -> Iterator[tuple[Window, dict[str, Any]]]:
+        """Each window with what memories found that can be asked for many windows at once."""
+        asked = {name: memory for name, memory in self.memories.items() if memory.looks_ahead}
+        for group in grouped(windows, AHEAD if asked else 1):
+            found = {name: memory.ahead(group) for name, memory in asked.items()}
+            yield from ((window, {name: own[number] for name, own in found.items()}) for number, window in enumerate(group))
 
-    def searched(self, windows: Iterator[Window]) -> Iterator[tuple[Window, tuple[Tensor, Tensor] | None]]:
-        """Each window with the scores and tokens of its nearest entries, which do not depend on what was read before."""
-        if self.nearest is None or "external" not in self.names:
-            yield from ((window, None) for window in windows)
-            return
-        for group in grouped(windows, AHEAD):
-            queries = [window.query for window in group]
-            score, token, _ = self.nearest.entries(Contexts.joined(queries))
-            sizes = [len(query.token) for query in queries]
-            yield from zip(group, zip(score.split(sizes), token.split(sizes), strict=True), strict=True)
-
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], entries: tuple[Tensor, Tensor] | None) -> dict[str, Mass]:
-        """Mass [s t n] of each memory that some row names."""
-        query, names = window.query, self.names
-        found = {}
-        if "local" in names:
-            found["local"] = blockwise_mass(query, window.contexts, Local(), divisor, metric=self.metric)
-        if entries is not None:
-            found["external"] = mass_of(*entries, query.token, divisor)
-        result = {name: Mass(mass.target[None], mass.total[None]) for name, mass in found.items()}
-        if "long" in names and self.recent is not None:
-            result["long"] = self.recent.evidence(query, divisor, overlap=window.context)
+    def found(self, window: Window, every: Float[Tensor, " t"], ahead: dict[str, Any]) -> Found:
+        """What each memory says of a window."""
+        result = Found({}, {})
+        for name, memory in self.memories.items():
+            given = window, every, ahead.get(name)
+            if any(name in row.memories and row.asks_experts for row in self.rows) and memory.own_experts:
+                result.experts[name] = memory.experts(*given)
+            if any(name in row.memories and not (row.asks_experts and memory.own_experts) for row in self.rows):
+                result.evidence[name] = memory.evidence(*given)
         return result
 
-    def chosen(self, found: dict[str, Mass], row: Row, every: Tensor, divisors: list[float]) -> dict[str, Mass]:
+    def chosen(self, found: Found, row: Row | FittedRow, every: Tensor, divisors: list[float]) -> dict[str, Mass]:
         """The masses of the row's memories at its own divisors and memory sizes, in the row's order."""
         index = torch.searchsorted(every, torch.tensor(divisors, device=every.device))
-        held = self.recent.sizes if self.recent is not None else []
-        sizes = [held.index(size) for size in row.sizes] if "long" in row.memories else []
         result = {}
         for name in row.memories:
-            mass = found[name]
-            if name == "long":
+            memory, own = self.memories[name], row.asks_experts and self.memories[name].own_experts
+            mass = found.experts[name] if own else found.evidence[name]
+            if memory.sizes != Memory.sizes:
+                sizes = [memory.sizes.index(size) for size in row.sizes]
                 mass = Mass(mass.target[sizes], mass.total[sizes])
-            result[name] = Mass(mass.target[:, index], mass.total[:, index])
+            result[name] = mass if own else Mass(mass.target[:, index], mass.total[:, index])
         return result
+
+
+def names_of(rows: Sequence[Row | FittedRow]) -> set[str]:
+    """The memories that some row names."""
+    return set().union(*(row.memories for row in rows))
 
 
 def grouped(windows: Iterator[Window], queries: int) -> Iterator[list[Window]]:

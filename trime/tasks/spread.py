@@ -10,16 +10,10 @@ from typing import NamedTuple
 
 import torch
 
+from trime.memory.base import Entries
+from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row, scales
-from trime.types import Float, Int, Tensor
-
-
-class Entries(NamedTuple):
-    """What a memory shows to contexts: raw similarities, the tokens that followed, and where the entries stand."""
-
-    similarity: Float[Tensor, "*n k"]
-    token: Int[Tensor, "*n k"]
-    place: Int[Tensor, "*n k"]  # in this text, or the number in a datastore
+from trime.types import Float, Tensor
 
 
 class Spread(NamedTuple):
@@ -67,6 +61,44 @@ def spread(
     none = torch.zeros_like(base)
     parts = {name: none.scatter_add(-1, found[name].token, weight.to(none)) for name, weight in weights.items()}
     return Spread({"vocabulary": base} | parts, weights)
+
+
+class Experts(NamedTuple):
+    """What every expert of a fitted row says of the next token: log P [e v], and how much each entry gives to it, by memory."""
+
+    log_probability: Float[Tensor, "e v"]
+    total: Float[Tensor, " e"]
+    entries: dict[str, Float[Tensor, "e k"]]
+
+
+def experts_of(
+    row: FittedRow, vocabulary: Float[Tensor, " v"], found: dict[str, Entries], width: int, scaled_interpolation: bool
+) -> Experts:
+    """What the experts of a row say after one context; ``vocabulary`` is each token's log-mass."""
+    divisors = vocabulary.new_tensor(row.divisors(*scales(width, scaled_interpolation)))
+    totals, parts, entries = [vocabulary.logsumexp(-1)[None]], [vocabulary.softmax(-1)[None]], {}
+    for name in row.joint:
+        own = found[name]
+        scores = own.similarity.double() / divisors[:, None] if own.counts is None else own.counts
+        total = scores.logsumexp(-1) if scores.shape[1] else scores.new_full((len(scores),), -torch.inf)
+        entries[name] = (scores - total.nan_to_num(neginf=0)[:, None]).exp()
+        empty = vocabulary.new_zeros(len(scores), vocabulary.shape[-1])
+        parts.append(empty.scatter_add(-1, own.token.expand(len(scores), -1), entries[name].to(empty)))
+        totals.append(total.to(vocabulary))
+    return Experts(torch.cat(parts).log(), torch.cat(totals), entries)
+
+
+def fitted_spread(row: FittedRow, experts: Experts, log_weights: Float[Tensor, " e"]) -> Spread:
+    """The same for a row with a fitted mixture, of which these are the weights after one context."""
+    weights, first = log_weights.double().exp(), 1
+    parts = {"vocabulary": weights[0] * experts.log_probability[0].exp()}
+    shares = {}
+    for name in row.joint:
+        own = slice(first, first + len(experts.entries[name]))
+        parts[name] = (weights[own, None] * experts.log_probability[own].exp()).sum(0)
+        shares[name] = (weights[own, None] * experts.entries[name].double()).sum(0)
+        first = own.stop
+    return Spread(parts, shares)
 
 
 def scored(found: dict[str, Entries], names: tuple[str, ...], divisor: float) -> dict[str, Float[Tensor, "*n k"]]:

@@ -60,6 +60,27 @@ class Group(NamedTuple):
         return float(np.mean(values)) if values else None
 
 
+def by_mixture(runs: list[Run]) -> list[Run]:
+    """Return each run as the papers have it and, where its last row's mixture was fitted, that row as a run of its own."""
+    return [part for run in runs for part in ([papers_part(run), fitted_part(run)] if is_fitted(run) else [run])]
+
+
+def is_fitted(run: Run) -> bool:
+    """Whether the last row's mixture was fitted, which the papers' are not."""
+    return len(run["metrics"]["test"]) > 1 and "fitted" in run["metrics"]["valid"][-1]
+
+
+def papers_part(run: Run) -> Run:
+    """Return a run without its last row."""
+    return run | {"metrics": {split: rows[:-1] for split, rows in run["metrics"].items()}}
+
+
+def fitted_part(run: Run) -> Run:
+    """Return a run as what its last row's mixture makes of it."""
+    own = {"name": f"{run['name']}, {run['metrics']['test'][-1]['mixture']}"}
+    return {key: value for key, value in run.items() if key != "analysis"} | own
+
+
 def ranked(groups: list[Group]) -> tuple[str, list[Group]]:
     """The measure's name (BLEU where all translate), and the groups, worst first."""
     kind = "BLEU" if all("bleu" in group.row for group in groups) else units([group.first for group in groups])

@@ -14,12 +14,13 @@ from trime.stages.evaluate import named
 from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
 from trime.stages.report.answers import answers_table
+from trime.stages.report.groups import is_fitted
 from trime.stages.report.page import Page, Section, Table, commands, pictured, sampled, write_page
 from trime.stages.report.picture_run import analysis_panels, analysis_picture, run_panels, run_picture
 from trime.stages.report.picture_several import replay_picture
 from trime.stages.report.provenance import provenance
 from trime.stages.report.samples import samples_of
-from trime.stages.report.tables import EDGE, EDGE_NOTE, analysis_text, evaluated, markdown, replay_text, run_table
+from trime.stages.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, analysis_text, evaluated, markdown, replay_text, run_table
 
 
 def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -35,7 +36,7 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if config.logger.history:
         copied(plan.model.path() / "metrics.csv", folder / "metrics.csv")
     table = markdown(*run_table(results))
-    table += f"\n{EDGE_NOTE}\n" * (EDGE in table)
+    table += f"\n{EDGE_NOTE}\n" * (EDGE in table) + f"\n{FITTED_NOTE}\n" * is_fitted(results)
     write_aside(folder / "table.md", table)
     if "analysis" in results:
         text = analysis_text(results)
@@ -61,6 +62,7 @@ def run_page(results: dict[str, Any], history: Path, samples: list[dict[str, Any
         f"commit {(results['commit'] or 'unknown')[:12]}",
     ]
     note = "The last row is the experiment's own. Temperatures, shares and sizes were chosen on dev; test was scored once."
+    note += f" {FITTED_NOTE}" * is_fitted(results)
     table = Table(*run_table(results), own=True)
     note += f" {EDGE_NOTE}." * any(EDGE in cell for line in table.lines for cell in line)
     return Page(

@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 from trime.stages.artefact import plain, told_briefly, write_aside
 from trime.stages.report.answers import answers_panels, answers_picture, answers_table, policies_grid
 from trime.stages.report.compare import Published, compare_table, ordering
-from trime.stages.report.groups import grouped
+from trime.stages.report.groups import by_mixture, grouped, is_fitted
 from trime.stages.report.ledger import read_run
 from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
 from trime.stages.report.picture_several import compare_picture, curves_picture, policies_picture, several_panels
 from trime.stages.report.provenance import without_places
-from trime.stages.report.tables import EDGE, EDGE_NOTE, Lines, csv_of, evaluated, markdown
+from trime.stages.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, csv_of, evaluated, markdown
 from trime.types import UserError
 
 
@@ -77,7 +77,7 @@ def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
 
 def report_models(runs: list[dict[str, Any]], against: str, published: Published, folder: Path) -> None:
     """Table and pictures of language models, and where they stand in the papers' order."""
-    groups = grouped(runs)
+    groups = grouped(by_mixture(runs))
     names = {group.first["name"] for group in groups} | {group.policy for group in groups if group.policy}
     if against not in names:
         print(f"report: no run is named {against}, so none is compared: choose report.against={'|'.join(sorted(names))}")
@@ -89,6 +89,7 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
     text = markdown(header, lines) + ordered
     write_aside(folder / "table.md", text)
     edges = EDGE_NOTE if EDGE in text else ""
+    text += f"\n{FITTED_NOTE}\n" * any(map(is_fitted, runs))
     print(f"\n{text}\n* published dev / test (one figure: test), for the order of rows" + f"\n{edges}" * bool(edges))
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
     if any(run.get("analysis", {}).get("dev", {}).get("by_memory_size") for run in runs):
@@ -100,7 +101,7 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
         f"The worst first. Differences to {against} are paired, with a 95 % interval by bootstrap over seeds and "
         f"{' or '.join(drawn)}; "
         "no difference is shown where zero lies inside. Columns with * hold published figures, dev / test (one figure: test). "
-        f"{edges}"
+        f"{f'{FITTED_NOTE}. ' * any(map(is_fitted, runs))}{edges}"
     )
     sections = [
         Section("Runs", note, [Table(header, lines)]),

@@ -57,6 +57,12 @@ EDGE = "‡"  # marks a row whose tuned setting lies at the edge of its grid
 EDGE_NOTE = f"{EDGE} the best setting lies at the edge of its grid: a better one may lie beyond, widen tune.*"
 
 
+FITTED_NOTE = (
+    "adaptive and calibrated rows are the lab's own: a mixture of all memories that was fitted on dev, whose dev figure is of "
+    "documents that a fit did not see"
+)
+
+
 def marked(name: str, rows: Iterable[dict[str, Any]]) -> str:
     """Return a row's name, marked where some of its dev rows were tuned to the edge of a grid."""
     return f"{name} {EDGE}" if any(row.get("at_edge") for row in rows) else name

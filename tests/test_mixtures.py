@@ -1,0 +1,134 @@
+"""Fitted mixtures: weights sum to one and know nothing of the target, dev is of documents that a fit did not see."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trime.mixtures.adaptive import Adaptive
+from trime.mixtures.calibrated import Calibrated
+from trime.mixtures.experts import POOR, UNKNOWN, Evidence, History, Mixture, mixed
+from trime.stages.mixture import folds, scored
+
+KINDS = [lambda: Adaptive([0.5, 1.0], hidden=8), lambda: Calibrated([0.5, 1.0]), lambda: Adaptive([0.5, 1.0], history=[])]
+
+
+def drawn(count: int, documents: int, seed: int = 0) -> Evidence:
+    """Return a vocabulary and a memory of two experts that is right where its mass is large, and knows nothing at times."""
+    generator = torch.Generator().manual_seed(seed)
+    good = torch.rand(count, generator=generator) < 0.4
+    total = torch.stack(
+        [torch.full((count,), 5.0), *(torch.where(good, 6.0, 3.0) + torch.randn(2, count, generator=generator) / 4)], 1
+    )
+    total[torch.rand(count, generator=generator) < 0.1, 1:] = -torch.inf
+    share = torch.stack([torch.full((count,), 0.1), torch.where(good, 0.8, 0.001), torch.where(good, 0.6, 0.01)], 1)
+    return Evidence(total + share.log(), total, torch.arange(count) * documents // count)
+
+
+def fitted(kind: int, evidence: Evidence, seed: int = 0) -> tuple[Mixture, torch.Tensor]:
+    mixture = KINDS[kind]()
+    mixture.memories = {"memory": 2}
+    fold = folds(evidence.document, 3, seed)
+    return mixture, mixture.fit(evidence, fold, [False, False, False], seed)
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_weights_sum_to_one_over_what_knows_something(kind: int) -> None:
+    mixture, _ = fitted(kind, drawn(1200, 6))
+    other = drawn(300, 3, seed=1)
+    history = History(mixture.decays).of_text(other)
+    weights = mixture.log_weights(other.total, history).exp()
+    torch.testing.assert_close(weights.sum(1), torch.ones(300))
+    assert not weights[other.total.isinf()].any() and bool((weights[:, 0] > 0).all())
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_a_fit_helps_on_text_it_did_not_see(kind: int) -> None:
+    """Better than the vocabulary alone and than even weights; dev, cross-fitted, is near the figure of new text."""
+    mixture, dev = fitted(kind, drawn(4000, 8))
+    other = drawn(4000, 8, seed=1)
+    found, even = -scored(mixture, other).mean(), torch.where(other.total.isfinite(), 0.0, -torch.inf).log_softmax(1)
+    assert found < -other.log_probability[:, 0].mean() - 0.3
+    assert found < -mixed(even, other.log_probability).mean() - (0.0 if kind == 1 else 0.05)
+    assert abs(-dev.mean() - found) < 0.05
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_a_fit_is_deterministic_and_is_kept(kind: int) -> None:
+    evidence = drawn(900, 5)
+    (one, dev), (two, again) = fitted(kind, evidence), fitted(kind, evidence)
+    assert torch.equal(dev, again)
+    three = KINDS[kind]()
+    three.memories = {"memory": 2}
+    three.load(two.state())
+    assert torch.equal(scored(one, evidence), scored(three, evidence)) and one.described()
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_what_is_said_of_a_fold_does_not_depend_on_its_targets(kind: int) -> None:
+    """But for when a network stops: a fold's own targets changed leave the weights that score it the same up to there."""
+    evidence = drawn(900, 6)
+    fold = folds(evidence.document, 3, 0)
+    changed = evidence.target.clone()
+    changed[fold == 0, 1:] -= 3
+    mixture, other = KINDS[kind](), KINDS[kind]()
+    mixture.memories = other.memories = {"memory": 2}
+    if isinstance(mixture, Adaptive) and isinstance(other, Adaptive):
+        mixture.patience = other.patience = mixture.epochs = other.epochs = 1
+        mixture.decays = other.decays = ()
+    mixture.fit(evidence, fold, [False] * 3, 0)
+    other.fit(evidence._replace(target=changed), fold, [False] * 3, 0)
+    if isinstance(mixture, Adaptive) and isinstance(other, Adaptive):
+        assert torch.equal(mixture.parameters["w2"][0], other.parameters["w2"][0])
+        assert not torch.equal(mixture.parameters["w2"][1], other.parameters["w2"][1])
+
+
+def test_history_is_a_mean_that_decays() -> None:
+    """Whatever the pieces in which a text comes; it forgets another document."""
+    decays, found = (0.0, 0.8, 1.0), torch.randn(700, 2) * 8
+    document = torch.tensor([0] * 400 + [1] * 300)
+    evidence = Evidence(found, torch.zeros(700, 2), document)
+    whole = History(decays).of_text(evidence)
+    pieces = History(decays)
+    parts = [
+        pieces.features(int(document[i]), found[i : i + 7])
+        for s in (0, 400)
+        for i in range(s, s + (400, 300)[s > 0], 7)
+        if i + 7 <= (400, 700)[s > 0]
+    ]
+    torch.testing.assert_close(torch.cat(parts[:57]), whole[:399])
+    expected = []
+    for number, value in enumerate(found.clamp(min=POOR)):
+        begin = 0 if number < 400 else 400
+        past = found[begin:number].clamp(min=POOR)
+        row = []
+        for decay in decays:
+            share = torch.tensor([decay ** (number - begin - 1 - i) for i in range(number - begin)])
+            row.append((share[:, None] * past).sum(0) / share.sum() if number > begin else torch.full_like(value, UNKNOWN))
+        expected.append(torch.cat(row))
+    torch.testing.assert_close(whole, torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_folds_are_documents_dealt_out_by_size_or_blocks_of_few() -> None:
+    document = torch.repeat_interleave(torch.arange(9), torch.tensor([50, 5, 5, 5, 5, 40, 30, 30, 10]))
+    fold = folds(document, 3, 0)
+    assert all(len(fold[document == one].unique()) == 1 for one in range(9))
+    assert max(fold.bincount()) - min(fold.bincount()) < 20
+    few = folds(torch.zeros(100).long(), 4, 0)
+    assert max(few.bincount()) - min(few.bincount()) <= 7 and int((few.diff() != 0).sum()) >= 12
+    assert not torch.equal(fold, folds(document, 3, 1))
+
+
+def test_online_goes_on_learning_from_what_was_scored() -> None:
+    mixture, _ = fitted(0, drawn(900, 5))
+    assert isinstance(mixture, Adaptive)
+    shifted = drawn(3000, 2, seed=2)
+    shifted = shifted._replace(target=shifted.target.roll(1, 1) + shifted.total - shifted.total.roll(1, 1).nan_to_num(neginf=0))
+    shifted = Evidence(shifted.target.nan_to_num(neginf=-60), shifted.total.nan_to_num(neginf=0), shifted.document)
+    before = -scored(mixture, shifted).mean()
+    mixture.online, history = True, History(mixture.decays).of_text(shifted)
+    for start in range(0, 3000, 100):
+        mixture.learn(shifted.take(slice(start, start + 100)), history[start : start + 100])
+    assert -scored(mixture, shifted).mean() < before - 0.02 and math.isfinite(before)

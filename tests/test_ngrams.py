@@ -1,0 +1,127 @@
+"""n-grams: counts are those of a text read by eye, whatever the windows; their probabilities sum to one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from trime.memory.base import Window
+from trime.memory.ngrams import DocumentNgrams, Ngrams, SuffixArray, TextNgrams
+from trime.types import Contexts, Mass, Place
+
+WORDS, ORDERS = 300, [1, 2, 3, 5, 8]
+
+
+def text(length: int, seed: int) -> np.ndarray:
+    """Return words that repeat one another's sequences."""
+    draw = np.random.default_rng(seed)
+    phrases = np.random.default_rng(9).integers(0, WORDS, (6, 12))
+    parts = [phrases[draw.integers(6)][draw.integers(4) : draw.integers(5, 12)] for _ in range(length // 4)]
+    return np.concatenate(parts)[:length].astype(np.uint16)
+
+
+def windows(documents: list[np.ndarray], block: int, context: int) -> list[Window]:
+    """Return the windows of some documents."""
+    found = []
+    for number, tokens in enumerate(documents):
+        for start in range(0, len(tokens), block):
+            begin, end = max(0, start - context), min(start + block, len(tokens))
+            place = Place(*(torch.full((end - begin,), number), torch.zeros(end - begin).long(), torch.arange(begin, end)))
+            contexts = Contexts(torch.zeros(end - begin, 2), torch.as_tensor(tokens[begin:end].astype(np.int64)), place)
+            none = torch.zeros(end - start)
+            found.append(Window(contexts, start - begin, Mass(none, none)))
+    return found
+
+
+def read(memory: Ngrams, given: list[Window]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the masses of all targets, and in all: [e n] each."""
+    masses = []
+    for window in given:
+        masses.append(memory.experts(window, torch.ones(1)))
+        again = memory.experts(window, torch.ones(1))  # asking changes nothing
+        assert torch.equal(again.target, masses[-1].target) and torch.equal(again.total, masses[-1].total)
+        memory.write(window)
+    return torch.cat([mass.target[0] for mass in masses], 1), torch.cat([mass.total[0] for mass in masses], 1)
+
+
+def occurrences(tokens: np.ndarray, order: int) -> tuple[Counter, Counter]:
+    """Count contexts that something follows, and them with what follows."""
+    rows = [tuple(tokens[i : i + order + 1].tolist()) for i in range(len(tokens) - order)]
+    return Counter(row[:-1] for row in rows), Counter(rows)
+
+
+def by_eye(tokens: np.ndarray, place: int, seen: list[tuple[Counter, Counter]]) -> tuple[list[int], list[int]]:
+    """Return counts of the target and of its context, order by order."""
+    rows = [tuple(tokens[place - order : place + 1].tolist()) if order <= place else None for order in ORDERS]
+    pairs = zip(rows, seen, strict=True)
+    found = [(both[row], alone[row[:-1]]) if row else (0, 0) for row, (alone, both) in pairs]
+    return [one for one, _ in found], [one for _, one in found]
+
+
+@pytest.mark.parametrize("block, context", [(7, 0), (16, 16), (5, 40), (1000, 0)])
+def test_counts_of_the_text(block: int, context: int) -> None:
+    known, documents = text(3000, 0), [text(90, 1), text(40, 2)]
+    target, total = read(TextNgrams(SuffixArray.of(known, WORDS), ORDERS), windows(documents, block, context))
+    seen = [occurrences(known, order) for order in ORDERS]
+    every = [by_eye(tokens, place, seen) for tokens in documents for place in range(len(tokens))]
+    for found, expected in ((target, [one for one, _ in every]), (total, [one for _, one in every])):
+        torch.testing.assert_close(found.exp().T.round().long(), torch.tensor(expected))
+    assert total[-1].isfinite().any() and total[-1].isinf().any()
+
+
+@pytest.mark.parametrize("block, context", [(7, 0), (16, 16), (1000, 0)])
+def test_counts_of_the_document(block: int, context: int) -> None:
+    documents = [text(600, 3), text(80, 4)]
+    memory = DocumentNgrams(ORDERS)
+    target, total = read(memory, windows(documents, block, context))
+    expected = []
+    for tokens in documents:
+        for place in range(len(tokens)):
+            seen = [occurrences(tokens[:place], order) for order in ORDERS]
+            expected.append(by_eye(tokens, place, seen))
+    torch.testing.assert_close(target.exp().T.round().long(), torch.tensor([one for one, _ in expected]))
+    torch.testing.assert_close(total.exp().T.round().long(), torch.tensor([one for _, one in expected]))
+    assert memory.bytes > 0
+
+
+@pytest.mark.parametrize("kind", ["text", "document"])
+def test_entries_are_the_counts_of_every_token(kind: str) -> None:
+    known, tokens = text(3000, 0), text(60, 5)
+    memory: Ngrams = TextNgrams(SuffixArray.of(known, WORDS), ORDERS) if kind == "text" else DocumentNgrams(ORDERS)
+    *before, last = windows([tokens], 16, 8)
+    for window in before:
+        memory.write(window)
+    entries = memory.entries(last)
+    assert entries.counts is not None and len(entries.token.unique()) == len(entries.token)
+
+    def asked_for(token: int) -> Window:
+        return last._replace(asked=torch.cat([last.scored.token[:-1], torch.tensor([token])]))
+
+    for token in range(WORDS):
+        asked = memory.experts(asked_for(token), torch.ones(1))
+        column = (entries.token == token).nonzero().squeeze(1)
+        shown = entries.counts[:, column[0]] if len(column) else torch.full((len(ORDERS),), -torch.inf)
+        torch.testing.assert_close(asked.target[0, :, -1].double(), shown.double(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(entries.counts.logsumexp(1), asked.total[0, :, -1].double(), rtol=1e-6, atol=1e-6)
+    longest = memory.evidence(asked_for(0), torch.ones(3))
+    known_orders = int(asked.total[0, :, -1].isfinite().sum())
+    torch.testing.assert_close(longest.total[0, :, -1], asked.total[0, known_orders - 1, -1].expand(3))
+    where = known if kind == "text" else tokens
+    assert torch.as_tensor(where[entries.place.numpy()].astype(np.int64)).tolist() == entries.token.tolist()
+
+
+def test_the_suffix_array_is_sorted() -> None:
+    """Tokens beyond one byte too."""
+    tokens = text(400, 7)
+    order = SuffixArray.of(tokens, WORDS).order
+    suffixes = [tokens[start:].tolist() for start in order]
+    assert all(one < other for one, other in pairwise(suffixes)) and sorted(order) == list(range(400))
+
+
+def test_orders_must_rise() -> None:
+    with pytest.raises(ValueError, match="rising"):
+        DocumentNgrams([2, 1])

@@ -1,0 +1,34 @@
+"""The external memory at test, as the rows of a table read it: the K nearest entries of a datastore (TRIME Eq. 4, 7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trime.memory.base import Entries, Memory, Window
+from trime.memory.datastore import Nearest, mass_of
+from trime.types import Contexts, Float, Mass, Tensor
+
+
+class ExternalMemory(Memory):
+    """Asked for many windows at once, which searching is fastest with."""
+
+    looks_ahead = True
+
+    def __init__(self, nearest: Nearest):
+        self.nearest = nearest
+
+    def ahead(self, windows: list[Window]) -> list[Any]:
+        """Return scores and tokens of the entries nearest to each window's contexts."""
+        queries = [window.query for window in windows]
+        score, token, _ = self.nearest.entries(Contexts.joined(queries))
+        sizes = [len(query.token) for query in queries]
+        return list(zip(score.split(sizes), token.split(sizes), strict=True))
+
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
+        score, token = self.ahead([window])[0] if ahead is None else ahead
+        mass = mass_of(score, token, window.query.token, divisor)
+        return Mass(mass.target[None], mass.total[None])
+
+    def entries(self, window: Window) -> Entries:
+        score, token, number = self.nearest.entries(window.contexts.take(slice(-1, None)))
+        return Entries(score[0], token[0], number[0].to(token.device))

@@ -1,0 +1,31 @@
+"""The local memory at test: the contexts of the window before each one (TRIME Eq. 2; the continuous cache)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trime.memory.base import Entries, Memory, Window
+from trime.memory.blockwise import blockwise_mass
+from trime.memory.similarity import similarity
+from trime.memory.visibility import Local
+from trime.types import Contexts, Float, Mass, Tensor
+
+
+class LocalMemory(Memory):
+    """``metric``: of similarity, ip, l2 or cosine."""
+
+    def __init__(self, metric: str = "ip"):
+        self.metric = metric
+
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
+        mass = blockwise_mass(window.query, window.contexts, Local(), divisor, metric=self.metric)
+        return Mass(mass.target[None], mass.total[None])
+
+    def entries(self, window: Window) -> Entries:
+        return entries_of(window, window.contexts.take(slice(0, -1)), self.metric)
+
+
+def entries_of(window: Window, seen: Contexts, metric: str) -> Entries:
+    """Return contexts as the last one of a window sees them."""
+    query = window.contexts.take(slice(-1, None))
+    return Entries(similarity(query.g, seen.g.to(query.g), metric)[0], seen.token, seen.place.position)

@@ -1,0 +1,60 @@
+"""The long-term memory at test, as the rows of a table read it: the last M contexts, or those that a policy keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trime.eviction.base import EvictionPolicy
+from trime.memory.base import Entries, Memory, Window
+from trime.memory.bounded import Held
+from trime.memory.local import entries_of
+from trime.memory.recent import Recent
+from trime.memory.selective import Selective
+from trime.types import Float, Mass, Tensor
+
+
+class LongMemory(Memory):
+    """``policy``: what is kept; one that keeps the last entries needs no memory for each size (see recent, selective)."""
+
+    fills = True
+
+    def __init__(
+        self,
+        sizes: list[int],
+        policy: EvictionPolicy,
+        crossing: bool = False,
+        repeats: bool = False,
+        metric: str = "ip",
+        selective: bool = False,
+    ):
+        self.held: Recent | Selective
+        if policy.is_window and not selective:
+            self.held = Recent(sizes, crossing, repeats, metric)
+        else:
+            self.held = Selective(sizes, policy, crossing, repeats, metric)
+
+    @property
+    def sizes(self) -> list[int]:  # type: ignore[override]
+        return self.held.sizes
+
+    @property
+    def remembers_all(self) -> bool:  # type: ignore[override]
+        return isinstance(self.held, Selective)
+
+    @property
+    def kept(self) -> list[Held]:
+        """Return what the memory of each size holds, where they are kept apart (``selective``, whatever the policy)."""
+        return (self.held.held or []) if isinstance(self.held, Selective) else []
+
+    def reset(self) -> None:
+        self.held.reset()
+
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
+        return self.held.evidence(window.query, divisor, overlap=window.context)
+
+    def write(self, window: Window) -> None:
+        self.held.write(window.scored, overlap=len(window.contexts.token))
+
+    def entries(self, window: Window) -> Entries:
+        query = window.contexts.take(slice(-1, None))
+        return entries_of(window, self.held.entries(query, overlap=window.context), self.held.metric)

@@ -1,0 +1,143 @@
+"""Counts of what followed the last k tokens, for several k: in a text by its suffix array, in a document while it is read.
+
+The suffixes that begin with some tokens stand side by side in a suffix array, so that binary search counts them. In a
+document that grows, counts stand in a hash table under the hash of the tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trime.vectors import compiled
+
+FACTOR, START, NEXT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x2545F4914F6CDD1D), np.uint64(0xBF58476D1CE4E5B9)
+HALF = np.uint64(32)
+ONE = np.uint64(1)
+
+
+@compiled()
+def compared(text, at, history, begin, length):  # type: ignore[no-untyped-def]
+    """-1, 0 or 1: how a suffix of the text stands to some tokens of the history, the first of which are equal."""
+    for j in range(1, length):
+        if at + j >= len(text):
+            return -1
+        one, other = np.int64(text[at + j]), history[begin + j]
+        if one != other:
+            return -1 if one < other else 1
+    return 0
+
+
+@compiled()
+def suffixes(text, array, starts, history, begin, length):  # type: ignore[no-untyped-def]
+    """Where in the suffix array the suffixes stand that begin with history[begin : begin + length]."""
+    first = history[begin]
+    low, end = starts[first], starts[first + 1]
+    high = end
+    while low < high:
+        middle = (low + high) // 2
+        if compared(text, array[middle], history, begin, length) < 0:
+            low = middle + 1
+        else:
+            high = middle
+    last, high = low, end
+    while last < high:
+        middle = (last + high) // 2
+        if compared(text, array[middle], history, begin, length) <= 0:
+            last = middle + 1
+        else:
+            high = middle
+    return low, last
+
+
+@compiled()
+def followed_by(text, array, low, high, length, token):  # type: ignore[no-untyped-def]
+    """How many of the suffixes have ``token`` after their first ``length`` tokens."""
+    end = high
+    while low < high:
+        middle = (low + high) // 2
+        at = array[middle] + length
+        if at >= len(text) or text[at] < token:
+            low = middle + 1
+        else:
+            high = middle
+    first, high = low, end
+    while low < high:
+        middle = (low + high) // 2
+        at = array[middle] + length
+        if at >= len(text) or text[at] <= token:
+            low = middle + 1
+        else:
+            high = middle
+    return low - first
+
+
+@compiled()
+def counts_in_text(text, array, starts, history, first, target, orders, of_target, total):  # type: ignore[no-untyped-def]
+    """total[q, i]: how often the ``orders[q]`` tokens before history[first + i] occur; of_target[q, i]: before target[i]."""
+    for i in range(len(target)):
+        place = first + i
+        for q in range(len(orders)):
+            length = orders[q]
+            if length > place:
+                break
+            low, high = suffixes(text, array, starts, history, place - length, length)
+            if low == high:
+                break
+            of_target[q, i] = followed_by(text, array, low, high, length, target[i])
+            total[q, i] = high - low - (array[low] + length >= len(text))  # the text's end is followed by nothing
+
+
+@compiled()
+def mixed(hashed, token):  # type: ignore[no-untyped-def]
+    hashed = (hashed ^ (np.uint64(token) + ONE)) * FACTOR
+    return hashed ^ (hashed >> HALF)
+
+
+@compiled()
+def slot_of(keys, key):  # type: ignore[no-untyped-def]
+    """The slot that holds a key, or the free one where it belongs; the number of slots is a power of two."""
+    last = np.uint64(len(keys) - 1)
+    slot = key & last
+    while keys[slot] != 0 and keys[slot] != key:
+        slot = (slot + ONE) & last
+    return slot
+
+
+@compiled()
+def counts_in_document(keys, counts, history, first, target, orders, of_target, total, added):  # type: ignore[no-untyped-def]
+    """As counts_in_text, of the tokens before each one; each history[first + i] is counted after its turn.
+
+    ``added`` takes the slots whose counts went up, so that this can be undone; returned is how many there are.
+    """
+    done = 0
+    for i in range(len(target)):
+        place = first + i
+        for q in range(len(orders)):
+            length = orders[q]
+            if length > place:
+                break
+            hashed = START + np.uint64(length)
+            for j in range(place - length, place):
+                hashed = mixed(hashed, history[j])
+            context = hashed | ONE
+            total[q, i] = counts[slot_of(keys, context)]
+            of_target[q, i] = counts[slot_of(keys, mixed(hashed ^ NEXT, target[i]) | ONE)]
+            for key in (context, mixed(hashed ^ NEXT, history[place]) | ONE):
+                slot = slot_of(keys, key)
+                keys[slot] = key
+                counts[slot] += 1
+                added[done] = slot
+                done += 1
+    return done
+
+
+@compiled()
+def moved(keys, counts, new_keys, new_counts):  # type: ignore[no-untyped-def]
+    """Enter what a table holds into a larger one; returned is how many slots are taken."""
+    taken = 0
+    for slot in range(len(keys)):
+        if counts[slot]:
+            new = slot_of(new_keys, keys[slot])
+            new_keys[new], new_counts[new] = keys[slot], counts[slot]
+            taken += 1
+    return taken

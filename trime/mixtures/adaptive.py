@@ -1,0 +1,152 @@
+"""Weights by a small network: π(c) = softmax(W2 relu(W1 x + b1) + b2), an average of networks that saw other documents.
+
+x are the experts' log-masses (of similarities relative to the vocabulary's, of n-grams their counts), the vocabulary's own,
+and how well each expert said the tokens before. Related: adaptive kNN-MT (Zheng et al. 2021), which chooses K; the gates of
+He et al. (2021) and Drozdov et al. (2022), which choose the share of one memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trime.mixtures.experts import LEAST, Evidence, History, Mixture, mixed
+from trime.types import Bool, Float, Int, Tensor
+
+FAR = 4.0  # standard deviations beyond which a feature is cut; an expert that knows nothing stands there too
+AT_ONCE = 2**14  # tokens of which weights are computed together
+BETTER = 1e-4  # nats that count as an improvement
+
+
+class Adaptive(Mixture):
+    """``hidden``: units of each network; ``folds``: networks, each stopped by the documents that it does not see.
+
+    ``online``: go on learning from tokens that were scored, at ``online_rate``.
+    """
+
+    def __init__(
+        self,
+        temperatures: list[float],
+        hidden: int = 32,
+        history: tuple[float, ...] | list[float] = (0.0, 0.8),
+        epochs: int = 60,
+        patience: int = 4,
+        batch: int = 1024,
+        learning_rate: float = 0.01,
+        online: bool = False,
+        online_rate: float = 0.001,
+    ):
+        self.temperatures, self.hidden, self.decays = tuple(temperatures), hidden, tuple(history)
+        self.epochs, self.patience, self.batch, self.learning_rate = epochs, patience, batch, learning_rate
+        self.online, self.online_rate = online, online_rate
+        self.parameters: dict[str, Tensor] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def features(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n x"]:
+        """What the networks see, each with mean 0 and deviation 1 over the tokens of the fit."""
+        raw = self.raw(total, history, self.parameters["counts"])
+        scaled = (raw - self.parameters["mean"]) / self.parameters["deviation"]
+        return scaled.clamp(-FAR, FAR)
+
+    @staticmethod
+    def raw(total: Tensor, history: Tensor, counts: Tensor) -> Float[Tensor, "n x"]:
+        own = total[:, :1]
+        return torch.cat([own, total[:, 1:] - torch.where(counts[1:], 0, own), history], 1)
+
+    def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
+        return self.each(self.features(total, history), total.isfinite()).logsumexp(0) - math.log(self.networks)
+
+    @property
+    def networks(self) -> int:
+        """How many are averaged."""
+        return len(self.parameters["b2"])
+
+    def each(self, x: Float[Tensor, "n x"], known: Bool[Tensor, "n e"]) -> Float[Tensor, "k n e"]:
+        """log π of each network."""
+        p = self.parameters
+        inner = torch.relu(torch.baddbmm(p["b1"], x.expand(self.networks, -1, -1), p["w1"]))
+        return torch.baddbmm(p["b2"], inner, p["w2"]).masked_fill(~known, -torch.inf).log_softmax(-1)
+
+    def fit(self, evidence: Evidence, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
+        generator = torch.Generator().manual_seed(seed)
+        history, total = History(self.decays).of_text(evidence), evidence.total
+        self.start(total, history, torch.tensor(counts), int(fold.max()) + 1, generator)
+        x, known = self.features(total, history), total.isfinite()
+        log_probability = evidence.log_probability.clamp(min=LEAST)
+        learned = {name: self.parameters[name].requires_grad_() for name in ("w1", "b1", "w2", "b2")}
+        optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
+        held = fold == torch.arange(self.networks)[:, None]
+        best, kept, since = torch.full((self.networks,), torch.inf), copied(learned), torch.zeros(self.networks)
+        for _ in range(self.epochs):
+            for rows in torch.randperm(len(x), generator=generator).split(self.batch):
+                loss = -mixed(self.each(x[rows], known[rows]), log_probability[rows])
+                seen = ~held[:, rows]
+                optimizer.zero_grad()
+                ((loss * seen).sum(1) / seen.sum(1).clamp(min=1)).sum().backward()
+                optimizer.step()
+            loss = -self.scored(x, known, log_probability)
+            found = (loss * held).sum(1) / held.sum(1)
+            better = found < best - BETTER
+            best, since = torch.where(better, found, best), torch.where(better, 0, since + 1)
+            for name, part in learned.items():
+                kept[name][better] = part.detach()[better]
+            if (since >= self.patience).all():
+                break
+        self.parameters |= kept
+        return self.scored(x, known, log_probability).gather(0, fold[None])[0]
+
+    def start(self, total: Tensor, history: Tensor, counts: Tensor, folds: int, generator: torch.Generator) -> None:
+        """The scale of features, and networks whose weights are even."""
+        raw = self.raw(total, history, counts)
+        finite = torch.where(raw.isfinite(), raw, torch.nan)
+        mean = finite.nanmean(0).nan_to_num()
+        deviation = (finite - mean).square().nanmean(0).sqrt().nan_to_num(nan=1.0).clamp(min=1e-3)
+        inputs, experts = raw.shape[1], total.shape[1]
+        w1 = torch.empty(folds, inputs, self.hidden).uniform_(-1, 1, generator=generator) / math.sqrt(inputs)
+        self.parameters = {"mean": mean, "deviation": deviation, "counts": counts, "w1": w1}
+        self.parameters["b1"] = torch.zeros(folds, 1, self.hidden)
+        self.parameters["w2"] = torch.zeros(folds, self.hidden, experts)
+        self.parameters["b2"] = torch.zeros(folds, 1, experts)
+
+    @torch.no_grad()
+    def scored(self, x: Tensor, known: Tensor, log_probability: Tensor) -> Float[Tensor, "k n"]:
+        """log P by each network."""
+        parts = range(0, len(x), AT_ONCE)
+        rows = [slice(first, first + AT_ONCE) for first in parts]
+        return torch.cat([mixed(self.each(x[own], known[own]), log_probability[own]) for own in rows], 1)
+
+    def learn(self, evidence: Evidence, history: Float[Tensor, "n f"]) -> None:
+        if not self.online:
+            return
+        if self.optimizer is None:
+            self.optimizer = torch.optim.Adam(list(self.trained()), self.online_rate)
+        with torch.enable_grad():
+            x, known = self.features(evidence.total, history), evidence.total.isfinite()
+            loss = -mixed(self.each(x, known), evidence.log_probability.clamp(min=LEAST)).mean(1).sum()
+            self.optimizer.zero_grad()
+            loss.backward()
+        self.optimizer.step()
+
+    def trained(self) -> Iterator[Tensor]:
+        """The parts that are learned."""
+        for name in ("w1", "b1", "w2", "b2"):
+            self.parameters[name] = self.parameters[name].clone().requires_grad_()
+            yield self.parameters[name]
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: part.detach().contiguous() for name, part in self.parameters.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.parameters, self.optimizer = dict(state), None
+
+    def described(self) -> dict[str, Any]:
+        own = sum(self.parameters[name][0].numel() for name in ("w1", "b1", "w2", "b2"))
+        return {"parameters": own, "networks": self.networks}
+
+
+def copied(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies that no gradient reaches."""
+    return {name: part.detach().clone() for name, part in parts.items()}

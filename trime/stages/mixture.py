@@ -1,0 +1,145 @@
+"""mixture: fits the mixture of an experiment's memories on what tune's pass over valid found, by documents."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from safetensors.torch import load_file, save_file
+
+from trime.metrics import Meter
+from trime.mixtures.experts import Evidence, History, Mixture, mixed
+from trime.stages.artefact import Artefact, plain
+from trime.stages.encode import Encode
+from trime.stages.memories import Memories
+from trime.stages.rows import rows_of
+from trime.stages.tune import STRETCH, Sums, Tune, outcome
+from trime.tasks.fitted import FittedRow
+from trime.tasks.rows import Row
+from trime.types import Float, Int, Tensor, UserError
+
+BLOCKS = 4  # of a fold, where there are fewer documents than folds
+
+
+class TuneMixture(Tune):
+    """``mixture.safetensors`` and ``mixture.json``, a few kilobytes; the grid's own settings are those of ``grid``."""
+
+    kind, stage, format = "mixture", "tune", 1
+
+    def __init__(self, config: DictConfig, grid: Tune):
+        super().__init__(config, grid.encoded, grid.memories)
+        self.grid = grid
+
+    def needs(self) -> list[Artefact]:
+        return [self.grid]
+
+    def parts(self) -> list[Artefact]:
+        return [self.grid]
+
+    def settings(self) -> Any:
+        given = given_mixture(self.config)
+        kept = {key: value for key, value in plain(self.config.mixture).items() if key != "path"}
+        return {"mixture": kept, "seed": self.config.seed, "given": given and given.read_text()}
+
+    def build(self, folder: Path) -> None:
+        row, meter = self.row(), Meter()
+        evidence, described = self.grid.evidence()
+        mixture = mixture_of(self.config, described["experts"])
+        given = given_mixture(self.config)
+        if given:
+            mixture.load(opened(given, described, row.temperatures))
+            score = scored(mixture, evidence)
+        else:
+            fold = folds(evidence.document, self.config.mixture.folds, self.config.seed)
+            score = mixture.fit(evidence, fold, described["counts"], self.config.seed)
+        found = outcome(row, summed(evidence.document, -score)) | {"at_edge": [], "fitted": mixture.described()}
+        save_file(mixture.state(), folder / "mixture.safetensors")
+        content = {"row": found, "crossfitted": not given, "seconds": round(meter.seconds, 1), **described}
+        (folder / "mixture.json").write_text(json.dumps(content | {"temperatures": row.temperatures}, indent=1))
+
+    def row(self) -> FittedRow:
+        """Return the row, not fitted."""
+        (found,) = (row for row in rows_of(self.config) if isinstance(row, FittedRow))
+        return found
+
+    def information(self) -> dict[str, Any]:
+        return json.loads((self.path() / "mixture.json").read_text())
+
+    def tuned(self) -> dict[str, Any]:
+        tuned = self.grid.tuned()
+        return tuned | {"rows": [*tuned["rows"], self.information()["row"]]}
+
+    def rows(self) -> list[Row | FittedRow]:
+        mixture = mixture_of(self.config, self.information()["experts"])
+        mixture.load(load_file(self.path() / "mixture.safetensors"))
+        return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
+
+
+def tune_of(config: DictConfig, encoded: Encode, memories: Memories) -> Tune:
+    """Return what tunes the rows of an experiment, and fits its mixture where that is to be fitted."""
+    grid = Tune(config, encoded, memories)
+    return TuneMixture(config, grid) if grid.fitted() else grid
+
+
+def given_mixture(config: DictConfig) -> Path | None:
+    """Return the description of the mixture that ``mixture.path=`` names."""
+    if not config.mixture.get("path"):
+        return None
+    file = Path(config.mixture.path).expanduser() / "mixture.json"
+    if not file.is_file():
+        raise UserError(f"mixture.path={config.mixture.path} is no mixture: name a folder mixture-… of a run")
+    return file
+
+
+def opened(file: Path, described: dict[str, Any], temperatures: tuple[float, ...]) -> dict[str, Tensor]:
+    """Return what was fitted elsewhere; UserError where it is of other memories."""
+    own = json.loads(file.read_text())
+    if list(own["experts"].items()) != list(described["experts"].items()) or tuple(own["temperatures"]) != temperatures:
+        said = ", ".join(f"{name} ({size} experts)" for name, size in own["experts"].items())
+        raise UserError(f"mixture.path={file.parent} mixes {said} at {own['temperatures']}: mix the same here, or fit anew")
+    return load_file(file.with_name("mixture.safetensors"))
+
+
+def mixture_of(config: DictConfig, experts: dict[str, int]) -> Mixture:
+    """Return the mixture that the configuration describes, not fitted."""
+    mixture = instantiate(config.mixture.model, _convert_="all")
+    mixture.memories = experts
+    return mixture
+
+
+def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n"]:
+    """Return the fold of each token: documents dealt out by their size; of few documents, blocks of the text in turn."""
+    number, size = document.unique(return_inverse=True, return_counts=True)[1:]
+    if len(size) < count:
+        block = max(1, -(-len(document) // (count * BLOCKS)))
+        return torch.arange(len(document)) // block % count
+    held, fold = [0] * count, torch.empty(len(size), dtype=torch.long)
+    drawn = torch.randperm(len(size), generator=torch.Generator().manual_seed(seed))
+    for one in drawn[size[drawn].argsort(descending=True, stable=True)].tolist():
+        fold[one] = held.index(min(held))
+        held[int(fold[one])] += int(size[one])
+    return fold[number]
+
+
+def scored(mixture: Mixture, evidence: Evidence) -> Float[Tensor, " n"]:
+    """Return log P of each token by a fitted mixture."""
+    history = History(mixture.decays).of_text(evidence)
+    with torch.no_grad():
+        return mixed(mixture.log_weights(evidence.total, history), evidence.log_probability)
+
+
+def summed(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> Sums:
+    """Return losses summed by document, or by parts of few."""
+    sums, start = Sums(), 0
+    for number, size in zip(*(part.tolist() for part in document.unique_consecutive(return_counts=True)), strict=True):
+        for part, first in enumerate(range(start, start + size, STRETCH)):
+            own = loss[first : min(first + STRETCH, start + size)]
+            sums.documents.add(number)
+            sums.put((number, part), own.double().sum()[None, None], len(own))
+        start += size
+    return sums

@@ -1,0 +1,48 @@
+"""suffixes: the suffix array of a text, for n-grams of any length (5 bytes a token on disk, seconds for a million tokens)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from trime.memory.ngrams import SuffixArray
+from trime.metrics import Meter
+from trime.stages.artefact import Artefact
+from trime.stages.prepare import Prepare
+
+
+class Suffixes(Artefact):
+    """``order.npy`` and ``starts.npy`` beside the prepared text, which is not copied."""
+
+    kind, stage = "suffixes", "datastore"
+
+    def __init__(self, config: DictConfig, text: Prepare, split: str):
+        super().__init__(config)
+        self.text, self.split = text, split
+
+    def needs(self) -> list[Artefact]:
+        return [self.text]
+
+    def settings(self) -> Any:
+        return {"split": self.split}
+
+    def build(self, folder: Path) -> None:
+        meter, corpus = Meter(), self.text.corpus()
+        tokens = corpus.split(self.split).tokens
+        array = SuffixArray.of(tokens, len(corpus.vocabulary))
+        np.save(folder / "order.npy", array.order)
+        np.save(folder / "starts.npy", array.starts)
+        content = {"tokens": len(tokens), "text": corpus.fingerprint(self.split), "seconds": round(meter.seconds, 1)}
+        (folder / "suffixes.json").write_text(json.dumps(content, indent=1))
+
+    def information(self) -> dict[str, Any]:
+        return json.loads((self.path() / "suffixes.json").read_text())
+
+    def array(self) -> SuffixArray:
+        """Return it, memory-mapped."""
+        order, starts = (np.load(self.path() / f"{name}.npy", mmap_mode="r") for name in ("order", "starts"))
+        return SuffixArray(self.text.corpus().split(self.split).tokens, order, np.array(starts))

@@ -1,0 +1,72 @@
+"""Rows whose mixture was fitted on valid: the vocabulary and a list of memories, by one of trime.mixtures."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from trime.memory.base import Window
+from trime.mixtures.experts import History, Mixture, evidence_of, mixed
+from trime.types import Float, Mass, Tensor
+
+
+@dataclass(frozen=True)
+class FittedRow:
+    """``mixture`` is None before it was fitted. ``alone``: of the probability only what the vocabulary gives."""
+
+    kind: str  # of mixture: adaptive, calibrated
+    joint: tuple[str, ...]  # the memories
+    temperatures: tuple[float, ...]
+    sizes: tuple[int, ...] = (0,)
+    fitted: Mixture | None = None
+    alone: bool = False
+
+    asks_experts: ClassVar[bool] = True
+
+    @property
+    def memories(self) -> set[str]:
+        return {*self.joint}
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}: {', '.join(['vocabulary', *self.joint])}"
+
+    @property
+    def mixture(self) -> str:
+        return self.kind
+
+    def choices(self) -> list[dict[str, float]]:
+        """The settings of axis a: there is nothing left to choose."""
+        return [{}]
+
+    def divisors(self, joint_scale: float, layer_scale: float) -> list[float]:
+        """All divisors of raw similarities, those of the experts in order."""
+        return [joint_scale * t for t in self.temperatures]
+
+    def reading(self) -> Reading:
+        """What scores a text, window by window."""
+        return Reading(self)
+
+
+class Reading:
+    """Scores windows in stream order; ``log_weights`` [n e] are those of the last one."""
+
+    def __init__(self, row: FittedRow):
+        assert row.fitted is not None, "a mixture that was not fitted yet"
+        self.row, self.mixture = row, copy.deepcopy(row.fitted)  # what it learns while it reads stays here
+        self.history = History(self.mixture.decays)
+        self.log_weights: Tensor = torch.empty(0)
+
+    @torch.no_grad()
+    def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+        document = window.query.place.document
+        evidence = evidence_of(window.vocabulary, {name: masses[name] for name in self.row.joint}, document)
+        found = evidence.log_probability
+        history = self.history.features(int(document[0]), found)
+        self.log_weights = self.mixture.log_weights(evidence.total, history)
+        score = mixed(self.log_weights, found)
+        self.mixture.learn(evidence, history)
+        return (self.log_weights[:, 0] + found[:, 0] if self.row.alone else score)[None, None]
