@@ -13,7 +13,7 @@ import torch
 from benchmarks.measure import RESULTS, publish
 from trime.cpu import prepare_cpu
 
-NAMES = ("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit")
+NAMES = ("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture")
 
 
 def main() -> int:

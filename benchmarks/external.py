@@ -70,6 +70,7 @@ def configured(options: argparse.Namespace, keys: str, *more: str) -> DictConfig
             "tune.memory_size=[512]",
             "logger=none",
         ),
+        "mixture=none",
         "evaluate.rows=[{joint: [local, long, external]}]",
         *(f"paths.data={options.outputs}/data", f"paths.outputs={options.outputs}", "trainer.enable_progress_bar=false"),
         *(f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}", *options.set, *more),

@@ -155,6 +155,12 @@ def test_fit(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert rows[0]["over plain"] == 1 and all(row["tokens/s"] > 0 and len(row["rounds"]) == 1 for row in rows)
 
 
+def test_mixture(bench: Bench, tmp_path: Path) -> None:
+    words = ("--size", "tiny", "--tokens", "300", "--keys", "2k", "--updates", "1", "--rounds", "1", "--outputs", str(tmp_path))
+    found = bench("mixture", *words, "--set", "index.k=16", "tune.memory_size=[64]")
+    assert [row["what"] for row in found["rows"]] == ["joint", "adaptive"] and len(found["claims"]) == 2
+
+
 @pytest.mark.slow
 def test_external(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kinds = [("exact", None, 1), ("faiss", "IVF16_SQ8", 16), ("cells", "Cells16", 16)]

@@ -70,6 +70,23 @@ def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -
         assert found == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.parametrize("memories", ["local,long", "local", "local,ngram_document"])
+def test_a_text_read_at_once_is_read_as_token_by_token(memories: str, tiny: Tiny) -> None:
+    """Windows long past are not told to a history that forgets them."""
+    config = tiny("experiment=trime_long", *SHORT, "mixture.model.history=[0.0]", f"evaluate.memories=[{memories}]")
+    config.tune.memory_size = [24]
+    run(config)
+    plan = Plan(config)
+    tokens = plan.corpus.corpus().split("test").tokens[: 5 * config.evaluate.block + 3].tolist()
+    whole, single = Writer(plan).continuation, Writer(plan).continuation
+    assert whole.forgets
+    whole.read(tokens)
+    for token in tokens:
+        single.next()
+        single.read([token])
+    torch.testing.assert_close(whole.next()[0].whole, single.next()[0].whole, rtol=1e-5, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     "experiment, own",
     [("memorizing", []), ("memorizing", ["model.backbone.memory.per_head=true", "eviction=lra_sum"]), ("trime_xl", [])],

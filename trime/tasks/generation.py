@@ -86,14 +86,19 @@ class Continuation:
     @torch.no_grad()
     def read(self, tokens: list[int]) -> None:
         """Adds known tokens."""
-        for token in tokens:
+        for left, token in zip(range(len(tokens), 0, -1), tokens, strict=True):
             if self.history and self.experts is not None and self.told == len(self.tokens):
                 self.history.features(0, self.experts.log_probability[None, :, token].float())
                 self.told += 1
             self.tokens.append(token)
             self.experts = None
             if len(self.tokens) % self.windows.block == 0:
-                self.close()
+                self.close(forgotten=left > 2 * self.windows.block and self.forgets)
+
+    @property
+    def forgets(self) -> bool:
+        """What the history knows of a window does not matter a window later."""
+        return self.history is not None and max(self.history.decays, default=0) ** self.windows.block < 1e-9
 
     @property
     def first(self) -> int:
@@ -116,17 +121,19 @@ class Continuation:
         none = contexts.g.new_zeros(length - (first - begin))
         return Window(contexts, first - begin, Mass(none, none))
 
-    def close(self) -> None:
-        """Ends a full window: its new contexts go into the memories that fill."""
+    def close(self, forgotten: bool = False) -> None:
+        """Ends a full window: its new contexts go into the memories that fill; ``forgotten``: the history need not know."""
         filling = [memory for memory in self.memories.values() if memory.fills]
-        if not (filling or self.network.carries or self.history):
+        if not (filling or self.network.carries or (self.history and not forgotten)):
+            self.told = len(self.tokens)
             return
         window = self.encoded(len(self.tokens) - self.windows.block)
         if self.network.carries:
             self.state = self.after
-        if self.history:
+        if self.history and not forgotten:
             self.tell(window, self.memories)
         else:
+            self.told = len(self.tokens)
             divisor = window.contexts.g.new_tensor([scales(window.contexts.g.shape[1], True)[0]])
             for memory in filling:
                 memory.evidence(window, divisor)  # their attention decides what a policy keeps

@@ -1,0 +1,90 @@
+"""An adaptive mixture beside Eq. 6 over the same memories: seconds of its fit, and of scoring, encoding included.
+
+A small model, trained for a few updates on the embedded corpus, scores valid with local, long and external memory. Both sides
+read the same encoded text with the same memories; the fit is that of the command line, on as many threads as PyTorch has.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from omegaconf import DictConfig
+
+from benchmarks.measure import ROOT, Claim, Measured, alternately, composed, ratio
+from trime.run import run
+from trime.stages.encode import windows_of
+from trime.stages.mixture import TuneMixture
+from trime.stages.plan import Plan
+from trime.stages.processes import device_of
+from trime.stages.tune import scorer_of
+from trime.tasks.fitted import FittedRow
+from trime.tasks.rows import Row
+
+MEMORIES = ("local", "long", "external")
+SLOWER, SECONDS = 1.05, 30.0  # times Eq. 6; of a fit to 100,000 tokens on one core
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", default="100k", help="of valid, to which the mixture is fitted and which are scored")
+    parser.add_argument("--keys", default="200k", help="entries of the store")
+    parser.add_argument("--updates", type=int, default=20, help="of training")
+    parser.add_argument("--size", default="small", help="a file of conf/size")
+    parser.add_argument("--set", nargs="*", default=[], help="further settings, as on the command line of cli.py")
+    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs" / "benchmarks")
+    parser.add_argument("--rounds", type=int, default=5)
+
+
+def configured(options: argparse.Namespace) -> DictConfig:
+    """The experiment with one setting of everything that would be tuned."""
+    given = [
+        *("experiment=trime_ext", f"size={options.size}", f"train.updates={options.updates}", "logger=none"),
+        *(f"datastore.tokens={options.keys}", f"evaluate.tokens={options.tokens}", "evaluate.sample=documents"),
+        *("tune.temperature=[1]", "tune.memory_size=[1024]", f"evaluate.rows=[{{joint: [{', '.join(MEMORIES)}]}}]"),
+        *("stages=[prepare,pack,fit,encode,datastore,tune]", "trainer.enable_progress_bar=false"),
+        *(f"paths.data={options.outputs}/data", f"paths.outputs={options.outputs}"),
+        *(f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}", *options.set),
+    ]
+    return composed(given)
+
+
+def measure(options: argparse.Namespace) -> Measured:
+    """The fit as it was made, then both rows in turn over the same text."""
+    config = configured(options)
+    run(config)
+    plan = Plan(config)
+    assert isinstance(plan.tune, TuneMixture)
+    fitted, encoded = plan.tune.information(), plan.valid.information()
+    rows = {"joint": next(row for row in plan.tune.rows() if isinstance(row, Row))}
+    contests = {name: partial(scored, plan, row) for name, row in rows.items()}
+    contests["adaptive"] = partial(scored, plan, next(row for row in plan.tune.rows() if isinstance(row, FittedRow)))
+    found = alternately(contests, options.rounds, warmup=1)
+    seconds = {name: [encoded["seconds"] + own for own in found[name]["rounds"]] for name in contests}
+    lines = [
+        {
+            "what": name,
+            "tokens": encoded["tokens"],
+            "tokens/s": round(encoded["tokens"] / median(own)),
+            "over joint": ratio(own, seconds["joint"]),
+            "scoring alone, over joint": ratio(found[name]["rounds"], found["joint"]["rounds"]),
+            "fit s": fitted["seconds"] if name == "adaptive" else "",
+            "peak_memory_mb": found[name]["peak_memory_mb"],
+        }
+        for name, own in seconds.items()
+    ]
+    per_100k = round(fitted["seconds"] / fitted["row"]["tokens"] * 100_000, 1)
+    claims = [
+        Claim("evaluation by the adaptive mixture over that by Eq. 6, the same memories", lines[-1]["over joint"], SLOWER),
+        Claim(f"seconds of a fit for each 100,000 tokens, {torch.get_num_threads()} threads", per_100k, SECONDS),
+    ]
+    return Measured(lines, claims)
+
+
+def scored(plan: Plan, row: Row | FittedRow) -> None:
+    """A pass over the encoded text."""
+    scorer = scorer_of(plan.config, [row], plan.memories, plan.valid)
+    for _ in scorer.scores(windows_of(plan.valid.path(), device_of(plan.config))):
+        pass
