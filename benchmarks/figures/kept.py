@@ -13,7 +13,7 @@ import yaml
 from trime.stages.report import differences
 from trime.stages.report.compare import Published, ordering
 from trime.stages.report.differences import Difference
-from trime.stages.report.groups import Group, by_mixture, grouped
+from trime.stages.report.groups import Group, by_mixture, fitted_part, grouped, is_fitted, papers_part
 
 VERDICTS = ("agrees", "no difference shown", "disagrees")
 
@@ -26,10 +26,20 @@ class Kept:
         self.json, self.yaml = cache(read_json), cache(read_yaml)
         self.difference, self.verdicts, self.published = cache(self._difference), cache(self._verdicts), cache(self._published)
 
-    def _difference(self, one: tuple[Path, ...], other: tuple[Path, ...], kind: str) -> Difference:
+    def run(self, path: Path, mixture: str = "") -> Any:
+        """Return a run as the papers have it, or as its fitted mixture makes it where that is named."""
+        run = self.json(path)
+        if not mixture:
+            return papers_part(run) if "questions" not in run and is_fitted(run) else run
+        if run["metrics"]["test"][-1]["mixture"] != mixture:
+            raise LookupError(f"{path.name} has no {mixture} row")
+        return fitted_part(run)
+
+    def _difference(self, one: tuple[Path, ...], other: tuple[Path, ...], kind: str, mixtures: tuple[str, str]) -> Difference:
         """Compare two groups of runs by perplexity (or bits), or by BLEU; LookupError where no statistics of BLEU are kept."""
         compare = differences.bleu_difference if kind == "BLEU" else differences.difference
-        result = compare(*(Group([self.json(path) for path in paths]) for paths in (one, other)))
+        pairs = zip((one, other), mixtures, strict=True)
+        result = compare(*(Group([self.run(path, mixture) for path in paths]) for paths, mixture in pairs))
         if result is None:
             raise LookupError(f"no statistics of BLEU are kept in {one[0].parent}")
         return result

@@ -35,6 +35,7 @@ class Sources:
 
     def paths(self, name: str) -> tuple[Path, ...]:
         """Return the files of a run, one for each seed; LookupError where there is none, or one seed is there twice."""
+        name = name.partition(", ")[0]
         for pattern in (name, f"{name}.json", f"{name}/results.json", f"{name}-seed*.json"):
             paths = tuple(sorted(path for path in self.folder.glob(pattern) if path.is_file()))
             if paths:
@@ -45,8 +46,8 @@ class Sources:
         raise LookupError(f"there is no {name} in {self.folder.relative_to(self.kept.root)}")
 
     def runs(self, name: str) -> list[dict[str, Any]]:
-        """Return the results of a run, one for each seed."""
-        return [self.kept.json(path) for path in self.paths(name)]
+        """Return the results of a run, one for each seed; of ``NAME, adaptive`` as that mixture makes them."""
+        return [self.kept.run(path, name.partition(", ")[2]) for path in self.paths(name)]
 
     def dev(self, name: str, row: int = -1) -> float:
         """Return a row's perplexity (or bits) on valid, the mean over seeds."""
@@ -81,11 +82,11 @@ class Sources:
 
     def difference(self, name: str, other: str) -> Difference:
         """Return the first run's perplexity (or bits) less the other's, with the interval of the project's reports."""
-        return self.kept.difference(self.paths(name), self.paths(other), "loss")
+        return self.kept.difference(self.paths(name), self.paths(other), "loss", mixtures_of(name, other))
 
     def bleu_difference(self, name: str, other: str) -> Difference:
         """Return the first run's BLEU less the other's, with the interval of the project's reports."""
-        return self.kept.difference(self.paths(name), self.paths(other), "BLEU")
+        return self.kept.difference(self.paths(name), self.paths(other), "BLEU", mixtures_of(name, other))
 
     def agreement(self, title: str, folder: str = "") -> tuple[int, ...]:
         """Count the pairs of a folder's runs in a published set, those in its order, that show no difference, the others."""
@@ -162,3 +163,8 @@ def only(rows: list[dict[str, Any]], wanted: dict[str, Any], where: str) -> dict
     if len(rows) != 1:
         raise LookupError(f"{len(rows)} rows of {where} have {', '.join(f'{key} {value}' for key, value in wanted.items())}")
     return rows[0]
+
+
+def mixtures_of(*names: str) -> tuple[str, ...]:
+    """Return the fitted mixture that each name asks for, or nothing."""
+    return tuple(name.partition(", ")[2] for name in names)

@@ -57,7 +57,8 @@ class TuneMixture(Tune):
         else:
             fold = folds(evidence.document, self.config.mixture.folds, self.config.seed)
             score = mixture.fit(evidence, fold, described["counts"], self.config.seed)
-        found = outcome(row, summed(evidence.document, -score)) | {"at_edge": [], "fitted": mixture.described()}
+        found = outcome(row, summed(evidence.document, -score))
+        found |= {"at_edge": [], "fitted": mixture.described(), "by_memory_size": {}}  # of one size there is no curve
         save_file(mixture.state(), folder / "mixture.safetensors")
         content = {"row": found, "crossfitted": not given, "seconds": round(meter.seconds, 1), **described}
         (folder / "mixture.json").write_text(json.dumps(content | {"temperatures": row.temperatures}, indent=1))
