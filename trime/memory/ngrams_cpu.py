@@ -16,59 +16,48 @@ ONE = np.uint64(1)
 
 
 @compiled()
-def compared(text, at, history, begin, length):  # type: ignore[no-untyped-def]
-    """-1, 0 or 1: how a suffix of the text stands to some tokens of the history, the first of which are equal."""
-    for j in range(1, length):
+def compared(text, at, tokens, begin, first, end):  # type: ignore[no-untyped-def]
+    """-1, 0 or 1: how text[at + first : at + end] compares with tokens[begin + first : begin + end].
+
+    A text that ends before is the smaller.
+    """
+    for j in range(first, end):
         if at + j >= len(text):
             return -1
-        one, other = np.int64(text[at + j]), history[begin + j]
+        one, other = np.int64(text[at + j]), tokens[begin + j]
         if one != other:
             return -1 if one < other else 1
     return 0
 
 
 @compiled()
-def suffixes(text, array, starts, history, begin, length):  # type: ignore[no-untyped-def]
-    """Where in the suffix array the suffixes stand that begin with history[begin : begin + length]."""
-    first = history[begin]
-    low, end = starts[first], starts[first + 1]
-    high = end
+def bound(text, array, low, high, tokens, begin, first, end, least):  # type: ignore[no-untyped-def]
+    """The first place in array[low : high] whose suffix compares as ``least`` or more with the tokens.
+
+    ``least`` 0 finds where equal ones begin, 1 where they end.
+    """
     while low < high:
         middle = (low + high) // 2
-        if compared(text, array[middle], history, begin, length) < 0:
+        if compared(text, array[middle], tokens, begin, first, end) < least:
             low = middle + 1
         else:
             high = middle
-    last, high = low, end
-    while last < high:
-        middle = (last + high) // 2
-        if compared(text, array[middle], history, begin, length) <= 0:
-            last = middle + 1
-        else:
-            high = middle
-    return low, last
+    return low
 
 
 @compiled()
-def followed_by(text, array, low, high, length, token):  # type: ignore[no-untyped-def]
-    """How many of the suffixes have ``token`` after their first ``length`` tokens."""
-    end = high
-    while low < high:
-        middle = (low + high) // 2
-        at = array[middle] + length
-        if at >= len(text) or text[at] < token:
-            low = middle + 1
-        else:
-            high = middle
-    first, high = low, end
-    while low < high:
-        middle = (low + high) // 2
-        at = array[middle] + length
-        if at >= len(text) or text[at] <= token:
-            low = middle + 1
-        else:
-            high = middle
-    return low - first
+def suffixes(text, array, starts, history, begin, length):  # type: ignore[no-untyped-def]
+    """Where in the suffix array the suffixes stand that begin with history[begin : begin + length]."""
+    low, high = starts[history[begin]], starts[history[begin] + 1]  # of the first token nothing is left to compare
+    low = bound(text, array, low, high, history, begin, 1, length, 0)
+    return low, bound(text, array, low, high, history, begin, 1, length, 1)
+
+
+@compiled()
+def followed_by(text, array, low, high, length, target, i):  # type: ignore[no-untyped-def]
+    """How many of the suffixes have target[i] after their first ``length`` tokens."""
+    low = bound(text, array, low, high, target, i - length, length, length + 1, 0)
+    return bound(text, array, low, high, target, i - length, length, length + 1, 1) - low
 
 
 @compiled()
@@ -83,7 +72,7 @@ def counts_in_text(text, array, starts, history, first, target, orders, of_targe
             low, high = suffixes(text, array, starts, history, place - length, length)
             if low == high:
                 break
-            of_target[q, i] = followed_by(text, array, low, high, length, target[i])
+            of_target[q, i] = followed_by(text, array, low, high, length, target, i)
             total[q, i] = high - low - (array[low] + length >= len(text))  # the text's end is followed by nothing
 
 

@@ -16,6 +16,7 @@ import torch
 from trime.mixtures.experts import LEAST, Evidence, History, Mixture, mixed
 from trime.types import Bool, Float, Int, Tensor
 
+LEARNED = ("w1", "b1", "w2", "b2")  # of the parameters
 FAR = 4.0  # standard deviations beyond which a feature is cut; an expert that knows nothing stands there too
 AT_ONCE = 2**14  # tokens of which weights are computed together
 BETTER = 1e-4  # nats that count as an improvement
@@ -76,7 +77,7 @@ class Adaptive(Mixture):
         self.start(total, history, torch.tensor(counts), int(fold.max()) + 1, generator)
         x, known = self.features(total, history), total.isfinite()
         log_probability = evidence.log_probability.clamp(min=LEAST)
-        learned = {name: self.parameters[name].requires_grad_() for name in ("w1", "b1", "w2", "b2")}
+        learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
         optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
         held = fold == torch.arange(self.networks)[:, None]
         best, kept, since = torch.full((self.networks,), torch.inf), copied(learned), torch.zeros(self.networks)
@@ -132,7 +133,7 @@ class Adaptive(Mixture):
 
     def trained(self) -> Iterator[Tensor]:
         """The parts that are learned."""
-        for name in ("w1", "b1", "w2", "b2"):
+        for name in LEARNED:
             self.parameters[name] = self.parameters[name].clone().requires_grad_()
             yield self.parameters[name]
 
@@ -143,7 +144,7 @@ class Adaptive(Mixture):
         self.parameters, self.optimizer = dict(state), None
 
     def described(self) -> dict[str, Any]:
-        own = sum(self.parameters[name][0].numel() for name in ("w1", "b1", "w2", "b2"))
+        own = sum(self.parameters[name][0].numel() for name in LEARNED)
         return {"parameters": own, "networks": self.networks}
 
 

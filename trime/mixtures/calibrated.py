@@ -12,7 +12,7 @@ import torch
 from trime.mixtures.experts import LEAST, Evidence, Mixture, mixed
 from trime.types import Float, Int, Tensor
 
-ROUNDS, STEPS = 3, 12  # over all memories; of Newton's method for the log-weights
+ROUNDS, STEPS = 3, 12  # over all memories; of the quasi-Newton method for the log-weights
 
 
 class Calibrated(Mixture):

@@ -95,7 +95,7 @@ class History:
 
 
 class Mixture(ABC):
-    """Weights of experts. ``memories``: the experts of each memory, as many as it has; ``counts``: whose masses are counts."""
+    """Weights of experts. ``memories``: how many experts each memory has, in order."""
 
     temperatures: tuple[float, ...]  # of the experts of a memory that is searched by similarity
     decays: tuple[float, ...] = ()  # of the history that the weights know

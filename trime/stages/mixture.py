@@ -17,7 +17,6 @@ from trime.mixtures.experts import Evidence, History, Mixture, mixed
 from trime.stages.artefact import Artefact, plain
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
-from trime.stages.rows import rows_of
 from trime.stages.tune import STRETCH, Sums, Tune, outcome
 from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row
@@ -65,7 +64,7 @@ class TuneMixture(Tune):
 
     def row(self) -> FittedRow:
         """Return the row, not fitted."""
-        (found,) = (row for row in rows_of(self.config) if isinstance(row, FittedRow))
+        (found,) = self.fitted()
         return found
 
     def information(self) -> dict[str, Any]:

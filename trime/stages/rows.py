@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 from trime.stages.artefact import plain
 from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Layer, Row, papers_rows
+from trime.tasks.scoring import names_of
 from trime.types import UserError
 
 FITTED = ("calibrated", "adaptive")
@@ -16,7 +17,7 @@ def rows_of(config: DictConfig) -> list[Row | FittedRow]:
     """Return every row, over the grid of tune where it has one; a fitted mixture is not fitted yet."""
     known = tuple(config.memories)
     rows: list[Row | FittedRow] = [*papers_rows(plain(config.evaluate.rows), config.tune, known)]
-    named = set().union(*(row.memories for row in rows))
+    named = names_of(rows)
     wanted = plain(config.evaluate.memories)
     names = tuple(wanted) if wanted is not None else tuple(name for name in known if name in named)
     if unknown := [name for name in names if name not in known]:
@@ -42,4 +43,4 @@ def mixture_row(config: DictConfig, names: tuple[str, ...]) -> Row | FittedRow:
 
 def memories_of(config: DictConfig) -> set[str]:
     """Return the memories that some row names."""
-    return set().union(*(row.memories for row in rows_of(config)))
+    return names_of(rows_of(config))

@@ -26,7 +26,7 @@ from trime.stages.processes import device_of
 from trime.stages.rows import rows_of
 from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row
-from trime.tasks.scoring import Scorer
+from trime.tasks.scoring import Scorer, names_of
 from trime.types import Float, Mass, Tensor
 
 FEW = 10  # documents below which a bootstrap draws parts of them
@@ -251,8 +251,7 @@ def reading(config: DictConfig, memories: Memories) -> dict[str, Any]:
 def scorer_of(config: DictConfig, rows: Sequence[Row | FittedRow], memories: Memories, asked: Encode) -> Scorer:
     """The scorer with the memories that the rows name."""
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
-    names = set().union(*(row.memories for row in rows))
-    found = memories.opened(asked.information(), sizes, names)
+    found = memories.opened(asked.information(), sizes, names_of(rows))
     return Scorer(rows, found, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 

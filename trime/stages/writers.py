@@ -205,11 +205,8 @@ class Passages:
     """The stored text, token by token."""
 
     def __init__(self, plan: Plan):
-        self.corpus, self.tokenizer, self.split = (
-            plan.stored.corpus(),
-            plan.stored.dataset.tokenizer,
-            plan.config.datastore.split,
-        )
+        self.corpus, self.tokenizer = plan.stored.corpus(), plan.stored.dataset.tokenizer
+        self.split = plan.config.datastore.split
 
     def of(self, number: int) -> tuple[str, str]:
         """The text that ends with a token of the split, and the document it is of."""

@@ -15,7 +15,7 @@ from trime.types import Float, Mass, Tensor
 
 @dataclass(frozen=True)
 class FittedRow:
-    """``mixture`` is None before it was fitted. ``alone``: of the probability only what the vocabulary gives."""
+    """``fitted`` is None before the mixture was fitted. ``alone``: of the probability only what the vocabulary gives."""
 
     kind: str  # of mixture: adaptive, calibrated
     joint: tuple[str, ...]  # the memories
