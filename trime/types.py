@@ -64,6 +64,11 @@ class Contexts(NamedTuple):
         """The entries at an index, a mask or a slice."""
         return Contexts(self.g[index], self.token[index], self.place.take(index))
 
+    @property
+    def bytes(self) -> int:
+        """Return the size of all columns."""
+        return sum(column.nbytes for column in (self.g, self.token, *self.place))
+
     @staticmethod
     def joined(parts: list[Contexts]) -> Contexts:
         """Entries of all parts, in order."""

@@ -54,14 +54,14 @@ class Memory(ABC):
     ``looks_ahead``: it can be asked for many windows at once, for its answer does not depend on what was read before.
     ``fills``: what is read goes into it.
     ``remembers_all``: what it answers depends on the whole document so far, not on its last contexts.
-    ``own_experts``: it has experts of its own in place of one for each temperature.
+    ``own_experts``: the names of its experts, where it has its own in place of one for each temperature.
     """
 
     sizes: list[int] = [0]
     looks_ahead = False
     fills = False
     remembers_all = False
-    own_experts = False
+    own_experts: list[str] = []
 
     def reset(self) -> None:  # noqa: B027 (most memories hold nothing of what was read)
         """Forget what was read."""
@@ -87,5 +87,5 @@ class Memory(ABC):
 
     @property
     def bytes(self) -> int:
-        """Return what it holds on this machine."""
+        """Return the size of what it holds now, in memory or on disk."""
         return 0

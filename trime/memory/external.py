@@ -10,12 +10,16 @@ from trime.types import Contexts, Float, Mass, Tensor
 
 
 class ExternalMemory(Memory):
-    """Asked for many windows at once, which searching is fastest with."""
+    """Asked for many windows at once, which searching is fastest with. ``size``: bytes of the datastore and its index."""
 
     looks_ahead = True
 
-    def __init__(self, nearest: Nearest):
-        self.nearest = nearest
+    def __init__(self, nearest: Nearest, size: int = 0):
+        self.nearest, self.size = nearest, size
+
+    @property
+    def bytes(self) -> int:
+        return self.size
 
     def ahead(self, windows: list[Window]) -> list[Any]:
         """Return scores and tokens of the entries nearest to each window's contexts."""

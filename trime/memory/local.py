@@ -16,10 +16,18 @@ class LocalMemory(Memory):
 
     def __init__(self, metric: str = "ip"):
         self.metric = metric
+        self.held = 0
 
     def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
         mass = blockwise_mass(window.query, window.contexts, Local(), divisor, metric=self.metric)
         return Mass(mass.target[None], mass.total[None])
+
+    def write(self, window: Window) -> None:
+        self.held = window.contexts.bytes
+
+    @property
+    def bytes(self) -> int:
+        return self.held
 
     def entries(self, window: Window) -> Entries:
         return entries_of(window, window.contexts.take(slice(0, -1)), self.metric)

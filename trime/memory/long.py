@@ -55,6 +55,10 @@ class LongMemory(Memory):
     def write(self, window: Window) -> None:
         self.held.write(window.scored, overlap=len(window.contexts.token))
 
+    @property
+    def bytes(self) -> int:
+        return self.held.bytes
+
     def entries(self, window: Window) -> Entries:
         query = window.contexts.take(slice(-1, None))
         return entries_of(window, self.held.entries(query, overlap=window.context), self.held.metric)

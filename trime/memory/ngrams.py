@@ -74,12 +74,12 @@ class Ngrams(Memory):
     """``orders``: lengths of contexts, rising. Counts have no temperature: ``evidence`` is of the longest known context."""
 
     fills = True
-    own_experts = True
 
     def __init__(self, orders: list[int]):
         if not orders or sorted(set(orders)) != list(orders) or orders[0] < 1:
             raise ValueError(f"orders={list(orders)}: lengths of contexts must be positive and rising")
         self.orders = np.array(orders, np.int64)
+        self.own_experts = [str(order) for order in orders]
         self.read = Read(int(self.orders[-1]))
 
     def reset(self) -> None:

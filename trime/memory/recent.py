@@ -34,6 +34,11 @@ class Recent:
         joined = seen if self.seen is None else Contexts.joined([self.seen, seen])
         self.seen = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - overlap), None))
 
+    @property
+    def bytes(self) -> int:
+        """Return the size of all entries."""
+        return 0 if self.seen is None else self.seen.bytes
+
     def held(self, overlap: int) -> int:
         """How many entries a window sees that holds the ``overlap`` newest itself."""
         return 0 if self.seen is None else max(0, len(self.seen.token) - (0 if self.repeats else overlap))

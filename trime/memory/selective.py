@@ -37,6 +37,11 @@ class Selective:
         self.waiting: Contexts | None = None
         self.count = 0  # contexts that came before those which wait
 
+    @property
+    def bytes(self) -> int:
+        """Return the size of the largest memory's entries."""
+        return sum(column.nbytes for column in self.held[-1].columns) if self.held else 0
+
     def write(self, seen: Contexts, overlap: int = 0) -> None:
         """Adds the newest entries, oldest first; they enter when the next window is read."""
         self.waiting = seen if self.waiting is None else Contexts.joined([self.waiting, seen])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,14 @@ class Evaluate(Artefact):
         """One row over the whole split; kept aside, so that a killed run goes on with the next row."""
         if aside.exists():
             return json.loads(aside.read_text())
-        corpus, both = self.encoded.corpus.corpus(), [row, *[replace(row, alone=True)] * bool(row.memories)]
-        scorer = scorer_of(self.config, both, self.tune.memories, self.encoded)  # opening an index is no token's time
+        corpus, reading = self.encoded.corpus.corpus(), row.reading()
+        scorer = scorer_of(self.config, [row], self.tune.memories, self.encoded)  # opening an index is no token's time
         meter, sums, shares = Meter(), Sums(), ByToken(len(corpus.vocabulary))
-        for window, (score, *alone) in scorer.scores(watched(self.encoded, row.label)):
+        for window, (masses,) in scorer.masses(watched(self.encoded, row.label)):
+            score = reading(window, masses)
             sums.add(window, score)
-            for part in alone:
+            if row.memories:
+                part = reading.of_vocabulary(window, masses)
                 shares.add(window.query.token, 1 - (part - score)[0, 0].double().exp())
         found = outcome(row, sums)
         if row.memories:  # the share of P(target) that memories give

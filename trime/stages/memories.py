@@ -49,7 +49,7 @@ class External(Stored):
 
     def opened(self, sources: Sources, asked: dict[str, Any]) -> Memory:
         assert sources.index is not None
-        return ExternalMemory(sources.index.nearest(asked))
+        return ExternalMemory(sources.index.nearest(asked), sources.index.statistics()["bytes"])
 
 
 class TextNgram(Stored):

@@ -48,14 +48,13 @@ class TuneMixture(Tune):
     def build(self, folder: Path) -> None:
         row, meter = self.row(), Meter()
         evidence, described = self.grid.evidence()
-        mixture = mixture_of(self.config, described["experts"])
         given = given_mixture(self.config)
         if given:
+            mixture = mixture_of(self.config, described["experts"])
             mixture.load(opened(given, described, row.temperatures))
             score = scored(mixture, evidence)
         else:
-            fold = folds(evidence.document, self.config.mixture.folds, self.config.seed)
-            score = mixture.fit(evidence, fold, described["counts"], self.config.seed)
+            mixture, score = fitted(self.config, evidence, described)
         found = outcome(row, summed(evidence.document, -score))
         found |= {"at_edge": [], "fitted": mixture.described(), "by_memory_size": {}}  # of one size there is no curve
         save_file(mixture.state(), folder / "mixture.safetensors")
@@ -110,6 +109,13 @@ def mixture_of(config: DictConfig, experts: dict[str, int]) -> Mixture:
     mixture = instantiate(config.mixture.model, _convert_="all")
     mixture.memories = experts
     return mixture
+
+
+def fitted(config: DictConfig, evidence: Evidence, described: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
+    """Fit a mixture; return it, and log P of each token by one that did not see the token's fold."""
+    mixture = mixture_of(config, described["experts"])
+    fold = folds(evidence.document, config.mixture.folds, config.seed)
+    return mixture, mixture.fit(evidence, fold, described["counts"], config.seed)
 
 
 def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n"]:

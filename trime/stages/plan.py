@@ -21,7 +21,7 @@ from trime.stages.fit import Fit, Given
 from trime.stages.imported import Import
 from trime.stages.initialize import Initialize
 from trime.stages.memories import Memories, Sources
-from trime.stages.mixture import tune_of
+from trime.stages.mixture import TuneMixture, given_mixture, tune_of
 from trime.stages.model_folder import check_positions
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, Source
@@ -30,6 +30,7 @@ from trime.stages.record import Record
 from trime.stages.replay import KeyReplay, Replay
 from trime.stages.replay_contexts import ContextReplay
 from trime.stages.rows import memories_of
+from trime.stages.subsets import Subsets
 from trime.stages.teach import Teach
 from trime.stages.tracking import logger_of
 from trime.stages.tune import Tune
@@ -148,6 +149,13 @@ class Plan:
         return Analysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
 
     @cached_property
+    def subsets(self) -> Subsets | None:
+        """What each memory of a mixture is worth, where this run fits one."""
+        if not isinstance(self.tune, TuneMixture) or self.config.evaluate.subsets == "none" or given_mixture(self.config):
+            return None
+        return Subsets(self.config, self.test, self.tune)
+
+    @cached_property
     def record(self) -> Record:
         return Record(self.config, self.test)
 
@@ -192,7 +200,7 @@ class Plan:
             "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
             "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
             "tune": lambda: [*self.tune.parts(), self.tune],
-            "evaluate": lambda: [self.test, self.evaluate, self.analysis],
+            "evaluate": lambda: [self.test, self.evaluate, self.subsets, self.analysis],
             "initialize": lambda: [Initialize(self.config)],
             "teach": lambda: [self.taught if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],

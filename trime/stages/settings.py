@@ -61,6 +61,7 @@ KINDS = {
     "evaluate.context": whole(0),
     "evaluate.interpolate": one_of(*INTERPOLATED),
     "evaluate.sample": one_of("starts", "documents"),
+    "evaluate.subsets": one_of("none", "leave_one_out", "all"),
     "evaluate.dtype": one_of(*DTYPES),
     "datastore.dtype": one_of(*DTYPES, "int8"),
     "neighbours.analyzer": one_of(*ANALYZERS),

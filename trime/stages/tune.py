@@ -128,7 +128,7 @@ class Collected:
     def save(self, folder: Path, memories: dict[str, Memory]) -> None:
         """Write ``evidence.safetensors`` and ``evidence.json``."""
         experts = self.described["experts"]
-        counts = [False, *(memories[name].own_experts for name, size in experts.items() for _ in range(size))]
+        counts = [False, *(bool(memories[name].own_experts) for name, size in experts.items() for _ in range(size))]
         save_file(
             {name: part.contiguous() for name, part in joined(self.parts)._asdict().items()}, folder / "evidence.safetensors"
         )

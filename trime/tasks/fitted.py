@@ -9,20 +9,19 @@ from typing import ClassVar
 import torch
 
 from trime.memory.base import Window
-from trime.mixtures.experts import History, Mixture, evidence_of, mixed
+from trime.mixtures.experts import Evidence, History, Mixture, evidence_of, mixed
 from trime.types import Float, Mass, Tensor
 
 
 @dataclass(frozen=True)
 class FittedRow:
-    """``fitted`` is None before the mixture was fitted. ``alone``: of the probability only what the vocabulary gives."""
+    """``fitted`` is None before the mixture was fitted."""
 
     kind: str  # of mixture: adaptive, calibrated
     joint: tuple[str, ...]  # the memories
     temperatures: tuple[float, ...]
     sizes: tuple[int, ...] = (0,)
     fitted: Mixture | None = None
-    alone: bool = False
 
     asks_experts: ClassVar[bool] = True
 
@@ -52,21 +51,26 @@ class FittedRow:
 
 
 class Reading:
-    """Scores windows in stream order; ``log_weights`` [n e] are those of the last one."""
+    """Scores windows in stream order; ``evidence`` and ``log_weights`` [n e] are what the experts said of the last one."""
+
+    evidence: Evidence
 
     def __init__(self, row: FittedRow):
         assert row.fitted is not None, "a mixture that was not fitted yet"
         self.row, self.mixture = row, copy.deepcopy(row.fitted)  # what it learns while it reads stays here
         self.history = History(self.mixture.decays)
-        self.log_weights: Tensor = torch.empty(0)
+        self.log_weights = torch.empty(0)
 
     @torch.no_grad()
     def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
         document = window.query.place.document
-        evidence = evidence_of(window.vocabulary, {name: masses[name] for name in self.row.joint}, document)
+        evidence = self.evidence = evidence_of(window.vocabulary, {name: masses[name] for name in self.row.joint}, document)
         found = evidence.log_probability
         history = self.history.features(int(document[0]), found)
         self.log_weights = self.mixture.log_weights(evidence.total, history)
-        score = mixed(self.log_weights, found)
         self.mixture.learn(evidence, history)
-        return (self.log_weights[:, 0] + found[:, 0] if self.row.alone else score)[None, None]
+        return mixed(self.log_weights, found)[None, None]
+
+    def of_vocabulary(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+        """Return the log of the part of P(target) that the vocabulary gives, of the window that was scored last."""
+        return (self.log_weights[:, 0] + self.evidence.log_probability[:, 0])[None, None]

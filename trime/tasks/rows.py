@@ -8,7 +8,6 @@ memory softmax after the other (Eq. 9): the continuous cache, the external memor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
@@ -34,13 +33,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Row:
-    """A row with its grid; single values where tuned. ``alone``: of the probability only what the vocabulary gives."""
+    """A row with its grid; single values where tuned."""
 
     joint: tuple[str, ...]
     layers: tuple[Layer, ...]
     temperature: tuple[float, ...] = (1.0,)
     sizes: tuple[int, ...] = (0,)
-    alone: bool = False
 
     @property
     def memories(self) -> set[str]:
@@ -58,9 +56,9 @@ class Row:
 
     asks_experts: ClassVar[bool] = False
 
-    def reading(self) -> Callable[[Window, dict[str, Mass]], Float[Tensor, "s a n"]]:
-        """What scores a text, window by window."""
-        return lambda window, masses: self.score(window.vocabulary, masses)
+    def reading(self) -> GridReading:
+        """Return what scores a text, window by window."""
+        return GridReading(self)
 
     def divisors(self, joint_scale: float, layer_scale: float) -> list[float]:
         """All divisors of raw similarities, the joint ones first: one search serves them all."""
@@ -69,8 +67,6 @@ class Row:
 
     def score(self, vocabulary: Mass, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
         """log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
-        if self.alone:
-            masses = {name: Mass(torch.full_like(mass.target, -math.inf), mass.total) for name, mass in masses.items()}
         done = len(self.temperature) if self.joint else 0
         own = [cut(masses[name], 0, done) for name in self.joint]
         result = joint(vocabulary, own)
@@ -103,6 +99,21 @@ class Row:
         )
         sizes = (int(chosen["memory_size"]),) if "long" in self.memories else self.sizes
         return Row(self.joint, layers, temperature, sizes)
+
+
+class GridReading:
+    """Scores windows over the grid of a row, each by itself."""
+
+    def __init__(self, row: Row):
+        self.row = row
+
+    def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+        return self.row.score(window.vocabulary, masses)
+
+    def of_vocabulary(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+        """Return the log of the part of P(target) that the vocabulary gives, of the window that was scored last."""
+        without = {name: Mass(torch.full_like(mass.target, -math.inf), mass.total) for name, mass in masses.items()}
+        return self(window, without)
 
 
 def cut(mass: Mass, start: int, end: int) -> Mass:

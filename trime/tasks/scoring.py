@@ -90,7 +90,7 @@ class Scorer:
         index = torch.searchsorted(every, torch.tensor(divisors, device=every.device))
         result = {}
         for name in row.memories:
-            memory, own = self.memories[name], row.asks_experts and self.memories[name].own_experts
+            memory, own = self.memories[name], row.asks_experts and bool(self.memories[name].own_experts)
             mass = found.experts[name] if own else found.evidence[name]
             if memory.sizes != Memory.sizes:
                 sizes = [memory.sizes.index(size) for size in row.sizes]

@@ -42,13 +42,16 @@ class Difference(NamedTuple):
 
 def difference(one: Group, other: Group) -> Difference:
     """Of the own rows on test, over the seeds that both have."""
-    both = pairs(one, other)
-    sides = np.array([[documents(run) for run in pair] for pair in both])  # [seeds, 2, documents, (loss, tokens)]
+    return apart(np.array([[documents(run) for run in pair] for pair in pairs(one, other)]), unit(one.row))
+
+
+def apart(sides: np.ndarray, kind: str) -> Difference:
+    """Return the difference of two sides [seeds, 2, documents, (loss, tokens)] in a measure."""
     seeds, _, count, _ = sides.shape
     draw = np.random.default_rng(0)
     of_seeds, of_documents = (draw.multinomial(n, np.full(n, 1 / n), DRAWS) for n in (seeds, count))
     sums = np.einsum("rs,spdx,rd->rpx", of_seeds, sides, of_documents)
-    measured = np.vectorize(MEASURES[unit(one.row)])
+    measured = np.vectorize(MEASURES[kind])
     drawn = measured(sums[..., 0] / sums[..., 1])
     low, high = np.percentile(drawn[:, 0] - drawn[:, 1], [2.5, 97.5]) if seeds * count > 1 else (math.nan, math.nan)
     whole = sides.sum((0, 2))

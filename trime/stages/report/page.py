@@ -12,7 +12,14 @@ from trime.stages.artefact import write_aside
 from trime.stages.report.canvas import BLUE, GREY, ORANGE, Panel, drawn
 from trime.stages.report.tables import Lines, is_numeric
 
-COLOURS = {"vocabulary": GREY, "local": BLUE, "long": "#5fa3c7", "external": ORANGE}
+COLOURS = {
+    "vocabulary": GREY,
+    "local": BLUE,
+    "long": "#5fa3c7",
+    "external": ORANGE,
+    "ngram": "#6a4c93",
+    "ngram_document": "#b08ccf",
+}
 SHOWN_BEFORE = 400  # characters of the text before a passage
 
 

@@ -15,6 +15,7 @@ from trime.stages.plan import Plan
 from trime.stages.prepare import Prepare
 from trime.stages.report.answers import answers_table
 from trime.stages.report.groups import is_fitted
+from trime.stages.report.memories import memories_picture, memories_section, memories_text
 from trime.stages.report.page import Page, Section, Table, commands, pictured, sampled, write_page
 from trime.stages.report.picture_run import analysis_panels, analysis_picture, run_panels, run_picture
 from trime.stages.report.picture_several import replay_picture
@@ -38,6 +39,10 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     table = markdown(*run_table(results))
     table += f"\n{EDGE_NOTE}\n" * (EDGE in table) + f"\n{FITTED_NOTE}\n" * is_fitted(results)
     write_aside(folder / "table.md", table)
+    if "subsets" in results:
+        text = memories_text(results)
+        write_aside(folder / "memories.md", text)
+        print(f"\n{text}\nweights: {memories_picture(results, folder / 'memories.png')}")
     if "analysis" in results:
         text = analysis_text(results)
         write_aside(folder / "analysis.md", text)
@@ -71,6 +76,7 @@ def run_page(results: dict[str, Any], history: Path, samples: list[dict[str, Any
         [
             Section("Results", note, [table]),
             *pictured("Curves", run_panels(results, history)),
+            *memories_section(results),
             *pictured("Analysis", analysis_panels(results)),
             *sampled(samples),
             commands([results]),
@@ -127,6 +133,8 @@ def collected(plan: Plan) -> dict[str, Any]:
     }
     if (model / "staleness.json").exists():
         results["staleness"] = json.loads((model / "staleness.json").read_text())
+    if plan.subsets:
+        results["subsets"] = plan.subsets.found()
     if plan.analysis:
         results["analysis"] = plan.analysis.found()
     if (model / "imported.json").exists():

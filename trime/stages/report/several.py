@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from trime.stages.artefact import plain, told_briefly, write_aside
 from trime.stages.report.answers import answers_panels, answers_picture, answers_table, policies_grid
 from trime.stages.report.compare import Published, compare_table, ordering
+from trime.stages.report.frontier import report_frontier
 from trime.stages.report.groups import by_mixture, grouped, is_fitted
 from trime.stages.report.ledger import read_run
 from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
@@ -43,7 +44,9 @@ def report_several(config: DictConfig, patterns: list[str]) -> None:
         ]
         sections += [*pictured("Exact match over memory size", answers_panels(answering)), commands(answering)]
         print(f"page: {write_page(Page(config.report.name, counted(answering), sections), folder / 'answers.html')}")
-    if models := [run for run in runs if "questions" not in run]:
+    if swept := [run for run in runs if run.get("subsets", {}).get("which") == "all"]:
+        report_frontier(swept, config.frontier, folder)
+    if models := [run for run in runs if "questions" not in run and run not in swept]:
         report_models(models, config.report.against, plain(config.report.published) or {}, folder)
     if config.report.keep:
         kept(runs, Path(config.report.keep))

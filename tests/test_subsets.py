@@ -1,0 +1,123 @@
+"""What each memory is worth: subsets of a fitted mixture's memories, weights, the frontier and its advice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import composed
+from trime.mixtures.experts import Evidence
+from trime.run import run
+from trime.stages.plan import Plan
+from trime.stages.report.frontier import Point, advice, front, points_of
+from trime.stages.report.memories import memories_table
+from trime.stages.subsets import of_memories, subsets
+from trime.stages.weights import Bins, Weights
+
+
+def test_subsets_are_every_one_or_all_but_one() -> None:
+    names = ("a", "b", "c")
+    assert subsets(names, "leave_one_out") == [("a", "b"), ("a", "c"), ("b", "c"), names]
+    every = subsets(names, "all")
+    assert len(every) == 8 == len(set(every)) and every[0] == () and every[-1] == names
+    assert subsets(("a",), "leave_one_out") == [(), ("a",)]
+
+
+def test_evidence_of_some_memories_is_their_columns_beside_the_vocabulary() -> None:
+    column = torch.arange(6.0).expand(4, 6)
+    evidence = Evidence(column, column + 10, torch.zeros(4, dtype=torch.long))
+    described = {"experts": {"a": 2, "b": 1, "c": 2}, "counts": [False, False, False, True, False, False]}
+    own, told = of_memories(evidence, described, ("b", "c"))
+    assert own.target[0].tolist() == [0, 3, 4, 5] and own.total[0].tolist() == [10, 13, 14, 15]
+    assert told == {"experts": {"b": 1, "c": 2}, "counts": [False, True, False, False]}
+
+
+def test_weights_are_summed_by_token_and_by_what_a_memory_knows() -> None:
+    bins = {
+        "near": Bins("similarity", slice(1, 3), ["low", "high"], torch.tensor([0.0])),
+        "grams": Bins("context", slice(3, 5), ["1", "2"], torch.zeros(0)),
+    }
+    nothing = -torch.inf
+    total = torch.tensor([[0.0, -1.0, 0.0, 3.0, nothing], [0.0, 2.0, 0.0, 3.0, 3.0], [0.0, nothing, nothing, nothing, nothing]])
+    weight = torch.tensor([[0.5, 0.1, 0.1, 0.3, 0.0], [0.1, 0.2, 0.1, 0.2, 0.4], [1.0, 0.0, 0.0, 0.0, 0.0]])
+    weights = Weights(bins, vocabulary=3)
+    for rows in (slice(0, 2), slice(2, 3)):
+        weights.add(torch.tensor([0, 1, 2])[rows], total[rows], weight[rows].log())
+    found = weights.found(np.array([1, 1, 50]))
+    assert [found[name]["largest"] for name in ("vocabulary", "near", "grams")] == pytest.approx([2 / 3, 0, 1 / 3])
+    assert found["vocabulary"]["by_frequency"][-1]["mean"] == pytest.approx(1.6 / 3)
+    rare = next(cell for cell in found["grams"]["by_frequency"] if cell["bucket"] == "≤ 10")
+    assert rare["tokens"] == 2 and rare["mean"] == pytest.approx(0.45)
+    near = [(cell["tokens"], cell["mean"]) for cell in found["near"]["by_similarity"]]
+    grams = [(cell["tokens"], cell["mean"]) for cell in found["grams"]["by_context"]]
+    assert near == [(1, pytest.approx(0.2)), (1, pytest.approx(0.3))]
+    assert grams == [(1, pytest.approx(0.3)), (1, pytest.approx(0.6))]
+
+
+def point(name: str, dev: float, seconds: float, gb: float) -> Point:
+    return Point((name,), None, dev, dev + 1, seconds, gb)
+
+
+def test_the_front_holds_what_nothing_beats_and_advice_keeps_to_the_budget() -> None:
+    points = [
+        point("best", 10, 1.0, 4.0),
+        point("near", 10.05, 0.1, 3.0),
+        point("bad", 12, 0.5, 3.5),
+        point("small", 20, 0.05, 0),
+    ]
+    assert [one.memories[0] for one in front(points, "seconds")] == ["best", "near", "small"]
+    assert "Best of all is best" in advice(points, None, None, "perplexity") and "is near" in advice(
+        points, None, None, "perplexity"
+    )
+    assert "choose near" in advice(points, 0.3, None, "perplexity")
+    assert "choose small" in advice(points, 0.3, 1.0, "perplexity")
+    assert advice(points, 0.01, None, "perplexity").startswith("Nothing fits into 10 ms a token: the fastest is small")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: Any) -> tuple[Plan, Path]:
+    """A tiny run of every subset of three memories."""
+    place = tmp_path_factory.mktemp("subsets")
+    given = [
+        *("experiment=trime_ext", "size=tiny", "logger=none", f"paths.outputs={place}", f"paths.data={place}/data"),
+        *("evaluate.rows=[{joint: []}]", "evaluate.memories=[local,external,ngram_document]", "evaluate.subsets=all"),
+        *("trainer.enable_progress_bar=false", "trainer.accelerator=cpu"),
+    ]
+    config = composed(*given)
+    run(config)
+    return Plan(config), place
+
+
+def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Plan, Path]) -> None:
+    plan, _ = swept
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    found, own = results["subsets"]["subsets"], results["metrics"]
+    assert len(found) == 8 and found[-1]["memories"] == ["local", "external", "ngram_document"]
+    for split, key in (("test", "loss"), ("valid", "dev_loss")):
+        assert found[-1][key] == pytest.approx(own[split][-1]["loss"], abs=1e-6)
+        assert found[0][key] == pytest.approx(own[split][0]["loss"], abs=1e-5)
+    assert (
+        sum(cell["tokens"] for cell in results["subsets"]["weights"]["vocabulary"]["by_frequency"][:-1]) == found[0]["tokens"]
+    )
+    largest = [one["largest"] for one in results["subsets"]["weights"].values()]
+    assert sum(largest) == pytest.approx(1)
+    header, lines = memories_table(results)
+    assert [line[0] for line in lines] == ["vocabulary (the model)", *found[-1]["memories"]]
+    assert all(float(line[header.index("MB")]) >= 0 and line[2] for line in lines[1:])
+
+
+def test_a_frontier_has_each_subset_once(swept: tuple[Plan, Path]) -> None:
+    plan, _ = swept
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    other = json.loads(json.dumps(results))
+    other["subsets"]["external"]["k"] = 2
+    points = points_of([results, other])
+    assert len(points) == 8 + 4
+    assert all(one.seconds > 0 for one in points) and {
+        one.external is None for one in points if "external" not in one.memories
+    } == {True}

@@ -1,0 +1,132 @@
+"""table=frontier: every subset of a run's memories × K × kind of index × precision of keys, by perplexity, speed and size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from trime.metrics import MEASURES
+from trime.stages.artefact import write_aside
+from trime.stages.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill, saved
+from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
+from trime.stages.report.tables import Lines, csv_of, markdown, unit
+
+NEAR = 1.01  # times the best perplexity on dev, which the cheapest may have that is advised beside it
+
+
+@dataclass(frozen=True)
+class Point:
+    """A subset of memories under some settings. ``seconds``: a token's, of model, memories and mixture; ``gb``: of memories."""
+
+    memories: tuple[str, ...]
+    external: tuple[str, int, str] | None  # search, K, precision of keys, where there is such a memory
+    dev: float
+    test: float
+    seconds: float
+    gb: float
+
+    @property
+    def label(self) -> str:
+        """Return what a reader calls it."""
+        settings = "{}, K {}, {} keys".format(*self.external) if self.external else ""
+        return " + ".join(self.memories or ("vocabulary alone",)) + (f" ({settings})" if settings else "")
+
+
+def points_of(runs: list[dict[str, Any]]) -> list[Point]:
+    """Return every subset of every run once: without the external memory its settings do not matter."""
+    found: dict[Any, Point] = {}
+    for run in runs:
+        own, kind = run["subsets"], unit(run["metrics"]["test"][-1])
+        for one in own["subsets"]:
+            names = tuple(one["memories"])
+            costs = [own["memories"][name] for name in names]
+            seconds = own["encode_seconds_per_token"] + one["seconds_per_token"] + sum(c["seconds_per_token"] for c in costs)
+            external = tuple(own["external"].values()) if "external" in names else None
+            dev, test = (MEASURES[kind](one[key]) for key in ("dev_loss", "loss"))
+            point = Point(names, external, dev, test, seconds, sum(c["bytes"] for c in costs) / 1e9)  # type: ignore[arg-type]
+            found.setdefault((run["name"], run["seed"], names, external), point)
+    return sorted(found.values(), key=lambda point: point.dev)
+
+
+def front(points: list[Point], cost: str) -> list[Point]:
+    """Return the points that no other one beats both on dev and in a cost, the best on dev first."""
+    found: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.dev, getattr(point, cost))):
+        if not found or getattr(point, cost) < getattr(found[-1], cost):
+            found.append(point)
+    return found
+
+
+def advice(points: list[Point], seconds: float | None, gb: float | None, kind: str) -> str:
+    """Return one sentence: the best on dev within the budget; without one the best, and the fastest that is nearly as good."""
+    within = [p for p in points if (seconds is None or p.seconds <= seconds) and (gb is None or p.gb <= gb)]
+    budget = [*([f"{1e3 * seconds:g} ms a token"] if seconds is not None else []), *([f"{gb:g} GB"] if gb is not None else [])]
+    if not within:
+        least = min(points, key=lambda point: point.seconds)
+        return f"Nothing fits into {' and '.join(budget)}: the fastest is {told(least, kind)}."
+    best = within[0]
+    if budget:
+        return f"Within {' and '.join(budget)}, choose {told(best, kind)}."
+    near = min((p for p in within if p.dev <= NEAR * best.dev), key=lambda point: point.seconds)
+    first = f"Best of all is {told(best, kind)}"
+    return f"{first}." if near is best else f"{first}; at most 1 % worse on dev and the fastest so is {told(near, kind)}."
+
+
+def told(point: Point, kind: str) -> str:
+    """A point in words."""
+    return f"{point.label}: test {kind} {point.test:.2f} at {1e3 * point.seconds:.2f} ms a token and {point.gb:.3g} GB"
+
+
+def frontier_table(points: list[Point], kind: str) -> tuple[list[str], Lines]:
+    """All points, the best on dev first; those of the Pareto fronts are marked."""
+    marks = {cost: front(points, cost) for cost in ("seconds", "gb")}
+    header = ["memories", "search", "K", "keys", f"dev {kind}", f"test {kind}", "tokens/s", "GB", "on the front of"]
+    lines = []
+    for point in points:
+        search, k, keys = point.external or ("", "", "")
+        fronts = [said for cost, said in (("seconds", "speed"), ("gb", "size")) if point in marks[cost]]
+        figures = [f"{point.dev:.2f}", f"{point.test:.2f}", f"{1 / point.seconds:,.0f}", f"{point.gb:.3g}"]
+        lines.append([" + ".join(point.memories or ("vocabulary alone",)), search, str(k), keys, *figures, ", ".join(fronts)])
+    return header, lines
+
+
+def front_panel(axis: Any, points: list[Point], cost: str, said: tuple[str, str], kind: str) -> None:
+    """Every point, and the front as a line; the colour tells whether the external memory is among them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for colour, inside, label in ((GREY, False, "without external memory"), (ORANGE, True, "with external memory")):
+        own = [point for point in points if bool(point.external) is inside]
+        axis.plot([getattr(p, cost) for p in own], [p.test for p in own], "o", ms=4, alpha=0.7, color=colour, label=label)
+    line = front(points, cost)
+    axis.plot([getattr(p, cost) for p in line], [p.test for p in line], color=BLUE, lw=1.5, label="Pareto front (by dev)")
+    axis.set(xlabel=said[0], ylabel=f"test {kind}", xscale=said[1], yscale=SCALES[kind])
+    for ticks in (ticks for ticks in (axis.xaxis, axis.yaxis) if ticks.get_scale() == "log"):
+        ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ticks.set_minor_formatter(NullFormatter())
+    axis.legend(frameon=False, fontsize=8)
+
+
+def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path) -> None:
+    """Write table, picture and page; print the Pareto rows and the advice."""
+    points, kind = points_of(runs), unit(runs[0]["metrics"]["test"][-1])
+    header, lines = frontier_table(points, kind)
+    sentence = advice(points, budget.seconds_per_token, budget.gb, kind)
+    write_aside(folder / "frontier.csv", csv_of(header, lines))
+    write_aside(folder / "frontier.md", f"{markdown(header, lines)}\n{sentence}\n")
+    panels: list[Panel] = [
+        partial(front_panel, points=points, cost="seconds", said=("seconds a token", "log"), kind=kind),
+        partial(front_panel, points=points, cost="gb", said=("GB of memories", "linear"), kind=kind),
+    ]
+    figure, axes = canvas(12, 4.6, 2)
+    fill(axes, panels)
+    print(f"\nPareto rows of {len(points)}:\n\n{markdown(header, [line for line in lines if line[-1]])}\n{sentence}\n")
+    print(f"table: {folder / 'frontier.md'}, {folder / 'frontier.csv'}\npicture: {saved(figure, folder / 'frontier.png')}")
+    note = f"{sentence} Fronts are chosen on dev; a token's time is that of model, memories and mixture in one pass."
+    sections = [Section("Frontier", note, [Table(header, lines)]), *pictured("Pictures", panels), commands(runs)]
+    page = Page(folder.name, [f"{len(runs)} runs, {len(points)} points"], sections)
+    print(f"page: {write_page(page, folder / 'frontier.html')}")

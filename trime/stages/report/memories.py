@@ -1,0 +1,97 @@
+"""What each memory of a fitted mixture is worth: perplexity with and without it, what it costs, where its weight lies."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trime.metrics import MEASURES
+from trime.stages.report.canvas import Panel, canvas, fill, saved
+from trime.stages.report.differences import apart
+from trime.stages.report.page import COLOURS, Section, Table, pictured
+from trime.stages.report.tables import Lines, evaluated, markdown, unit
+
+NOTE = (
+    "Without a memory the mixture is fitted anew on dev to the others. Time is the memory's own; MB are the most that it held, "
+    "of a datastore those on disk, its index included."
+)
+
+
+def memories_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
+    """A line for the vocabulary and for each memory."""
+    found, kind = results["subsets"], unit(results["metrics"]["test"][-1])
+    every, weights = found["subsets"][-1], found["weights"]
+    others = {frozenset(one["memories"]): one for one in found["subsets"]}
+    header = ["memory", f"test {kind} without it", "what it adds, 95 % interval", "MB", "µs a token", "largest weight, %"]
+    encoding = f"{1e6 * found['encode_seconds_per_token']:,.0f}"
+    lines = [["vocabulary (the model)", "", "", "", encoding, f"{100 * weights['vocabulary']['largest']:.1f}"]]
+    for name, cost in found["memories"].items():
+        without = others[frozenset(every["memories"]) - {name}]
+        added = apart(np.array([[every["documents"], without["documents"]]]), kind)
+        lines.append(
+            [
+                name,
+                f"{MEASURES[kind](without['loss']):.2f}",
+                str(added),
+                f"{cost['bytes'] / 1e6:,.1f}",
+                f"{1e6 * cost['seconds_per_token']:,.1f}",
+                f"{100 * weights[name]['largest']:.1f}",
+            ]
+        )
+    return header, lines
+
+
+def title(results: dict[str, Any]) -> str:
+    """What the table is of."""
+    kind = unit(results["metrics"]["test"][-1])
+    loss = results["subsets"]["subsets"][-1]["loss"]
+    return f"What each memory is worth ({results['subsets']['mixture']} mixture of all: test {kind} {MEASURES[kind](loss):.2f})"
+
+
+def memories_text(results: dict[str, Any]) -> str:
+    """The table in Markdown."""
+    return f"{title(results)}:\n\n{markdown(*memories_table(results))}\n{NOTE}\n"
+
+
+def memories_section(results: dict[str, Any]) -> list[Section]:
+    """Table and pictures of a page, where the run has a fitted mixture."""
+    if "subsets" not in results:
+        return []
+    return [Section(title(results), NOTE, [Table(*memories_table(results))]), *pictured("Weights", weights_panels(results))]
+
+
+def memories_picture(results: dict[str, Any], path: Path) -> Path:
+    """All panels of weights, side by side."""
+    panels = weights_panels(results)
+    figure, axes = canvas(1 + 5.4 * len(panels), 4, len(panels))
+    fill(axes, panels)
+    figure.suptitle(f"{results['name']} on {evaluated(results)[0]}, seed {results['seed']}: weights on test")
+    return saved(figure, path)
+
+
+def weights_panels(results: dict[str, Any]) -> list[Panel]:
+    """Mean weights by frequency of the token, by similarity of the best entry, by longest context of n-grams."""
+    weights = results["subsets"]["weights"]
+    parts = {
+        "by_frequency": ("frequency of the token on dev", "by frequency"),
+        "by_similarity": ("similarity of the best entry, rank among dev's", "by similarity of the best entry"),
+        "by_context": ("longest known context of n-grams, tokens", "by length of context"),
+    }
+    shown = {key: [name for name, own in weights.items() if key in own] for key in parts}
+    return [partial(weights_panel, weights=weights, key=key, said=parts[key]) for key, names in shown.items() if names]
+
+
+def weights_panel(axis: Any, weights: dict[str, Any], key: str, said: tuple[str, str]) -> None:
+    """A line for each memory that is known by ``key``."""
+    for name, own in weights.items():
+        cells = [cell for cell in own.get(key, []) if cell["mean"] is not None and cell["bucket"] != "average"]
+        if cells:
+            points = [100 * cell["mean"] for cell in cells]
+            axis.plot([cell["bucket"] for cell in cells], points, marker="o", ms=4, label=name, color=COLOURS.get(name))
+    axis.set(xlabel=said[0], ylabel="mean weight, %", ylim=(0, None), title=said[1])
+    if key == "by_similarity":
+        axis.tick_params(axis="x", rotation=45, labelsize=8)
+    axis.legend(frameon=False, fontsize=8)
