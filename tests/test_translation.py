@@ -30,6 +30,7 @@ from trime.data.parallel.side import Cut, Joint, sentences
 from trime.data.segments import cut
 from trime.memory.datastore import Nearest
 from trime.models.embeddings import PlainInput
+from trime.models.network import Network
 from trime.models.translation import EncoderDecoder
 from trime.run import run
 from trime.stages.model_folder import open_network
@@ -67,13 +68,19 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
     config = tiny(*f"experiment={words}".split())
     run(config)
     plan = TranslationPlan(config)
-    corpus, row, tune = plan.corpus.corpus(), plan.tune.rows()[-1], plan.tune.chosen()
+    corpus = plan.corpus.corpus()
     network, _ = open_network(plan.model.path(), config)
-    index = tune.memories.sources.index
-    nearest = index.nearest(plan.test.information()) if index else None
-    translator = Translator(network, row, nearest, corpus, config)
+    for place, row in enumerate(plan.tune.rows()):
+        index = plan.tune.of(place).memories.sources.index
+        nearest = index.nearest(plan.test.information()) if row.memories and index else None
+        translator = Translator(network, row, nearest, corpus, config)
+        check_search(plan, network, translator, plan.evaluate.rows()[place]["documents"])
+
+
+def check_search(plan: TranslationPlan, network: Network, translator: Translator, scored: list[list[float]]) -> None:
+    """Fail unless the search's log-probabilities of references are what evaluation scored."""
+    corpus = plan.corpus.corpus()
     text, source, ends = corpus.split("test"), corpus.sources.split("test"), corpus.vocabulary.ends
-    scored = plan.evaluate.rows()[-1]["documents"]
     for number in range(4):
         target = text.tokens[text.offsets[number] : text.offsets[number + 1]].astype(np.int64)
         read = source.tokens[source.offsets[number] : source.offsets[number + 1]].astype(np.int64)

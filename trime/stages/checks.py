@@ -112,8 +112,8 @@ def check_mixture(config: DictConfig) -> None:
     demand(config, {key: kind for key, kind in ADAPTIVE.items() if key.split(".")[-1] in config.mixture.model})
     count_of(config.mixture.tokens)
     instantiated(config.mixture.model)
-    if config.task == "translation":
-        raise UserError(f"mixture={config.mixture.kind}: translations are mixed as the papers have it: set mixture=none")
+    if config.task == "translation" and (config.mixture.model.get("history") or config.mixture.get("online")):
+        raise UserError("translations of a beam have no history: set mixture.model.history=[] and mixture.online=false")
     if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
         raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
 
@@ -144,8 +144,9 @@ def check_translation(config: DictConfig) -> None:
     if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
         raise UserError("translation has no evaluate.dataset, datastore.dataset, evaluate.analysis: leave them out")
     memories = [row.memories for row in rows_of(config)]
-    if set().union(*memories) - {"external"} or any(memories) != bool(memories[-1]) or sum(map(bool, memories)) > 1:
-        raise UserError("evaluate.rows: a translation's last row may have the external memory, others none")
+    first = sum(not own for own in memories)  # rows without memory
+    if set().union(*memories) - {"external"} or any(memories[:first]) or not first:
+        raise UserError("evaluate.rows: a translation's rows have no memory, or after those the external one")
 
 
 def check_reading(config: DictConfig) -> None:

@@ -36,15 +36,16 @@ class Evaluate(Artefact):
         return {}
 
     def build(self, folder: Path) -> None:
-        results = [self.row(row, folder / f"row-{number}.json") for number, row in enumerate(self.tune.rows())]
+        results = [self.row(number, row, folder / f"row-{number}.json") for number, row in enumerate(self.tune.rows())]
         (folder / "rows.json").write_text(json.dumps(results, indent=1))
 
-    def row(self, row: Row | FittedRow, aside: Path) -> dict[str, Any]:
+    def row(self, number: int, row: Row | FittedRow, aside: Path) -> dict[str, Any]:
         """One row over the whole split; kept aside, so that a killed run goes on with the next row."""
         if aside.exists():
             return json.loads(aside.read_text())
         corpus, reading = self.encoded.corpus.corpus(), row.reading()
-        scorer = scorer_of(self.config, [row], self.tune.memories, self.encoded)  # opening an index is no token's time
+        memories = self.tune.of(number).memories
+        scorer = scorer_of(self.config, [row], memories, self.encoded)  # opening an index is no token's time
         meter, sums, shares = Meter(), Sums(), ByToken(len(corpus.vocabulary))
         for window, (masses,) in scorer.masses(watched(self.encoded, row.label)):
             score = reading(window, masses)

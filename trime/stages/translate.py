@@ -22,13 +22,13 @@ from trime.stages.processes import device_of
 from trime.stages.training import resolved_precision
 from trime.stages.tune import Tune
 from trime.tasks.beam import Beam
+from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row
-from trime.tasks.spread import Entries, spread
+from trime.tasks.spread import Entries, experts_of, fitted_spread, spread
 from trime.types import Contexts, Float, Int, Place, Tensor
 
 LEAST = torch.finfo(torch.float32).tiny  # of a probability: the end of a sentence is never impossible
 SEARCH = ("beam", "penalty", "shortest", "longest", "sentences", "unweighted_external")  # settings that decide translations
-EVERY, ALL_BUT_LAST, LAST = slice(None), slice(0, -1), slice(-1, None)  # rows of a table
 
 
 class Translate(Artefact):
@@ -36,7 +36,7 @@ class Translate(Artefact):
 
     kind = "translate"
 
-    def __init__(self, config: DictConfig, encoded: Encode, tune: Tune, rows: slice = EVERY):
+    def __init__(self, config: DictConfig, encoded: Encode, tune: Tune, rows: slice = slice(None)):
         super().__init__(config)
         self.encoded, self.tune, self.rows = encoded, tune, rows
         self.stage = "evaluate" if encoded.split == "test" else "tune"  # type: ignore[misc]
@@ -49,14 +49,13 @@ class Translate(Artefact):
         return asked | {"rows": [self.rows.start, self.rows.stop]}
 
     def build(self, folder: Path) -> None:
-        corpus, tune = self.encoded.corpus.corpus(), self.tune.chosen()
+        corpus, every = self.encoded.corpus.corpus(), self.tune.rows()
         assert isinstance(corpus, ParallelCorpus)
         network, _ = open_network(self.encoded.model.path(), self.config)
         network.to(device_of(self.config))
-        index = tune.memories.sources.index
         references, rows = corpus.references(self.encoded.split)[: self.config.translation.sentences], []
-        for number, row in enumerate(tune.rows()[self.rows]):
-            assert isinstance(row, Row), "translations have no fitted mixture yet"
+        for number, row in [*enumerate(every)][self.rows]:
+            index = self.tune.of(number).memories.sources.index
             nearest = index.nearest(self.encoded.information()) if row.memories and index else None
             translator = Translator(network, row, nearest, corpus, self.config)
             file, meter = folder / f"row-{number}.jsonl", Meter()
@@ -84,9 +83,9 @@ class Translate(Artefact):
         """BLEU of every row."""
         return json.loads((self.path() / "bleu.json").read_text())["rows"]
 
-    def statistics(self) -> list[list[int]]:
-        """Of the last row's translations one by one, what BLEU is made of: n-grams that match and all (n = 1 to 4), lengths."""
-        corpus, number = self.encoded.corpus.corpus(), len(self.found()) - 1
+    def statistics(self, number: int) -> list[list[int]]:
+        """Return what BLEU is made of for each translation of a row: n-grams that match and all (n = 1 to 4), lengths."""
+        corpus = self.encoded.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
         texts = written(self.path() / f"row-{number}.jsonl")
         return statistics(texts, corpus.references(self.encoded.split)[: len(texts)])
@@ -118,7 +117,9 @@ def scores(texts: list[str], references: list[str]) -> dict[str, Any]:
 class Translator:
     """Sources to the most likely translations under a row's mixture of vocabulary and external memory."""
 
-    def __init__(self, network: Network, row: Row, nearest: Nearest | None, corpus: ParallelCorpus, config: DictConfig):
+    def __init__(
+        self, network: Network, row: Row | FittedRow, nearest: Nearest | None, corpus: ParallelCorpus, config: DictConfig
+    ):
         self.network, self.row, self.nearest, self.corpus = network, row, nearest, corpus
         asked = config.translation
         self.beam, self.longest = Beam(asked.beam, asked.penalty, asked.shortest), asked.longest
@@ -172,6 +173,11 @@ class Translator:
         none = torch.zeros(len(g), dtype=torch.long, device=g.device)
         similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(sentence, sentence, none)))
         found = {"external": Entries(similarity, token, number.to(token.device))}
+        if isinstance(self.row, FittedRow):
+            assert self.row.fitted is not None
+            experts = experts_of(self.row, logits, found, g.shape[1], self.scaled)
+            weights = self.row.fitted.log_weights(experts.total.float(), experts.total.new_empty(len(g), 0).float())
+            return fitted_spread(self.row, experts, weights).whole.clamp(min=LEAST).log()
         gate = self.network.odds(f).double() if self.network.gate is not None else None
         parts = spread(self.row, logits, found, g.shape[1], self.scaled, gate)
         if not (self.unweighted and self.row.joint):

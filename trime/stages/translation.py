@@ -23,6 +23,7 @@ from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit
 from trime.stages.imported_translation import Dictionaries, ImportTranslation
 from trime.stages.memories import Memories, Sources
+from trime.stages.mixture import tune_of
 from trime.stages.model_folder import describe, model_of
 from trime.stages.pack import Pack
 from trime.stages.pairs import (
@@ -37,7 +38,8 @@ from trime.stages.pairs import (
 )
 from trime.stages.plan import Plan
 from trime.stages.processes import share_of
-from trime.stages.translate import ALL_BUT_LAST, LAST, Translate
+from trime.stages.rows import rows_of
+from trime.stages.translate import Translate
 from trime.stages.tune import Tune
 from trime.tasks.checkpoints import BestWeights
 from trime.tasks.fitted import FittedRow
@@ -98,12 +100,13 @@ class FitTranslation(Fit):
 
 
 class TuneByBleu(Tune):
-    """``tuned.json`` at the K whose translations of valid have the highest BLEU, each with its own best temperatures.
+    """``tuned.json``: every row with a memory at the K whose translations of valid have the highest BLEU.
 
-    ``plain`` has the translations of all rows but the last; of that one there are some for each K.
+    ``plain`` has the translations of the rows without memory, which come first; ``own`` those of the others at each K, where
+    each has its own best temperatures, or its own fitted mixture.
     """
 
-    kind, stage, format = "tune_bleu", "tune", 1
+    kind, stage, format = "tune_bleu", "tune", 2
 
     def __init__(self, config: DictConfig, tunes: dict[int, Tune], plain: Translate, own: dict[int, Translate]):
         first = next(iter(tunes.values()))
@@ -113,29 +116,35 @@ class TuneByBleu(Tune):
     def needs(self) -> list[Artefact]:
         return [*self.tunes.values(), self.plain, *self.own.values()]
 
+    def parts(self) -> list[Artefact]:
+        return [*(part for tune in self.tunes.values() for part in (*tune.parts(), tune)), self.plain, *self.own.values()]
+
     def settings(self) -> Any:
         return list(self.tunes)
 
     def build(self, folder: Path) -> None:
-        found = {k: own.found()[0] for k, own in self.own.items()}
-        best = max(found, key=lambda k: found[k]["bleu"])
-        content = self.tunes[best].tuned()
-        for row, scored in zip(content["rows"], [*self.plain.found(), found[best]], strict=True):
-            row |= scored
-        if self.memories.names:
-            content["rows"][-1]["tuned"]["k"] = best
-            content["rows"][-1]["bleu_by_k"] = {str(k): own["bleu"] for k, own in found.items()}
+        rows, first = self.plain.found(), next(iter(self.tunes.values()))
+        content = first.tuned() | {"k": [None for _ in rows]}
+        content["rows"] = [row | scored for row, scored in zip(content["rows"], rows, strict=False)]
+        for number in range(len(next(iter(self.own.values())).found())):
+            found = {k: own.found()[number] for k, own in self.own.items()}
+            best = max(found, key=lambda k: found[k]["bleu"])
+            row = self.tunes[best].tuned()["rows"][len(rows) + number] | found[best]
+            row["tuned"]["k"] = best
+            content["rows"].append(row | {"bleu_by_k": {str(k): own["bleu"] for k, own in found.items()}})
+            content |= {"recall": self.tunes[best].tuned()["recall"]}
+            content["k"].append(best)
             if len(found) > 2 and best in (min(found), max(found)):
-                print(f"tune: K={best} lies at the edge of the grid: widen translation.k")
+                print(f"tune: {row['memories']}: K={best} lies at the edge of the grid: widen translation.k")
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
 
-    def chosen(self) -> Tune:
-        """The grid's pass at the best K."""
-        tuned = self.tuned()["rows"][-1]["tuned"]
-        return self.tunes[int(tuned["k"])] if "k" in tuned else next(iter(self.tunes.values()))
+    def of(self, row: int) -> Tune:
+        """Return the pass at the row's best K."""
+        k = self.tuned()["k"][row]
+        return next(iter(self.tunes.values())) if k is None else self.tunes[k]
 
     def rows(self) -> Sequence[Row | FittedRow]:
-        return self.chosen().rows()
+        return [self.of(number).rows()[number] for number in range(len(self.tuned()["rows"]))]
 
 
 class EvaluatePairs(Evaluate):
@@ -143,13 +152,12 @@ class EvaluatePairs(Evaluate):
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TuneByBleu, translate: Translate):
         super().__init__(config, encoded, tune)
-        self.by_bleu, self.translate = tune, translate
+        self.translate = translate
 
     def needs(self) -> list[Artefact]:
         return [*super().needs(), self.translate]
 
     def build(self, folder: Path) -> None:
-        self.tune = self.by_bleu.chosen()
         super().build(folder)
         rows = json.loads((folder / "rows.json").read_text())
         found = [row | scored for row, scored in zip(rows, self.translate.found(), strict=True)]
@@ -158,9 +166,8 @@ class EvaluatePairs(Evaluate):
         (folder / "rows.json").write_text(json.dumps(found, indent=1))
 
     def rows(self) -> list[dict[str, Any]]:
-        """The own row with what a paired bootstrap of BLEU wants."""
-        *others, own = super().rows()
-        return [*others, own | {"bleu_statistics": self.translate.statistics()}]
+        """Every row with what a paired bootstrap of BLEU wants."""
+        return [row | {"bleu_statistics": self.translate.statistics(n)} for n, row in enumerate(super().rows())]
 
 
 class TranslationPlan(Plan):
@@ -195,14 +202,16 @@ class TranslationPlan(Plan):
     def tune(self) -> TuneByBleu:
         ks = plain(self.config.translation.k) if uses_external(self.config) else [self.config.index.k]
         tunes = {k: self.tuned_at(k) for k in ks}
-        own = {k: Translate(self.config, self.valid, tune, LAST) for k, tune in tunes.items()}
-        return TuneByBleu(self.config, tunes, Translate(self.config, self.valid, tunes[ks[0]], ALL_BUT_LAST), own)
+        rows = rows_of(self.config)
+        first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
+        own = {k: Translate(self.config, self.valid, tune, slice(first, None)) for k, tune in tunes.items()}
+        return TuneByBleu(self.config, tunes, Translate(self.config, self.valid, tunes[ks[0]], slice(0, first)), own)
 
     def tuned_at(self, k: int) -> Tune:
         """Temperatures and share at K entries."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
         index = Index(config, self.store) if uses_external(config) else None
-        return Tune(config, self.valid, Memories(config, Sources(index, self.corpus)))
+        return tune_of(config, self.valid, Memories(config, Sources(index, self.corpus)))
 
     @cached_property
     def evaluate(self) -> EvaluatePairs:
@@ -225,7 +234,7 @@ class TranslationPlan(Plan):
 
     def made_by(self, stage: str) -> list[Artefact]:
         if stage == "tune":
-            return [*self.tune.needs(), self.tune]
+            return [*self.tune.parts(), self.tune]
         if stage == "evaluate":
             return [self.test, self.evaluate.translate, self.evaluate]
         return super().made_by(stage)

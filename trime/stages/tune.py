@@ -93,8 +93,8 @@ class Tune(Artefact):
         """What the stage makes before this."""
         return []
 
-    def chosen(self) -> Tune:
-        """The pass whose settings count."""
+    def of(self, row: int) -> Tune:
+        """Return the pass whose settings count for a row."""
         return self
 
     def evidence(self) -> tuple[Evidence, dict[str, Any]]:

@@ -88,7 +88,7 @@ class Continuation:
         """Adds known tokens."""
         for left, token in zip(range(len(tokens), 0, -1), tokens, strict=True):
             if self.history and self.experts is not None and self.told == len(self.tokens):
-                self.history.features(0, self.experts.log_probability[None, :, token].float())
+                self.history.features(0, self.experts.log_probability(token)[None].float())
                 self.told += 1
             self.tokens.append(token)
             self.experts = None

@@ -13,7 +13,7 @@ import torch
 from trime.memory.base import Entries
 from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row, scales
-from trime.types import Float, Tensor
+from trime.types import Float, Int, Tensor
 
 
 class Spread(NamedTuple):
@@ -64,40 +64,47 @@ def spread(
 
 
 class Experts(NamedTuple):
-    """What every expert of a fitted row says of the next token: log P [e v], and how much each entry gives to it, by memory."""
+    """What every expert of a fitted row says of the next token, and how much each entry gives to it, by memory."""
 
-    log_probability: Float[Tensor, "e v"]
-    total: Float[Tensor, " e"]
-    entries: dict[str, Float[Tensor, "e k"]]
+    vocabulary: Float[Tensor, "*n v"]  # probability under the vocabulary's softmax
+    total: Float[Tensor, "*n e"]  # log-mass of all tokens, the vocabulary's first
+    entries: dict[str, Float[Tensor, "*n e k"]]
+    token: dict[str, Int[Tensor, "*n k"]]  # of each entry
+
+    def log_probability(self, token: int) -> Float[Tensor, "*n e"]:
+        """Return log P of a token under each expert."""
+        parts = [self.vocabulary[..., token, None]]
+        for name, share in self.entries.items():
+            parts.append(share.masked_fill(self.token[name].unsqueeze(-2) != token, 0).sum(-1).to(self.vocabulary))
+        return torch.cat(parts, -1).log()
 
 
 def experts_of(
-    row: FittedRow, vocabulary: Float[Tensor, " v"], found: dict[str, Entries], width: int, scaled_interpolation: bool
+    row: FittedRow, vocabulary: Float[Tensor, "*n v"], found: dict[str, Entries], width: int, scaled_interpolation: bool
 ) -> Experts:
-    """What the experts of a row say after one context; ``vocabulary`` is each token's log-mass."""
-    divisors = vocabulary.new_tensor(row.divisors(*scales(width, scaled_interpolation)))
-    totals, parts, entries = [vocabulary.logsumexp(-1)[None]], [vocabulary.softmax(-1)[None]], {}
+    """What the experts of a row say after each context; ``vocabulary`` is each token's log-mass."""
+    divisors = torch.tensor(row.divisors(*scales(width, scaled_interpolation)), dtype=torch.float64, device=vocabulary.device)
+    totals, entries = [vocabulary.logsumexp(-1, keepdim=True)], {}
     for name in row.joint:
         own = found[name]
-        scores = own.similarity.double() / divisors[:, None] if own.counts is None else own.counts
-        total = scores.logsumexp(-1) if scores.shape[1] else scores.new_full((len(scores),), -torch.inf)
-        entries[name] = (scores - total.nan_to_num(neginf=0)[:, None]).exp()
-        empty = vocabulary.new_zeros(len(scores), vocabulary.shape[-1])
-        parts.append(empty.scatter_add(-1, own.token.expand(len(scores), -1), entries[name].to(empty)))
+        scores = own.similarity.double().unsqueeze(-2) / divisors[:, None] if own.counts is None else own.counts
+        total = scores.logsumexp(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
+        entries[name] = (scores - total.nan_to_num(neginf=0).unsqueeze(-1)).exp()
         totals.append(total.to(vocabulary))
-    return Experts(torch.cat(parts).log(), torch.cat(totals), entries)
+    return Experts(vocabulary.softmax(-1), torch.cat(totals, -1), entries, {name: found[name].token for name in row.joint})
 
 
-def fitted_spread(row: FittedRow, experts: Experts, log_weights: Float[Tensor, " e"]) -> Spread:
-    """The same for a row with a fitted mixture, of which these are the weights after one context."""
+def fitted_spread(row: FittedRow, experts: Experts, log_weights: Float[Tensor, "*n e"]) -> Spread:
+    """The same for a row with a fitted mixture, of which these are the weights after each context."""
     weights, first = log_weights.double().exp(), 1
-    parts = {"vocabulary": weights[0] * experts.log_probability[0].exp()}
+    parts = {"vocabulary": weights[..., :1].to(experts.vocabulary) * experts.vocabulary}
     shares = {}
     for name in row.joint:
-        own = slice(first, first + len(experts.entries[name]))
-        parts[name] = (weights[own, None] * experts.log_probability[own].exp()).sum(0)
-        shares[name] = (weights[own, None] * experts.entries[name].double()).sum(0)
-        first = own.stop
+        size = experts.entries[name].shape[-2]
+        own, first = weights[..., first : first + size, None], first + size
+        shares[name] = (own * experts.entries[name].double()).sum(-2)
+        none = torch.zeros_like(experts.vocabulary)
+        parts[name] = none.scatter_add(-1, experts.token[name], shares[name].to(none))
     return Spread(parts, shares)
 
 
