@@ -37,7 +37,7 @@ ONLY_IN = {
     "pydivsufsort": {"trime/memory/ngrams.py"},
     "peft": {"trime/models/pretrained/lora.py"},
     "wandb": set(),
-    "transformers": {f"trime/models/pretrained/{name}.py" for name in ("loading", "small", "tokenizer")},
+    "transformers": {f"trime/models/pretrained/{name}.py" for name in ("gguf", "loading", "small", "tokenizer")},
 }
 VECTORS = ROOT / "tests" / "golden" / "vectors"
 

@@ -15,6 +15,7 @@ from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.generate import generate
 from trime.stages.plans import plan_of
+from trime.stages.pretrained import provide
 from trime.stages.processes import device_of, follows
 from trime.stages.report.ledger import write_ledger
 from trime.stages.report.runs import report_answers, report_replay, report_run
@@ -57,6 +58,7 @@ def run(config: DictConfig) -> RunOutcome:
     if "ledger" in config.stages:
         write_ledger(config)
         return RunOutcome()
+    provide(config)
     check(config)
     if device_of(config).type == "cpu":
         prepare_cpu()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
@@ -14,6 +16,7 @@ from trime.data.vocabulary import Vocabulary
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
 from trime.models.pretrained.answering import Answerer, DecoderAnswers, EncoderDecoderAnswers, Reading
+from trime.models.pretrained.gguf import convert, packaged
 from trime.models.pretrained.language import each
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
@@ -29,6 +32,31 @@ CUTTING = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # w
 def is_pretrained(config: DictConfig) -> bool:
     """Whether model=pretrained."""
     return "name" in config.model
+
+
+def provide(config: DictConfig) -> None:
+    """Have the model that the configuration names where it is to lie: from an installed package, else by its name on the hub.
+
+    Only files like model=smollm2 name a package (``model.package``) and a hub's name (``model.hub``) beside a folder.
+    """
+    folder = Path(config.model.name).expanduser() if config.model.get("package") else None
+    if folder is None or folder.is_dir():
+        return
+    file = packaged(config.model.package)
+    if file is None:
+        print(f"model: package {config.model.package} is not installed, {config.model.hub} is loaded by its name on the hub")
+        config.model.name = config.model.hub
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if folder.is_dir():
+            return
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        convert(file, partial)
+        partial.replace(folder)
+    print(f"model: made {folder} from package {config.model.package}")
 
 
 @cache

@@ -1,0 +1,44 @@
+"""A decoder that an installed package holds as a GGUF file, made into a folder in the transformers format."""
+
+from __future__ import annotations
+
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trime.models.pretrained.loading import check_version
+from trime.types import UserError
+
+
+def packaged(package: str) -> Path | None:
+    """Return the GGUF file of an installed package, which is not imported; None where it is not installed."""
+    spec = find_spec(package)
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write model and tokenizer of a GGUF file to ``folder``: weights in float32, as the quantised ones read (safetensors).
+
+    A model that transformers read from GGUF is marked as quantised and cannot be saved; a plain copy of it can.
+    """
+    check_version()
+    if not find_spec("gguf"):
+        raise UserError("reading a GGUF file needs the package gguf: pip install 'trime[smollm2]'")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    named: dict[str, Any] = {"gguf_file": file.name}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
+    except (OSError, ValueError, KeyError, IndexError, RuntimeError, struct.error) as error:  # of truncated files
+        raise UserError(f"{file} cannot be read ({str(error).strip().splitlines()[0]}): install its package again") from None
+    config = type(model.config)(**{k: v for k, v in model.config.to_dict().items() if k != "quantization_config"})
+    plain = type(model)(config)
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
