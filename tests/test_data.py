@@ -28,7 +28,7 @@ from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader
-from trime.data.neighbours import Backend, Fast, Reference, Sparse
+from trime.data.neighbours import EXCLUDE, NEAR, Backend, Fast, Reference, Sparse, hidden_of
 from trime.data.segments import Segments, collate, count_of, cut, shares
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import Ends, Vocabulary
@@ -348,6 +348,33 @@ def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> 
         found = backend.nearest([0, 1, 3], 3)
         assert found[0, 0] == 1 and found[1, 0] == 0, "a duplicate stands first, whichever comes first in the list"
         assert all(query not in row for query, row in zip([0, 1, 3], found, strict=True))
+
+
+@pytest.mark.parametrize("exclude", EXCLUDE)
+def test_neighbours_leave_out_what_is_excluded(exclude: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All backends find the best of what is left: segments of other documents, or none that are near copies."""
+    monkeypatch.setattr(bm25, "ROWS", 7)
+    monkeypatch.setattr(bm25, "COLUMNS", 16)
+    segments = drawn_segments(60, 40, 300)
+    document = np.arange(60) // 4
+    numbers, found = list(range(60)), []
+    for backend in (Fast(), Sparse()):
+        backend.fit(segments)
+        found.append(backend.nearest(numbers, 8, *hidden_of(numbers, document, exclude)))
+    np.testing.assert_array_equal(*found)
+    lists = [segment.tolist() for segment in segments]
+    for i in range(60):
+        scores = lucene(lists, lists[i], 0.9, 0.4)
+        left = [j for j in range(60) if j != i and scores[j] > 0]
+        if exclude == "document":
+            left = [j for j in left if document[j] != document[i]]
+        if exclude == "near_copies":
+            left = [j for j in left if scores[j] <= NEAR * scores[i]]
+        best = sorted((scores[j] for j in left), reverse=True)[:8]
+        own = [j for j in found[0][i] if j >= 0]
+        assert {*own} <= {*left}
+        np.testing.assert_allclose([scores[j] for j in own], best, rtol=1e-4)
+    assert (1 in found[0][0]) == (exclude == "none"), "the second segment is a copy of the first"
 
 
 def test_a_folder_is_filled_by_tokens(tmp_path: Path) -> None:

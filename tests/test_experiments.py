@@ -57,7 +57,7 @@ def test_an_ablation_is_a_sweep(name: str, tiny: Callable[..., DictConfig], tmp_
     assert run(second) is not None
 
 
-TABLES = sorted(path.stem for path in (ROOT / "conf" / "table").glob("*.yaml"))
+TABLES = sorted(path.stem for path in (ROOT / "conf" / "table").glob("*.yaml") if path.stem != "frontier")
 DOMAINS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "domain").glob("*.yaml"))
 
 
@@ -68,6 +68,15 @@ def test_a_table_is_a_sweep_over_experiments_that_exist(name: str, tiny: Callabl
     rows = [tiny(f"experiment={row}").name for row in config.hydra.sweeper.params.experiment.split(",")]
     assert config.hydra.mode.name == "MULTIRUN" and config.report.name == name and len({*rows}) == len(rows) > 3
     assert any({*own} & {*rows} for own in config.report.published.values())
+
+
+def test_a_frontier_is_a_sweep_over_settings_of_one_trained_run(tiny: Callable[..., DictConfig]) -> None:
+    config = tiny("table=frontier", "experiment=trime", return_hydra=True)
+    params = config.hydra.sweeper.params
+    assert config.hydra.mode.name == "MULTIRUN" and config.evaluate.subsets == "all" and config.name == "trime"
+    assert set(params) == {"index", "index.k", "datastore.dtype"}
+    own = [tiny("table=frontier", f"index={index}") for index in params.index.split(",")]
+    assert len({Plan(config).fit.fingerprint for config in own}) == 1
 
 
 @pytest.mark.parametrize("name", DOMAINS)

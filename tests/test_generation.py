@@ -28,6 +28,7 @@ SHORT = ["evaluate.tokens=120", "tune.lambda=[0.3]", "tune.temperature=[1.5]", "
 FITTED = [
     ["experiment=trime_ext", "tune.memory_size=[24]"],
     ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
+    ["experiment=trime_long", "tune.memory_size=[24]", "mixture.online=true", "mixture.model.online_rate=0.1"],
     ["experiment=cache", "mixture=calibrated", "evaluate.memories=[local,ngram]"],
     ["experiment=trime_xl", "evaluate.memories=[local,ngram,ngram_document]"],
     ["experiment=knn_lm", "mixture.model.history=[]", "evaluate.memories=[external,ngram_document]"],
@@ -60,7 +61,8 @@ def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -
     plan = Plan(config)
     scored = plan.evaluate.rows()[-1]["documents"]
     text = plan.corpus.corpus().split("test")
-    for number, (loss, count) in enumerate(scored[: 1 if config.long.crossing else 2]):
+    carried = config.long.crossing or config.mixture.get("online")  # from document to document
+    for number, (loss, count) in enumerate(scored[: 1 if carried else 2]):
         writer, found = Writer(plan), 0.0
         for token in text.tokens[text.offsets[number] :][:count].tolist():
             parts, _ = writer.continuation.next()

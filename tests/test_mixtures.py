@@ -128,7 +128,7 @@ def test_online_goes_on_learning_from_what_was_scored() -> None:
     shifted = shifted._replace(target=shifted.target.roll(1, 1) + shifted.total - shifted.total.roll(1, 1).nan_to_num(neginf=0))
     shifted = Evidence(shifted.target.nan_to_num(neginf=-60), shifted.total.nan_to_num(neginf=0), shifted.document)
     before = -scored(mixture, shifted).mean()
-    mixture.online, history = True, History(mixture.decays).of_text(shifted)
+    mixture.learns, history = True, History(mixture.decays).of_text(shifted)
     for start in range(0, 3000, 100):
         mixture.learn(shifted.take(slice(start, start + 100)), history[start : start + 100])
     assert -scored(mixture, shifted).mean() < before - 0.02 and math.isfinite(before)

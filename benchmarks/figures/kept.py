@@ -13,7 +13,7 @@ import yaml
 from trime.stages.report import differences
 from trime.stages.report.compare import Published, ordering
 from trime.stages.report.differences import Difference
-from trime.stages.report.groups import Group, by_mixture, fitted_part, grouped, is_fitted, papers_part
+from trime.stages.report.groups import Group, by_mixture, fitted_part, grouped, has_both, papers_part
 
 VERDICTS = ("agrees", "no difference shown", "disagrees")
 
@@ -30,7 +30,7 @@ class Kept:
         """Return a run as the papers have it, or as its fitted mixture makes it where that is named."""
         run = self.json(path)
         if not mixture:
-            return papers_part(run) if "questions" not in run and is_fitted(run) else run
+            return papers_part(run) if "questions" not in run and has_both(run) else run
         if run["metrics"]["test"][-1]["mixture"] != mixture:
             raise LookupError(f"{path.name} has no {mixture} row")
         return fitted_part(run)

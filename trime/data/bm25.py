@@ -7,13 +7,14 @@ are added to its result, row by row, and the best are taken from it before the n
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numba import prange
 
-from trime.data.neighbours import idf_of
+from trime.data.neighbours import alone, idf_of
 from trime.types import Tensor
 from trime.vectors import compiled, on_threads
 
@@ -121,8 +122,18 @@ def fill(edges, term, impact, dense, place, segment, rare):  # type: ignore[no-u
                 place[term[j] - frequent] += 1
 
 
-def nearest(index: Index, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """[q k] of segments and their scores, the best first; -1 where fewer score above 0; a query is not its own neighbour."""
+def nearest(
+    index: Index, queries: np.ndarray, k: int, hidden: np.ndarray | None = None, most: float = math.inf
+) -> tuple[np.ndarray, np.ndarray]:
+    """[q k] of segments and their scores, the best first; -1 where fewer score above 0.
+
+    Segments hidden[q, 0] to before hidden[q, 1] are left out (by default the query alone), and those that score more than
+    ``most`` times what the query scores itself.
+    """
+    hidden = alone(queries) if hidden is None else hidden
+    limit = np.full(len(queries), -1, np.float32)  # no limit
+    if most < math.inf:
+        limit[:] = most * own_scores(index.terms, queries)
     number, score = np.full((len(queries), k), -1, np.int32), np.zeros((len(queries), k), np.float32)
     for low in range(0, len(queries), ROWS):
         rows = slice(low, low + ROWS)
@@ -131,9 +142,16 @@ def nearest(index: Index, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.n
         on_threads(fill_weights, *index.terms[:3], asked, weight)
         for place, block in enumerate(index.blocks):
             sums = weight @ block.dense.T
-            on_threads(finish, *index.terms[:3], asked, index.frequent, *block[1:], place * COLUMNS, sums, *found)
+            left_out = hidden[rows], limit[rows]
+            on_threads(finish, *index.terms[:3], asked, index.frequent, *block[1:], place * COLUMNS, *left_out, sums, *found)
         arrange(*found)
     return number, score
+
+
+def own_scores(terms: Terms, queries: np.ndarray) -> np.ndarray:
+    """What each query scores itself."""
+    sums = np.r_[0, np.cumsum(terms.times * terms.impact.astype(np.float64))]
+    return sums[terms.edges[queries + 1]] - sums[terms.edges[queries]]
 
 
 @compiled()
@@ -147,7 +165,7 @@ def fill_weights(edges, term, count, queries, weight):  # type: ignore[no-untype
 
 @compiled(parallel=True, reorder=True)
 def finish(  # type: ignore[no-untyped-def]
-    edges, term, count, queries, frequent, start, segment, impact, low, sums, number, score
+    edges, term, count, queries, frequent, start, segment, impact, low, hidden, limit, sums, number, score
 ):
     """Adds the rare terms to the sums of a block, and takes the best of them into heaps whose worst stands first."""
     for row in prange(len(queries)):
@@ -157,8 +175,9 @@ def finish(  # type: ignore[no-untyped-def]
             if t >= 0:
                 for p in range(start[t], start[t + 1]):
                     own[segment[p]] += times * impact[p]
-        if low <= query < low + len(own):
-            own[query - low] = 0
+        own[max(hidden[row, 0] - low, 0) : max(hidden[row, 1] - low, 0)] = 0
+        if limit[row] >= 0:
+            own[own > limit[row]] = 0
         keep_best(own, low, number[row], score[row])
 
 

@@ -8,6 +8,7 @@ negative for words of more than half the segments, which then count a quarter of
 
 from __future__ import annotations
 
+import math
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -25,9 +26,16 @@ def idf_of(df: np.ndarray, segments: int, okapi: bool) -> np.ndarray:
     return np.where(idf < 0, 0.25 * idf.mean(), idf)
 
 
-def best(scores: np.ndarray, queries: list[int], k: int) -> np.ndarray:
-    """The k highest of each row, of equal ones the first; -1 where fewer lie above 0; a query is not its own neighbour."""
-    scores[np.arange(len(queries)), queries] = 0
+EXCLUDE = ("none", "document", "near_copies")
+NEAR = 0.5  # of a segment's own score: a segment that scores more is a near copy
+
+
+def best(scores: np.ndarray, queries: list[int], k: int, hidden: np.ndarray | None, most: float) -> np.ndarray:
+    """The k highest of each row, of equal ones the first; -1 where fewer lie above 0."""
+    scores[scores > most * scores[np.arange(len(queries)), queries, None]] = 0
+    hidden = alone(np.array(queries)) if hidden is None else hidden
+    place = np.arange(scores.shape[1])
+    scores[(place >= hidden[:, :1]) & (place < hidden[:, 1:])] = 0
     found = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     found = np.where(np.take_along_axis(scores, found, 1) > 0, found, -1).astype(np.int32)
     return np.pad(found, ((0, 0), (0, k - found.shape[1])), constant_values=-1)
@@ -35,22 +43,43 @@ def best(scores: np.ndarray, queries: list[int], k: int) -> np.ndarray:
 
 @runtime_checkable
 class Backend(Protocol):
-    """``analyzer`` names what is compared (``trime.data.analyzers``): stage pack applies it before ``fit``."""
+    """``analyzer`` names what is compared (``trime.data.analyzers``): stage pack applies it before ``fit``.
+
+    ``exclude`` names what is no neighbour besides the segment itself: nothing, segments of the same document, or near copies.
+    """
 
     analyzer: str
+    exclude: str
 
     def fit(self, segments: list[np.ndarray]) -> None:
         """Indexes the segments."""
 
-    def nearest(self, queries: list[int], k: int) -> np.ndarray:
-        """[queries k] of segment numbers, most similar first, without the query itself; -1 where fewer."""
+    def nearest(self, queries: list[int], k: int, hidden: np.ndarray | None = None, most: float = math.inf) -> np.ndarray:
+        """[queries k] of segment numbers, most similar first; -1 where fewer.
+
+        Segments hidden[q, 0] to before hidden[q, 1] are left out (see ``hidden_of``; by default the query alone), and those
+        that score more than ``most`` times what the query scores itself.
+        """
+
+
+def alone(queries: np.ndarray) -> np.ndarray:
+    """Return, as ``Backend.nearest`` takes it, that each query alone is left out."""
+    return np.stack([queries, queries + 1], 1)
+
+
+def hidden_of(queries: list[int], document: np.ndarray, exclude: str) -> tuple[np.ndarray, float]:
+    """Return what is no neighbour of each query, as ``Backend.nearest`` takes it; ``document`` [n]: rising, of each segment."""
+    if exclude == "document":
+        edges = [np.searchsorted(document, document[queries], side) for side in ("left", "right")]
+        return np.stack(edges, 1), math.inf
+    return alone(np.array(queries)), NEAR if exclude == "near_copies" else math.inf
 
 
 class Fast:
     """Compiled loops on all of PyTorch's threads; Lucene's variant, or ``okapi``."""
 
-    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw"):
-        self.k1, self.b, self.okapi, self.analyzer = k1, b, okapi, analyzer
+    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw", exclude: str = "none"):
+        self.k1, self.b, self.okapi, self.analyzer, self.exclude = k1, b, okapi, analyzer, exclude
 
     def fit(self, segments: list[np.ndarray]) -> None:
         try:
@@ -59,17 +88,17 @@ class Fast:
             raise UserError(f"neighbours=fast needs numba ({error}): install it, or choose neighbours=sparse") from None
         self.index = index_of(segments, self.k1, self.b, self.okapi)
 
-    def nearest(self, queries: list[int], k: int) -> np.ndarray:
+    def nearest(self, queries: list[int], k: int, hidden: np.ndarray | None = None, most: float = math.inf) -> np.ndarray:
         from trime.data.bm25 import nearest
 
-        return nearest(self.index, np.array(queries), k)[0]
+        return nearest(self.index, np.array(queries), k, hidden, most)[0]
 
 
 class Sparse:
     """The same by products of scipy's sparse matrices."""
 
-    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw"):
-        self.k1, self.b, self.okapi, self.analyzer = k1, b, okapi, analyzer
+    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw", exclude: str = "none"):
+        self.k1, self.b, self.okapi, self.analyzer, self.exclude = k1, b, okapi, analyzer, exclude
 
     def fit(self, segments: list[np.ndarray]) -> None:
         from scipy.sparse import csr_matrix
@@ -85,17 +114,20 @@ class Sparse:
         impact.data = idf[impact.indices] / (1 + np.repeat(norm, np.diff(impact.indptr)) / impact.data)
         self.impact = impact.T.tocsr()
 
-    def nearest(self, queries: list[int], k: int) -> np.ndarray:
+    def nearest(self, queries: list[int], k: int, hidden: np.ndarray | None = None, most: float = math.inf) -> np.ndarray:
         rows = max(1, SCORES // self.count.shape[0])
-        blocks = (queries[low : low + rows] for low in range(0, len(queries), rows))
-        return np.concatenate([best((self.count[block] @ self.impact).toarray(), block, k) for block in blocks])
+        blocks = [slice(low, low + rows) for low in range(0, len(queries), rows)]
+        scores = ((self.count[queries[block]] @ self.impact).toarray() for block in blocks)
+        hidden = alone(np.array(queries)) if hidden is None else hidden
+        found = [best(own, queries[block], k, hidden[block], most) for own, block in zip(scores, blocks, strict=True)]
+        return np.concatenate(found)
 
 
 class Reference:
     """rank_bm25's BM25Okapi, for small corpora and for comparison."""
 
-    def __init__(self, analyzer: str = "raw"):
-        self.analyzer = analyzer
+    def __init__(self, analyzer: str = "raw", exclude: str = "none"):
+        self.analyzer, self.exclude = analyzer, exclude
 
     def fit(self, segments: list[np.ndarray]) -> None:
         from rank_bm25 import BM25Okapi
@@ -103,5 +135,6 @@ class Reference:
         self.ids = [segment.tolist() for segment in segments]
         self.index = BM25Okapi(self.ids)
 
-    def nearest(self, queries: list[int], k: int) -> np.ndarray:
-        return best(np.stack([self.index.get_scores(self.ids[query]) for query in queries]), queries, k)
+    def nearest(self, queries: list[int], k: int, hidden: np.ndarray | None = None, most: float = math.inf) -> np.ndarray:
+        scores = np.stack([self.index.get_scores(self.ids[query]) for query in queries])
+        return best(scores, queries, k, hidden, most)

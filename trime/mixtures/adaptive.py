@@ -42,7 +42,7 @@ class Adaptive(Mixture):
     ):
         self.temperatures, self.hidden, self.decays = tuple(temperatures), hidden, tuple(history)
         self.epochs, self.patience, self.batch, self.learning_rate = epochs, patience, batch, learning_rate
-        self.online, self.online_rate = online, online_rate
+        self.learns, self.online_rate = online, online_rate
         self.parameters: dict[str, Tensor] = {}
         self.optimizer: torch.optim.Optimizer | None = None
 
@@ -120,7 +120,7 @@ class Adaptive(Mixture):
         return torch.cat([mixed(self.each(x[own], known[own]), log_probability[own]) for own in rows], 1)
 
     def learn(self, evidence: Evidence, history: Float[Tensor, "n f"]) -> None:
-        if not self.online:
+        if not self.learns:
             return
         if self.optimizer is None:
             self.optimizer = torch.optim.Adam(list(self.trained()), self.online_rate)

@@ -99,6 +99,7 @@ class Mixture(ABC):
 
     temperatures: tuple[float, ...]  # of the experts of a memory that is searched by similarity
     decays: tuple[float, ...] = ()  # of the history that the weights know
+    learns = False  # from tokens that were scored
     memories: dict[str, int]
 
     @abstractmethod

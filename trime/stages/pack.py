@@ -13,6 +13,7 @@ from tqdm import tqdm
 from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
 from trime.data.module import terms_of
+from trime.data.neighbours import hidden_of
 from trime.data.segments import Segments, check_length, cut, document_edges
 from trime.stages.artefact import Artefact, plain
 from trime.stages.prepare import Prepare
@@ -69,19 +70,21 @@ class Pack(Artefact):
                 table = TermTable(corpus.vocabulary.symbols, english)
                 terms = [table(tokens) for tokens in terms]
             backend.fit(terms)
-            self.search(backend, parts, len(segments))
+            self.search(backend, parts, segments)
         np.save(folder / "neighbours.npy", np.concatenate([np.load(part) for part in parts]))
         for part in parts:
             part.unlink()
 
-    def search(self, backend: Any, parts: list[Path], total: int) -> None:
+    def search(self, backend: Any, parts: list[Path], segments: Segments) -> None:
         """Answers the queries that no file holds yet."""
+        total = len(segments)
         with tqdm(total=total, unit="segment", desc="pack", mininterval=1) as bar:
             for number, part in enumerate(parts):
                 queries = list(range(number * QUERIES, min((number + 1) * QUERIES, total)))
                 if not part.exists():
                     aside = part.with_suffix(".aside.npy")
-                    np.save(aside, backend.nearest(queries, self.config.batching.k))
+                    left_out = hidden_of(queries, segments.document, backend.exclude)
+                    np.save(aside, backend.nearest(queries, self.config.batching.k, *left_out))
                     aside.replace(part)
                 bar.update(len(queries))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from trime.data.analyzers import ANALYZERS
+from trime.data.neighbours import EXCLUDE
 from trime.memory.similarity import METRICS
 from trime.models.pretrained.rope import POSITIONS, STORED
 from trime.stages.kinds import (
@@ -65,6 +66,7 @@ KINDS = {
     "evaluate.dtype": one_of(*DTYPES),
     "datastore.dtype": one_of(*DTYPES, "int8"),
     "neighbours.analyzer": one_of(*ANALYZERS),
+    "neighbours.exclude": one_of(*EXCLUDE),
     "index.factory": optional(Kind(lambda value: isinstance(value, str) and value != "", "auto or a factory string")),
     "index.metric": one_of(*METRICS),
     "index.k": SOME,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from trime.memory.base import Entries, Memory, Window
-from trime.mixtures.experts import History, evidence_of
+from trime.mixtures.experts import Evidence, History, evidence_of
 from trime.models.looked import Looked
 from trime.models.network import Network
 from trime.tasks.fitted import FittedRow
@@ -77,7 +77,9 @@ class Continuation:
         self.tokens: list[int] = []
         network.tell()
         self.state = None  # what the backbone carries from the windows before
-        self.history = History(row.fitted.decays) if isinstance(row, FittedRow) and row.fitted else None
+        self.mixture = copy.deepcopy(row.fitted) if isinstance(row, FittedRow) else None  # what it learns stays here
+        self.history = History(self.mixture.decays) if self.mixture else None
+        self.learned = copy.deepcopy(self.history)  # as of the windows that the mixture has learned from
         self.told = 0  # tokens that the history knows
         self.experts: Experts | None = None  # what was said of the token that is due
         for memory in memories.values():
@@ -97,8 +99,10 @@ class Continuation:
 
     @property
     def forgets(self) -> bool:
-        """What the history knows of a window does not matter a window later."""
-        return self.history is not None and max(self.history.decays, default=0) ** self.windows.block < 1e-9
+        """What the history knows of a window does not matter a window later, and nothing else is learned from it."""
+        if self.mixture is None or self.mixture.learns:
+            return False
+        return max(self.mixture.decays, default=0) ** self.windows.block < 1e-9
 
     @property
     def first(self) -> int:
@@ -131,7 +135,9 @@ class Continuation:
         if self.network.carries:
             self.state = self.after
         if self.history and not forgotten:
-            self.tell(window, self.memories)
+            evidence = self.tell(window, self.memories)
+            if self.mixture and self.learned and self.mixture.learns:  # window by window, as in evaluation
+                self.mixture.learn(evidence, self.learned.features(0, evidence.log_probability))
         else:
             self.told = len(self.tokens)
             divisor = window.contexts.g.new_tensor([scales(window.contexts.g.shape[1], True)[0]])
@@ -140,17 +146,18 @@ class Continuation:
         for memory in filling:
             memory.write(window)
 
-    def tell(self, window: Window, memories: dict[str, Memory]) -> None:
-        """Lets the history know what the experts said of a window's tokens that it does not know yet."""
+    def tell(self, window: Window, memories: dict[str, Memory]) -> Evidence:
+        """Let the history know what the experts said of a window's tokens that it does not know yet; return it of all."""
         assert isinstance(self.row, FittedRow) and self.history
         targets = window.query.token
         mass = self.network.vocabulary_mass(self.f[window.context : window.context + len(targets)], targets)
         divisor = window.contexts.g.new_tensor(self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled)))
         every = {name: memories[name].experts(window, divisor) for name in self.row.joint}
         sized = {name: Mass(found.target[-1:], found.total[-1:]) for name, found in every.items()}
-        found = evidence_of(mass, sized, window.query.place.document).log_probability
-        self.history.features(0, found[max(self.told - window.scored_from, 0) :])
+        evidence = evidence_of(mass, sized, window.query.place.document)
+        self.history.features(0, evidence.log_probability[max(self.told - window.scored_from, 0) :])
         self.told = window.scored_from + len(targets)
+        return evidence
 
     @torch.no_grad()
     def next(self) -> tuple[Spread, dict[str, Entries]]:
@@ -171,10 +178,10 @@ class Continuation:
 
     def weighed(self, row: FittedRow, experts: Experts) -> Spread:
         """The mixture of what the experts say."""
-        assert row.fitted is not None and self.history
+        assert self.mixture is not None and self.history
         unknown = experts.total.new_zeros(1, len(experts.total), dtype=torch.float)
         known = copy.deepcopy(self.history).features(0, unknown)  # before the token that is due
-        return fitted_spread(row, experts, row.fitted.log_weights(experts.total[None].float(), known)[0])
+        return fitted_spread(row, experts, self.mixture.log_weights(experts.total[None].float(), known)[0])
 
     def generate(self, count: int, choice: Choice, seed: int, stop: int | None = None) -> Iterator[Step]:
         """Up to ``count`` tokens, or as far as ``stop``."""

@@ -36,12 +36,17 @@ def lists_of(neighbours: np.ndarray | None, segments: int, string_ids: bool) -> 
 
 
 def chain(lists: list[list[int]], order_of_starts: list[int]) -> list[int]:
-    """Algorithm 1: from a segment to its most similar unused one, from the next unused start where none is left."""
+    """Algorithm 1: from a segment to its most similar unused one, from the next unused start where none is left.
+
+    The segments are those of ``order_of_starts``: all, or some of them.
+    """
     starts = iter(order_of_starts)
-    used = [False] * len(lists)
+    used = [True] * len(lists)
+    for start in order_of_starts:
+        used[start] = False
     order: list[int] = []
     current: int | None = None
-    while len(order) < len(lists):
+    while len(order) < len(order_of_starts):
         if current is None:
             current = next(start for start in starts if not used[start])
         order.append(current)

@@ -11,6 +11,7 @@ from trime.stages.report.provenance import PLACES, words
 from trime.stages.report.tables import evaluated, measure, units
 
 Run = dict[str, Any]
+VOCABULARY = "vocabulary"  # the row without memory
 
 
 class Group(NamedTuple):
@@ -61,8 +62,16 @@ class Group(NamedTuple):
 
 
 def by_mixture(runs: list[Run]) -> list[Run]:
-    """Return each run as the papers have it and, where its last row's mixture was fitted, that row as a run of its own."""
-    return [part for run in runs for part in ([papers_part(run), fitted_part(run)] if is_fitted(run) else [run])]
+    """Return each run as the papers have it and, where its last row's mixture was fitted, that row as a run of its own.
+
+    A run whose other rows have no memory is its last row.
+    """
+    return [part for run in runs for part in ([papers_part(run), fitted_part(run)] if has_both(run) else [run])]
+
+
+def has_both(run: Run) -> bool:
+    """Whether a row of the papers with memory stands beside one whose mixture was fitted."""
+    return is_fitted(run) and any(row["memories"] != VOCABULARY for row in papers_part(run)["metrics"]["test"])
 
 
 def is_fitted(run: Run) -> bool:
