@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import SHARED
 from trime.data import bm25
+from trime.data.batching.alternating import Alternating
 from trime.data.batching.bm25 import BM25
 from trime.data.batching.consecutive import Consecutive
 from trime.data.batching.published import Published
@@ -186,7 +187,7 @@ SEGMENTS = cut(np.array([0, 95, 130, 131, 400]), 10)
 NEIGHBOURS = np.random.default_rng(0).permuted(np.tile(np.arange(len(SEGMENTS), dtype=np.int32), (len(SEGMENTS), 1)), axis=1)[
     :, :5
 ]
-BATCHINGS = [Shuffled(4, 3), Consecutive(4, 4, 3), Consecutive(6, 3, 3), BM25(4, 5, 3), Streams(3, 4)]
+BATCHINGS = [Shuffled(4, 3), Consecutive(4, 4, 3), Consecutive(6, 3, 3), BM25(4, 5, 3), Streams(3, 4), Alternating(4, 2, 5, 3)]
 
 
 @pytest.mark.parametrize("batching", BATCHINGS, ids=lambda b: type(b).__name__)
@@ -240,6 +241,20 @@ def test_a_row_without_a_segment_is_padding() -> None:
     batch = collate(text, SEGMENTS, [-1, 3, -1], Ends(0, 0))
     assert batch.length.tolist() == [0, 10, 0] and batch.fresh.tolist() == [True, False, True]
     assert batch.document.tolist() == [-1, 0, -1] and int(batch.scored.sum()) == 10 and batch.scored[1].all()
+
+
+def test_alternating_batches_are_consecutive_and_of_neighbours_in_turn() -> None:
+    """Neighbours of a segment are here those of the same rest by 7: no two of them follow one another."""
+    count = len(SEGMENTS)
+    neighbours = np.array(
+        [[other for other in range(count) if other != own and other % 7 == own % 7][:5] for own in range(count)]
+    )
+    batches = Alternating(4, 4, 5, 0).plan(SEGMENTS, 0, neighbours)
+    following = [sum(b - a == 1 for a, b in pairwise(batch)) for batch in batches]
+    whole = [number for number, batch in enumerate(batches) if len(batch) == 4]
+    assert sum(following[n] == 3 for n in whole if n % 2 == 0) > sum(following[n] == 3 for n in whole if n % 2)
+    near = [sum((b - a) % 7 == 0 for a, b in pairwise(batch)) for batch in batches]
+    assert sum(near[1::2]) > sum(near[::2])
 
 
 def test_consecutive_batches_hold_runs_of_one_document() -> None:

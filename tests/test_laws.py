@@ -13,17 +13,28 @@ from torch import Tensor
 from trime.data.batching.base import generator
 from trime.data.batching.bm25 import chain
 from trime.memory.blockwise import blockwise_mass
+from trime.memory.drawn import Drawn
 from trime.memory.in_batch import InBatch, local_draw
 from trime.memory.recent import Recent
 from trime.memory.search import Exact
 from trime.memory.similarity import similarity
-from trime.memory.visibility import Everything, External, Local, Long, OtherDocuments, Others, Previous, SameDocument
+from trime.memory.visibility import (
+    Everything,
+    External,
+    Local,
+    Long,
+    Nothing,
+    OtherDocuments,
+    Others,
+    Previous,
+    SameDocument,
+)
 from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint, memory_share, union
 from trime.tasks.rows import row_of
 from trime.types import Contexts, Mass, Place
 
-VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), SameDocument(), OtherDocuments()]
+VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), Nothing(), SameDocument(), OtherDocuments()]
 WORDS = 11
 
 
@@ -48,6 +59,7 @@ def visible(visibility: object, query: Contexts, memory: Contexts) -> list[list[
         "Others": lambda back, same, before: back != 0,
         "External": lambda back, same, before: back != 0 or before,
         "Everything": lambda back, same, before: True,
+        "Nothing": lambda back, same, before: False,
         "SameDocument": lambda back, same, before: same,
         "OtherDocuments": lambda back, same, before: not same,
     }[type(visibility).__name__]
@@ -256,6 +268,26 @@ def test_dropping_local_memory_is_a_pure_function_of_seed_and_update() -> None:
     kept, dropped = (memory.evidence(seen, seen, divisor, draw).total for draw in (0.95, 0.1))
     assert torch.equal(kept, blockwise_mass(seen, seen, External(), divisor).total)
     assert torch.equal(dropped, blockwise_mass(seen, seen, Others(), divisor).total)
+
+
+def test_what_an_update_sees_is_drawn_by_shares_that_move() -> None:
+    memory = Drawn({"local": 0.5, "long": 0.25}, {"long": 0.1, "others": 0.9})
+    draws = torch.arange(0.0005, 1, 0.001).tolist()
+
+    def shares(progress: float) -> dict[str, float]:
+        kinds = [type(memory.seen_by(draw, progress)).__name__ for draw in draws]
+        return {kind: round(kinds.count(kind) / len(draws), 3) for kind in sorted({*kinds})}
+
+    assert shares(0.0) == {"Local": 0.5, "Long": 0.25, "Nothing": 0.25}
+    assert shares(0.5) == {"Local": 0.25, "Long": 0.175, "Nothing": 0.125, "Others": 0.45}
+    assert shares(1.0) == {"Long": 0.1, "Others": 0.9}
+    assert isinstance(memory.seen_by(1.0), External), "validation sees all"
+    seen = contexts(13, ROWS)
+    nothing = memory.evidence(seen, seen, torch.tensor([1.0]), 0.9, 0.0)
+    assert bool(nothing.total.isneginf().all() and nothing.target.isneginf().all())
+    for wrong in ({"near": 0.1}, {"local": 0.7, "long": 0.4}, {"local": -0.1}):
+        with pytest.raises(ValueError, match=r"memory.shares"):
+            Drawn(wrong)
 
 
 def test_algorithm_1() -> None:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT
+from trime.memory.drawn import Drawn
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import Local
 from trime.models.embeddings import AdaptiveInput
@@ -101,6 +102,14 @@ def test_warm_up_trains_the_plain_model() -> None:
     model, rows = module(InBatch(Local())), batch(6)
     plain, joint = model.losses(rows, 1.0, True)[0], model.losses(rows, 1.0, False)[0]
     assert torch.equal(plain, module(None).losses(rows, 1.0, False)[0]) and not torch.allclose(plain, joint)
+
+
+def test_an_update_that_sees_no_memory_trains_the_plain_model() -> None:
+    drawn, plain = module(Drawn({})), module(None)
+    for model in (drawn, plain):
+        model.losses(batch(6), 0.5, False)[0].sum().backward()
+    pairs = zip(drawn.parameters(), plain.parameters(), strict=True)
+    assert all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs if one.grad is not None)
 
 
 def test_gradients_reach_every_in_batch_memory() -> None:

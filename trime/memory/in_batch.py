@@ -45,14 +45,19 @@ class InBatch:
         self.own_gradient_only, self.gradient, self.stale = own_gradient_only, gradient, stale
         self.temperature, self.metric = temperature, metric
 
-    def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0) -> Mass:
-        """Mass [t n] of the batch's contexts, of which ``seen`` are this process's, for the queries."""
+    def evidence(
+        self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
+    ) -> Mass:
+        """Mass [t n] of the batch's contexts, of which ``seen`` are this process's, for the queries.
+
+        ``progress``: of training, from 0 to 1.
+        """
         memory = gathered(seen, not self.own_gradient_only)
         if not self.gradient:
             memory = memory._replace(g=memory.g.detach())
-        return blockwise_mass(query, memory, self.seen_by(draw), divisor * self.temperature, metric=self.metric)
+        return blockwise_mass(query, memory, self.seen_by(draw, progress), divisor * self.temperature, metric=self.metric)
 
-    def seen_by(self, draw: float) -> Visibility:
+    def seen_by(self, draw: float, progress: float = 1.0) -> Visibility:
         """What queries see in an update with this draw."""
         return Others() if draw < self.drop_local else self.visibility
 

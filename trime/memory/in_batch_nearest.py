@@ -31,7 +31,9 @@ class NearestInBatch:
             raise ValueError(f"temperature={temperature} must be positive: mend memory.temperature")
         self.visibility, self.k, self.temperature, self.metric = visibility, k, temperature, metric
 
-    def evidence(self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0) -> Mass:
+    def evidence(
+        self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
+    ) -> Mass:
         """Mass [t n] of the nearest contexts, of which ``seen`` are this process's; there is nothing to draw."""
         memory = gathered(seen)
         blocks = [*slices(len(query.token), ROWS)] or [slice(0, 0)]  # a process may have no rows

@@ -130,6 +130,19 @@ class Everything:
         return True
 
 
+class Nothing:
+    """No entry."""
+
+    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+        return query.segment.new_zeros(1, 1).bool().expand(len(query.segment), len(memory.segment))
+
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        return True
+
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        return False
+
+
 class SameDocument:
     """Every entry of the query's document: a memory of earlier windows that is bounded by documents."""
 

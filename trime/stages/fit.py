@@ -177,7 +177,7 @@ class Fit(Artefact):
         train = self.config.train
         plain_updates = math.ceil(train.plain_share * train.updates)
         padded = self.config.compatibility.padding is not None
-        training = Training(self.config.seed, plain_updates, train.accumulate, train.clip_norm, padded)
+        training = Training(self.config.seed, plain_updates, train.accumulate, train.clip_norm, padded, train.updates)
         memory = instantiate(self.config.memory, _convert_="all") if self.config.memory.get("_target_") else None
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule, _convert_="all"))

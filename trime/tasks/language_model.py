@@ -31,6 +31,7 @@ class Training:
     accumulate: int
     clip_norm: float
     padding_is_memory: bool = False
+    updates: int = 0
 
 
 def vocabulary_evidence(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
@@ -80,9 +81,15 @@ class LanguageModel(pl.LightningModule):
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        found = self.memory.evidence(query, self.stale.beside(seen), divisor, draw)
+        found = self.memory.evidence(query, self.stale.beside(seen), divisor, draw, self.progress)
         memory = Mass(found.target[0], found.total[0])
         return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
+
+    @property
+    def progress(self) -> float:
+        """Of training, from 0 to 1."""
+        updates = self.training_.updates
+        return min(1.0, self.global_step / updates) if self.training and updates else 1.0
 
     def evidence(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
         """The contexts that are scored, those that are memory, and the vocabulary's mass for the former."""

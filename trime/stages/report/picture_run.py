@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from trime.stages.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, bars, 
 from trime.stages.report.tables import evaluated, measure, unit
 
 
+WIDE = 30  # characters of a row's name on a line
+
+
 def run_picture(results: dict[str, Any], history: Path, path: Path) -> Path:
     """All panels of a run, side by side."""
     panels, rows = run_panels(results, history), len(results["metrics"]["test"])
-    figure, axes = canvas(1.5 + 5.2 * len(panels), max(3.2, 1.6 + 0.55 * rows), len(panels))
+    figure, axes = canvas(1.5 + 5.2 * len(panels), max(3.2, 1.6 + 0.6 * rows), len(panels))
     fill(axes, panels)
     axes[0].set_title(f"{results['name']} on {evaluated(results)[0]}, seed {results['seed']}")
     return saved(figure, path)
@@ -24,7 +28,7 @@ def run_picture(results: dict[str, Any], history: Path, path: Path) -> Path:
 def run_panels(results: dict[str, Any], history: Path) -> list[Panel]:
     """Test figures of every row; where there are: training curve, gates, staleness, memory's share, loss over memory size."""
     rows = results["metrics"]["test"]
-    kind, names = unit(rows[0]), [row["memories"].replace(" ⊕ ", "\n⊕ ") for row in rows]
+    kind, names = unit(rows[0]), [textwrap.fill(row["memories"], WIDE) for row in rows]
     panels: list[Panel] = [
         lambda axis: bars(axis, names, [[measure(row)] for row in rows], kind, [GREY, *[BLUE] * (len(rows) - 1)])
     ]
