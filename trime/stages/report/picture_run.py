@@ -12,7 +12,6 @@ from trime.metrics import MEASURES
 from trime.stages.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, bars, canvas, curve, fill, saved
 from trime.stages.report.tables import evaluated, measure, unit
 
-
 WIDE = 30  # characters of a row's name on a line
 
 
