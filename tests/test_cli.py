@@ -66,6 +66,9 @@ def test_readme_command_runs(
         if not any("teach" in word for word in words):
             run(composed_tiny(place, "experiment=trime_ext", "index.k=16", "index.factory=null", "evaluate.tokens=200"))
         words = [word.replace("=FILE", f"={tmp_path}/prompt.txt") for word in words]
+    if "model=smollm2" in words:
+        place_of = words.index("model=smollm2")
+        words[place_of : place_of + 1] = ["model=pretrained", "model.name=DIR"]
     if "model.name=DIR" in words:
         pytest.importorskip("peft", reason="peft is not installed")
         words = [word.replace("model.name=DIR", f"model.name={saved('Llama', tmp_path / 'model')}") for word in words]
@@ -84,8 +87,9 @@ def test_readme_command_runs(
     if "dataset=enwik8" in words and f"dataset.path={text_folder}" in words:
         (text_folder / "enwik8").write_bytes(b"one byte after another " * 2000)
     for table in [word for word in words if word.startswith("table=")]:
-        rows = composed(table, return_hydra=True).hydra.sweeper.params.experiment.split(",")
-        words = ["-m", *words, f"experiment={','.join(rows[-2:])}"]
+        params = composed(table, return_hydra=True).hydra.sweeper.params
+        rows = [f"experiment={','.join(params.experiment.split(',')[-2:])}"] if "experiment" in params else ["index=exact"]
+        words = ["-m", *words, *rows]
     if "experiment=ablation/test_memory" in words:
         words = ["-m", *words, "training=plain,local", "testing=local"]
     if any(word.startswith("index.engine=ray") for word in words):

@@ -31,7 +31,7 @@ class SuffixArray:
         """Return the suffix array of a text; seconds for a million tokens, 9 bytes of memory a token."""
         from pydivsufsort import divsufsort
 
-        text = np.ascontiguousarray(tokens)
+        text = np.array(tokens)  # the library refuses one that is read-only, as memory-mapped texts are
         starts = np.concatenate([[0], np.cumsum(np.bincount(text, minlength=vocabulary))])
         return SuffixArray(text, divsufsort(text), starts.astype(np.int64))
 
