@@ -13,8 +13,10 @@ from trime.metrics import MEASURES
 from trime.stages.artefact import write_aside
 from trime.stages.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill, saved
 from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
-from trime.stages.report.tables import Lines, csv_of, markdown, unit
+from trime.stages.report.tables import Lines, csv_of, evaluated, markdown, unit
 
+AXES = ("seconds", "seconds a token", "log"), ("gb", "GB of memories", "linear")  # cost, label, scale
+NOTE = "Fronts are chosen on dev; a token's time is that of model, memories and mixture in one pass."
 NEAR = 1.01  # times the best perplexity on dev, which the cheapest may have that is advised beside it
 
 
@@ -37,7 +39,7 @@ class Point:
 
 
 def points_of(runs: list[dict[str, Any]]) -> list[Point]:
-    """Return every subset of every run once: without the external memory its settings do not matter."""
+    """Return every subset of runs of one model once: without the external memory its settings do not matter."""
     found: dict[Any, Point] = {}
     for run in runs:
         own, kind = run["subsets"], unit(run["metrics"]["test"][-1])
@@ -48,7 +50,7 @@ def points_of(runs: list[dict[str, Any]]) -> list[Point]:
             external = tuple(own["external"].values()) if "external" in names else None
             dev, test = (MEASURES[kind](one[key]) for key in ("dev_loss", "loss"))
             point = Point(names, external, dev, test, seconds, sum(c["bytes"] for c in costs) / 1e9)  # type: ignore[arg-type]
-            found.setdefault((run["name"], run["seed"], names, external), point)
+            found.setdefault((names, external), point)
     return sorted(found.values(), key=lambda point: point.dev)
 
 
@@ -94,16 +96,17 @@ def frontier_table(points: list[Point], kind: str) -> tuple[list[str], Lines]:
     return header, lines
 
 
-def front_panel(axis: Any, points: list[Point], cost: str, said: tuple[str, str], kind: str) -> None:
+def front_panel(axis: Any, points: list[Point], axis_of: tuple[str, str, str], kind: str) -> None:
     """Every point, and the front as a line; the colour tells whether the external memory is among them."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    cost, label_of, scale = axis_of
     for colour, inside, label in ((GREY, False, "without external memory"), (ORANGE, True, "with external memory")):
         own = [point for point in points if bool(point.external) is inside]
         axis.plot([getattr(p, cost) for p in own], [p.test for p in own], "o", ms=4, alpha=0.7, color=colour, label=label)
     line = front(points, cost)
     axis.plot([getattr(p, cost) for p in line], [p.test for p in line], color=BLUE, lw=1.5, label="Pareto front (by dev)")
-    axis.set(xlabel=said[0], ylabel=f"test {kind}", xscale=said[1], yscale=SCALES[kind])
+    axis.set(xlabel=label_of, ylabel=f"test {kind}", xscale=scale, yscale=SCALES[kind])
     for ticks in (ticks for ticks in (axis.xaxis, axis.yaxis) if ticks.get_scale() == "log"):
         ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -112,21 +115,40 @@ def front_panel(axis: Any, points: list[Point], cost: str, said: tuple[str, str]
 
 
 def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path) -> None:
-    """Write table, picture and page; print the Pareto rows and the advice."""
-    points, kind = points_of(runs), unit(runs[0]["metrics"]["test"][-1])
-    header, lines = frontier_table(points, kind)
-    sentence = advice(points, budget.seconds_per_token, budget.gb, kind)
-    write_aside(folder / "frontier.csv", csv_of(header, lines))
-    write_aside(folder / "frontier.md", f"{markdown(header, lines)}\n{sentence}\n")
-    panels: list[Panel] = [
-        partial(front_panel, points=points, cost="seconds", said=("seconds a token", "log"), kind=kind),
-        partial(front_panel, points=points, cost="gb", said=("GB of memories", "linear"), kind=kind),
-    ]
-    figure, axes = canvas(12, 4.6, 2)
+    """Write tables, pictures and a page, a part for each run that was trained; print the Pareto rows and the advice."""
+    sections: list[Section] = []
+    texts: list[str] = []
+    for title, own in by_model(runs).items():
+        points, kind = points_of(own), unit(own[0]["metrics"]["test"][-1])
+        header, lines = frontier_table(points, kind)
+        sentence = advice(points, budget.seconds_per_token, budget.gb, kind)
+        panels: list[Panel] = [partial(front_panel, points=points, axis_of=axis_of, kind=kind) for axis_of in AXES]
+        texts.append(f"{title}:\n\n{markdown(header, lines)}\n{sentence}\n")
+        best = markdown(header, [line for line in lines if line[-1]])
+        print(f"\n{title}, Pareto rows of {len(points)}:\n\n{best}\n{sentence}\n")
+        name = "frontier" if len(by_model(runs)) == 1 else f"frontier-{len(texts)}"
+        write_aside(folder / f"{name}.csv", csv_of(header, lines))
+        print(f"table: {folder / f'{name}.csv'}\npicture: {frontier_picture(panels, title, folder / f'{name}.png')}")
+        sections += [Section(title, f"{sentence} {NOTE}", [Table(header, lines)]), *pictured(f"Pictures of {title}", panels)]
+    write_aside(folder / "frontier.md", "\n".join(texts))
+    page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands(runs)])
+    print(f"table: {folder / 'frontier.md'}\npage: {write_page(page, folder / 'frontier.html')}")
+
+
+def by_model(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return runs that differ in the settings of their memories alone, by what they are of."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        text = evaluated(run)
+        updates = run["train"].get("updates")
+        budget = f", {updates:,} updates" if updates else ""
+        found.setdefault(f"{run['name']}{budget}, seed {run['seed']}, on {text[0]} ({text[2]:,} tokens)", []).append(run)
+    return found
+
+
+def frontier_picture(panels: list[Panel], title: str, path: Path) -> Path:
+    """Perplexity against time and against size, side by side."""
+    figure, axes = canvas(12, 4.6, len(panels))
     fill(axes, panels)
-    print(f"\nPareto rows of {len(points)}:\n\n{markdown(header, [line for line in lines if line[-1]])}\n{sentence}\n")
-    print(f"table: {folder / 'frontier.md'}, {folder / 'frontier.csv'}\npicture: {saved(figure, folder / 'frontier.png')}")
-    note = f"{sentence} Fronts are chosen on dev; a token's time is that of model, memories and mixture in one pass."
-    sections = [Section("Frontier", note, [Table(header, lines)]), *pictured("Pictures", panels), commands(runs)]
-    page = Page(folder.name, [f"{len(runs)} runs, {len(points)} points"], sections)
-    print(f"page: {write_page(page, folder / 'frontier.html')}")
+    figure.suptitle(title)
+    return saved(figure, path)
