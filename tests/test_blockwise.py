@@ -51,7 +51,8 @@ def close(found: list[list[Tensor]], tolerance: float = 1e-5) -> None:
     for ours, exact in zip(*found, strict=True):
         assert torch.equal(ours.isinf(), exact.isinf())
         finite = ~exact.isinf()
-        assert (ours[finite] - exact[finite]).abs().max() <= tolerance * exact[finite].abs().max()
+        if finite.any():  # where nothing is visible, no mass is finite
+            assert (ours[finite] - exact[finite]).abs().max() <= tolerance * exact[finite].abs().max()
 
 
 class Calls(NamedTuple):
@@ -145,15 +146,15 @@ def test_nothing_to_ask_or_to_see() -> None:
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
 def test_all_is_shown_only_where_every_pair_is_seen(visibility: Visibility) -> None:
     """And nothing is visible where a tile is ruled out."""
-    place, told = contexts().place, 0
+    place, told = contexts().place, False
     parts = [slice(low, low + size) for size in (1, 5, 40) for low in range(0, len(place.segment), 7)]
     extents = [Extent(*((int(c[part].min()), int(c[part].max())) for c in place)) for part in parts]
     for row, query in zip(parts, extents, strict=True):
         for column, memory in zip(parts, extents, strict=True):
             seen = visibility.sees(place.take(row), place.take(column))
             if visibility.shows_all(query, memory):
-                told += 1
+                told = True
                 assert seen.all()
             if visibility.rules_out(query, memory):
                 assert not seen.any()
-    assert told
+    assert told == visibility.sees(place, place).any()

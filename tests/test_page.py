@@ -80,7 +80,7 @@ def test_a_page_needs_no_other_file(ran: tuple[Plan, str]) -> None:
     results = json.loads((plan.run_folder / "results.json").read_text())
     for row in results["metrics"]["test"]:
         assert f">{row['memories']}<" in text and f">{row['perplexity']:.2f}<" in text
-    assert text.count("<svg") == 4 + 3  # rows, training, memory's share, sizes; buckets, retrieval, sizes
+    assert text.count("<svg") == 4 + 2 + 3  # rows, training, memory's share, sizes; weights; buckets, retrieval, sizes
     assert len(text) < 600_000
 
 

@@ -191,7 +191,9 @@ def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "comparison"
     with open(folder / "table.csv", newline="") as file:
         rows = {row["run"]: row for row in csv.DictReader(file)}
-    assert rows.keys() == {"mt_vanilla", "knn_mt"} and all(0 <= float(row["test BLEU"]) <= 100 for row in rows.values())
+    assert rows.keys() == {"mt_vanilla", "knn_mt", "knn_mt, adaptive"} and all(
+        0 <= float(row["test BLEU"]) <= 100 for row in rows.values()
+    )
     assert sorted(rows, key=lambda name: float(rows[name]["test BLEU"])) == list(rows), "the worst first"
     told = rows["knn_mt"]["BLEU vs mt_vanilla"]
     interval = re.search(r"\[[-+.\d]+, [-+.\d]+\]", told)
@@ -200,6 +202,24 @@ def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
     names = [[cell.removesuffix(f" {EDGE}") for cell in cells] for cells in order]
     (line,) = [cells for cells in names if cells[1:5] == ["paper IWSLT'14", "knn_mt", "mt_vanilla", "+0.57"]]
     assert line[5] in told and interval[0] in line[5], "the order is that of BLEU"
+
+
+@pytest.mark.parametrize(
+    "text, reference",
+    [
+        ("a b c x d e f", "a b c d e f"),
+        ("a b x c d", "a b c d e"),
+        ("a x b x c", "a b c d e"),
+        ("a b c", "a b c d"),
+        ("x y z w", "a b c d"),
+    ],
+)
+def test_orders_without_a_match_are_smoothed_as_sacrebleu_has_it(text: str, reference: str) -> None:
+    """No four words in a row match, nor three, nor two; no four words at all; no word."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    told = BLEU().corpus_score([text], [[reference]]).score
+    assert float(bleu_of(np.array(statistics([text], [reference])).sum(0))) == pytest.approx(told, abs=1e-9)
 
 
 def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:

@@ -71,6 +71,7 @@ class Adaptive(Mixture):
         inner = torch.relu(torch.baddbmm(p["b1"], x.expand(self.networks, -1, -1), p["w1"]))
         return torch.baddbmm(p["b2"], inner, p["w2"]).masked_fill(~known, -torch.inf).log_softmax(-1)
 
+    @torch.enable_grad()
     def fit(self, evidence: Evidence, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
         generator = torch.Generator().manual_seed(seed)
         history, total = History(self.decays).of_text(evidence), evidence.total

@@ -60,12 +60,15 @@ def apart(sides: np.ndarray, kind: str) -> Difference:
 
 
 def bleu_of(sums: np.ndarray) -> np.ndarray:
-    """Corpus BLEU (Papineni et al. 2002) of summed statistics [... 10]: n-grams that match, all, length, the reference's."""
+    """Corpus BLEU (Papineni et al. 2002) of summed statistics [... 10]: n-grams that match, all, length, the reference's.
+
+    The k-th order without a match counts as 2^-k matches, as in ``scores``: exponential smoothing (Chen and Cherry 2014).
+    """
     match, every, own, reference = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
+    smoothed = np.where(match == 0, 0.5 ** (match == 0).cumsum(-1), match)
     with np.errstate(divide="ignore", invalid="ignore"):
-        precision = np.log(match / every).mean(-1)
-        score = np.exp(np.nan_to_num(precision, nan=-np.inf, neginf=-np.inf) + np.minimum(0, 1 - reference / own))
-    return np.asarray(100 * score)
+        score = np.exp(np.log(smoothed / every).mean(-1) + np.minimum(0, 1 - reference / own))
+    return np.where(match.any(-1) & every.all(-1), 100 * score, 0.0)
 
 
 def bleu_difference(one: Group, other: Group) -> Difference | None:
