@@ -7,10 +7,12 @@ import math
 import pytest
 import torch
 
+from tests.conftest import Tiny
 from trime.mixtures.adaptive import Adaptive
 from trime.mixtures.calibrated import Calibrated
 from trime.mixtures.experts import POOR, UNKNOWN, Evidence, History, Mixture, mixed
 from trime.stages.mixture import folds, scored
+from trime.stages.plan import Plan
 
 KINDS = [lambda: Adaptive([0.5, 1.0], hidden=8), lambda: Calibrated([0.5, 1.0]), lambda: Adaptive([0.5, 1.0], history=[])]
 
@@ -132,3 +134,11 @@ def test_online_goes_on_learning_from_what_was_scored() -> None:
     for start in range(0, 3000, 100):
         mixture.learn(shifted.take(slice(start, start + 100)), history[start : start + 100])
     assert -scored(mixture, shifted).mean() < before - 0.02 and math.isfinite(before)
+
+
+def test_each_mixture_has_artefacts_of_its_own(tiny: Tiny) -> None:
+    """One that is found on a grid is no other's, whichever the papers' rows are."""
+    kinds = ("none", "joint", "interpolated", "calibrated", "adaptive")
+    own = {kind: [] if kind == "none" else ["evaluate.memories=[local,external]"] for kind in kinds}
+    plans = [Plan(tiny("experiment=trime", f"mixture={kind}", *own[kind])) for kind in kinds]
+    assert len({plan.evaluate.folder for plan in plans}) == len({plan.tune.folder for plan in plans}) == len(kinds)

@@ -16,6 +16,7 @@ from benchmarks.figures.given import Given
 from benchmarks.figures.kept import Kept
 from trime.metrics import perplexity
 from trime.stages.report.differences import Difference
+from trime.stages.report.memories import worth
 from trime.stages.report.tables import measure
 
 
@@ -28,10 +29,11 @@ class Sources:
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Return the functions by the name that expressions use."""
         of_runs = (self.dev, self.test, self.value, self.tuned, self.at_size, self.bleu, self.difference, self.bleu_difference)
+        of_mixtures = (self.without, self.adds)
         of_folders = (self.agreement, self.answers, self.exact_match, self.retained, self.cores, self.without_commit)
         of_benchmarks = (self.entry, self.column, self.claim, self.bound)
         others: tuple[Any, ...] = (*Given(self.kept).functions(), max, min, round, shown)
-        return {function.__name__: function for function in (*of_runs, *of_folders, *of_benchmarks, *others)}
+        return {function.__name__: function for function in (*of_runs, *of_mixtures, *of_folders, *of_benchmarks, *others)}
 
     def paths(self, name: str) -> tuple[Path, ...]:
         """Return the files of a run, one for each seed; LookupError where there is none, or one seed is there twice."""
@@ -87,6 +89,14 @@ class Sources:
     def bleu_difference(self, name: str, other: str) -> Difference:
         """Return the first run's BLEU less the other's, with the interval of the project's reports."""
         return self.kept.difference(self.paths(name), self.paths(other), "BLEU", mixtures_of(name, other))
+
+    def without(self, name: str, memory: str) -> float:
+        """Return the perplexity (or bits) on test of a run's fitted mixture without a memory, the mean over seeds."""
+        return worth([self.kept.json(path) for path in self.paths(name)], memory)[0]
+
+    def adds(self, name: str, memory: str) -> Difference:
+        """Return what a memory adds to a run's fitted mixture of the others, with the interval of the project's reports."""
+        return worth([self.kept.json(path) for path in self.paths(name)], memory)[1]
 
     def agreement(self, title: str, folder: str = "") -> tuple[int, ...]:
         """Count the pairs of a folder's runs in a published set, those in its order, that show no difference, the others."""

@@ -48,9 +48,9 @@ class Tune(Artefact):
         return [self.encoded, *self.memories.needs()]
 
     def settings(self) -> Any:
-        rows = plain(self.config.evaluate.rows)
-        fitted = {"fitted": [repr(row) for row in self.fitted()], "tokens": self.config.mixture.tokens} if self.fitted() else {}
-        return {"rows": rows, "grid": plain(self.config.tune), **reading(self.config, self.memories), **fitted}
+        collected = {"tokens": self.config.mixture.tokens} if self.fitted() else {}
+        rows = [repr(row) for row in rows_of(self.config)]
+        return {"rows": rows, "grid": plain(self.config.tune), **reading(self.config, self.memories), **collected}
 
     def fitted(self) -> list[FittedRow]:
         """The row whose mixture is fitted to what this pass collects, where there is one."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 
 from trime.metrics import MEASURES
 from trime.stages.report.canvas import Panel, canvas, fill, saved
-from trime.stages.report.differences import apart
+from trime.stages.report.differences import Difference, apart
 from trime.stages.report.page import COLOURS, Section, Table, pictured
 from trime.stages.report.tables import Lines, evaluated, markdown, unit
 
@@ -23,25 +24,27 @@ NOTE = (
 def memories_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
     """A line for the vocabulary and for each memory."""
     found, kind = results["subsets"], unit(results["metrics"]["test"][-1])
-    every, weights = found["subsets"][-1], found["weights"]
-    others = {frozenset(one["memories"]): one for one in found["subsets"]}
+    weights = found["weights"]
     header = ["memory", f"test {kind} without it", "what it adds, 95 % interval", "MB", "µs a token", "largest weight, %"]
     encoding = f"{1e6 * found['encode_seconds_per_token']:,.0f}"
     lines = [["vocabulary (the model)", "", "", "", encoding, f"{100 * weights['vocabulary']['largest']:.1f}"]]
     for name, cost in found["memories"].items():
-        without = others[frozenset(every["memories"]) - {name}]
-        added = apart(np.array([[every["documents"], without["documents"]]]), kind)
-        lines.append(
-            [
-                name,
-                f"{MEASURES[kind](without['loss']):.2f}",
-                str(added),
-                f"{cost['bytes'] / 1e6:,.1f}",
-                f"{1e6 * cost['seconds_per_token']:,.1f}",
-                f"{100 * weights[name]['largest']:.1f}",
-            ]
-        )
+        without, added = worth([results], name)
+        costs = [f"{cost['bytes'] / 1e6:,.1f}", f"{1e6 * cost['seconds_per_token']:,.1f}"]
+        lines.append([name, f"{without:.2f}", str(added), *costs, f"{100 * weights[name]['largest']:.1f}"])
     return header, lines
+
+
+def worth(runs: list[dict[str, Any]], memory: str) -> tuple[float, Difference]:
+    """Return test perplexity (or bits) without a memory, and what it adds to the others: of one experiment, a seed each."""
+    kind, losses, sides = unit(runs[0]["metrics"]["test"][-1]), [], []
+    for found in (run["subsets"] for run in runs):
+        every = found["subsets"][-1]
+        rest = set(every["memories"]) - {memory}
+        (without,) = (one for one in found["subsets"] if set(one["memories"]) == rest)
+        losses.append(without["loss"])
+        sides.append([every["documents"], without["documents"]])
+    return mean(MEASURES[kind](loss) for loss in losses), apart(np.array(sides), kind)
 
 
 def title(results: dict[str, Any]) -> str:
@@ -66,7 +69,7 @@ def memories_section(results: dict[str, Any]) -> list[Section]:
 def memories_picture(results: dict[str, Any], path: Path) -> Path:
     """All panels of weights, side by side."""
     panels = weights_panels(results)
-    figure, axes = canvas(1 + 5.4 * len(panels), 4, len(panels))
+    figure, axes = canvas(1 + 6 * len(panels), 4, len(panels))
     fill(axes, panels)
     figure.suptitle(f"{results['name']} on {evaluated(results)[0]}, seed {results['seed']}: weights on test")
     return saved(figure, path)
@@ -94,4 +97,4 @@ def weights_panel(axis: Any, weights: dict[str, Any], key: str, said: tuple[str,
     axis.set(xlabel=said[0], ylabel="mean weight, %", ylim=(0, None), title=said[1])
     if key == "by_similarity":
         axis.tick_params(axis="x", rotation=45, labelsize=8)
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
