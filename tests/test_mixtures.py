@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
-
-from tests.conftest import Tiny
+from omegaconf import DictConfig
 from trime.mixtures.adaptive import Adaptive
 from trime.mixtures.calibrated import Calibrated
 from trime.mixtures.experts import POOR, UNKNOWN, Evidence, History, Mixture, mixed
@@ -136,7 +136,7 @@ def test_online_goes_on_learning_from_what_was_scored() -> None:
     assert -scored(mixture, shifted).mean() < before - 0.02 and math.isfinite(before)
 
 
-def test_each_mixture_has_artefacts_of_its_own(tiny: Tiny) -> None:
+def test_each_mixture_has_artefacts_of_its_own(tiny: Callable[..., DictConfig]) -> None:
     """One that is found on a grid is no other's, whichever the papers' rows are."""
     kinds = ("none", "joint", "interpolated", "calibrated", "adaptive")
     own = {kind: [] if kind == "none" else ["evaluate.memories=[local,external]"] for kind in kinds}
