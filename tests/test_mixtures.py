@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from omegaconf import DictConfig
+
 from trime.mixtures.adaptive import Adaptive
 from trime.mixtures.calibrated import Calibrated
 from trime.mixtures.experts import POOR, UNKNOWN, Evidence, History, Mixture, mixed
