@@ -79,6 +79,14 @@ def test_a_line_longer_than_the_models_positions_is_said_before_training(said: S
     assert not list((tmp_path / "outputs" / "artefacts").glob("fit-*"))
 
 
+def test_neighbours_that_are_all_excluded(said: Said, text_folder: Path) -> None:
+    for file in (text_folder / "train").iterdir():
+        if file.name != "0.txt":
+            file.unlink()
+    given = "experiment=trime_ext", "dataset=folder", f"dataset.path={text_folder}", "segments.length=16"
+    assert "leaves no segment" in said(*given, "neighbours.exclude=document")
+
+
 def test_segment_longer_than_the_models_positions(said: Said) -> None:
     assert "model.backbone.positions=128" in said("segments.length=500")
     assert "evaluate.context" in said("evaluate.context=500")
@@ -183,6 +191,13 @@ def test_impossible_settings(said: Said) -> None:
     assert "no number of tokens" in said("evaluate.tokens=lots")
     assert "no symbol occurs" in said("vocabulary.minimum=100000000")
     assert "or auto" in said("trainer.devices=0")
+    for wrong in ("{local: nan, long: 0.0, others: 0.0, all: 0.0}", "{local: 2.0, long: 0.0, others: 0.0, all: 0.0}"):
+        assert "at most 1 together" in said("memory=drawn", f"memory.shares={wrong}")
+    assert "twice" in said("experiment=trime", "evaluate.memories=[local,local]")
+    assert "from the lowest" in said("experiment=trime", "mixture.temperatures=[1,0.5]")
+    assert "mixture.history" in said("experiment=trime", "mixture.history=[2]")
+    assert "mixture.online=false" in said("experiment=knn_mt", "mixture.model.online=true")
+    assert "frontier.gb" in said("report.runs=nowhere", "frontier.gb=-1")
 
 
 def test_an_unwritable_place(said: Said, tmp_path: Path) -> None:

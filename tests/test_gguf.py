@@ -108,9 +108,13 @@ def test_it_is_made_once_and_otherwise_named_on_the_hub(
     before = folder.stat().st_mtime_ns
     provide(config)
     assert folder.stat().st_mtime_ns == before and not capsys.readouterr().out
+    own = composed(*given, f"model.name={tmp_path}/own")
+    provide(own)
+    assert own.model.name == f"{tmp_path}/own" and not Path(own.model.name).exists(), "a name of one's own is left alone"
+    provide(composed(*given, "model.name=null"))
     other = composed(*given[:1], f"paths.data={tmp_path}/other", "model.package=no_such_package")
     provide(other)
-    assert other.model.name == other.model.hub and "not installed" in capsys.readouterr().out
+    assert other.model.name == other.model.hub and "loaded from the hub" in capsys.readouterr().out
 
 
 def test_a_damaged_file_is_one_line(package: Path, tmp_path: Path) -> None:

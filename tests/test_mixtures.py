@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 
@@ -12,9 +13,12 @@ from omegaconf import DictConfig
 from trime.mixtures.adaptive import Adaptive
 from trime.mixtures.calibrated import Calibrated
 from trime.mixtures.experts import POOR, UNKNOWN, Evidence, History, Mixture, mixed
+from trime.run import run
 from trime.stages.mixture import folds, scored
 from trime.stages.plan import Plan
+from trime.types import UserError
 
+Tiny = Callable[..., DictConfig]
 KINDS = [lambda: Adaptive([0.5, 1.0], hidden=8), lambda: Calibrated([0.5, 1.0]), lambda: Adaptive([0.5, 1.0], history=[])]
 
 
@@ -137,7 +141,39 @@ def test_online_goes_on_learning_from_what_was_scored() -> None:
     assert -scored(mixture, shifted).mean() < before - 0.02 and math.isfinite(before)
 
 
-def test_each_mixture_has_artefacts_of_its_own(tiny: Callable[..., DictConfig]) -> None:
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_a_copy_on_a_device_learns_alone(kind: int) -> None:
+    evidence = drawn(900, 5)
+    mixture, _ = fitted(kind, evidence)
+    before = scored(mixture, evidence)
+    mixture.learns = kind == 0
+    other, history = mixture.on(torch.device("cpu")), History(mixture.decays).of_text(evidence)
+    assert torch.equal(scored(other, evidence), before)
+    other.learn(evidence, history)
+    assert torch.equal(scored(mixture, evidence), before) and torch.equal(scored(other, evidence), before) == (kind != 0)
+    there = mixture.on(torch.device("meta"))
+    assert {part.device.type for part in there.parameters.values()} == {"meta"}
+    assert there.log_weights(evidence.total.to("meta"), history.to("meta")).shape == evidence.total.shape
+
+
+def test_a_mixture_is_reused_where_it_is_of_the_same_kind_and_history(tiny: Tiny) -> None:
+    given = "experiment=trime", "evaluate.memories=[local]", "evaluate.subsets=none"
+    config = tiny(*given)
+    run(config)
+    path = Plan(config).tune.path()
+    again = tiny(*given, f"mixture.path={path}")
+    run(again)
+    same = [json.loads((Plan(own).run_folder / "results.json").read_text())["metrics"]["test"][-1] for own in (config, again)]
+    assert same[0]["loss"] == pytest.approx(same[1]["loss"], abs=1e-6)
+    for other in ("mixture=calibrated", "mixture.history=[0.5,0.9]", "mixture.temperatures=[0.3,0.6,1.2,2.4]"):
+        with pytest.raises(UserError, match="fit anew"):
+            run(tiny(*given, f"mixture.path={path}", other))
+    (path / "mixture.safetensors").write_bytes(b"cut")
+    with pytest.raises(UserError, match="fit it anew"):
+        run(tiny(*given, f"mixture.path={path}", "seed=3"))
+
+
+def test_each_mixture_has_artefacts_of_its_own(tiny: Tiny) -> None:
     """One that is found on a grid is no other's, whichever the papers' rows are."""
     kinds = ("none", "joint", "interpolated", "calibrated", "adaptive")
     own = {kind: [] if kind == "none" else ["evaluate.memories=[local,external]"] for kind in kinds}

@@ -12,10 +12,11 @@ import torch
 
 from tests.conftest import composed
 from trime.mixtures.experts import Evidence
-from trime.run import run
+from trime.run import report_sweep, run
 from trime.stages.plan import Plan
-from trime.stages.report.frontier import Point, advice, front, points_of
-from trime.stages.report.memories import memories_table
+from trime.stages.report.frontier import Point, advice, by_model, front, points_of
+from trime.stages.report.memories import memories_table, weights_panel
+from trime.stages.report.several import report_several
 from trime.stages.subsets import of_memories, subsets
 from trime.stages.weights import Bins, Weights
 
@@ -116,8 +117,45 @@ def test_a_frontier_has_each_subset_once(swept: tuple[Plan, Path]) -> None:
     results = json.loads((plan.run_folder / "results.json").read_text())
     other = json.loads(json.dumps(results))
     other["subsets"]["external"]["k"] = 2
-    points = points_of([results, other])
-    assert len(points) == 8 + 4
+    built = json.loads(json.dumps(results))
+    built["datastore"] |= {"index": "IVF16_SQ8", "probe": 4}
+    points = points_of([results, other, built])
+    assert len(points) == 8 + 4 + 4 and sum("IVF16_SQ8, probe 4, K" in one.label for one in points) == 4
     assert all(one.seconds > 0 for one in points) and {
         one.external is None for one in points if "external" not in one.memories
     } == {True}
+
+
+@pytest.mark.parametrize("key", ["parameters", "seed", "subsets.mixture", "datastore.entries", "train.updates"])
+def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tuple[Plan, Path], key: str) -> None:
+    plan, _ = swept
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    other = json.loads(json.dumps(results))
+    *outer, last = key.split(".")
+    part = other[outer[0]] if outer else other
+    part[last] = 7
+    assert len(by_model([results, other])) == 2 and len(by_model([results, results])) == 1
+
+
+def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one folder too, which a sweep over settings of what it does not evaluate has."""
+    plan, place = swept
+    report_sweep(plan.config, [plan.run_folder])
+    assert "Pareto rows of 8" in capsys.readouterr().out
+    other = json.loads((plan.run_folder / "results.json").read_text())
+    other["subsets"]["which"], other["name"] = "leave_one_out", "other"
+    (place / "other").mkdir()
+    (place / "other" / "results.json").write_text(json.dumps(other))
+    report_several(plan.config, [str(plan.run_folder), str(place / "other")])
+    said = capsys.readouterr().out
+    assert "Pareto rows of 8" in said and all(name in said for name in ("| other", "| trime_ext"))
+
+
+def test_lengths_of_memories_that_know_different_ones_stand_in_order() -> None:
+    from matplotlib.figure import Figure
+
+    cells = [[{"bucket": str(length), "tokens": 1, "mean": 0.5} for length in own] for own in ((1, 8, 32), (2, 4, 16))]
+    axis = Figure().subplots()
+    weights_panel(axis, {"a": {"by_context": cells[0]}, "b": {"by_context": cells[1]}}, "by_context", ("", ""))
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32"]
+    assert axis.lines[1].get_xdata().tolist() == [1, 2, 4]

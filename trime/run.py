@@ -14,12 +14,14 @@ from trime.stages.artefact import plain
 from trime.stages.audit import audit
 from trime.stages.checks import check
 from trime.stages.generate import generate
+from trime.stages.kinds import demand
 from trime.stages.plans import plan_of
 from trime.stages.pretrained import provide
 from trime.stages.processes import device_of, follows
 from trime.stages.report.ledger import write_ledger
 from trime.stages.report.runs import report_answers, report_replay, report_run
 from trime.stages.report.several import report_several
+from trime.stages.settings import REPORT
 from trime.stages.tracking import closing, log_results
 from trime.types import UserError
 
@@ -36,8 +38,8 @@ class RunOutcome(NamedTuple):
 
 
 def report_sweep(config: DictConfig, folders: list[Path]) -> None:
-    """Write one table, picture and page of all runs of a sweep, or of one run that is to be kept."""
-    if len(set(folders)) > 1 or (folders and config.report.keep):
+    """Write one table, picture and page of all runs of a sweep; of one run if it is to be kept or has a frontier."""
+    if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
         report_several(config, [glob.escape(str(folder)) for folder in dict.fromkeys(folders)])
 
 
@@ -49,6 +51,7 @@ def run(config: DictConfig) -> RunOutcome:
     if unknown:
         raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join((*STAGES, *BY_NAME))}")
     if config.report.runs:
+        demand(config, REPORT)
         patterns = plain(config.report.runs)
         patterns = patterns if isinstance(patterns, list) else [patterns]
         if not all(isinstance(pattern, str) for pattern in patterns):

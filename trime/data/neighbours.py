@@ -32,7 +32,9 @@ NEAR = 0.5  # of a segment's own score: a segment that scores more is a near cop
 
 def best(scores: np.ndarray, queries: list[int], k: int, hidden: np.ndarray | None, most: float) -> np.ndarray:
     """The k highest of each row, of equal ones the first; -1 where fewer lie above 0."""
-    scores[scores > most * scores[np.arange(len(queries)), queries, None]] = 0
+    if math.isfinite(most):
+        own = scores[np.arange(len(queries)), queries, None]
+        scores[scores > np.where(own < 0, np.inf, most * own)] = 0
     hidden = alone(np.array(queries)) if hidden is None else hidden
     place = np.arange(scores.shape[1])
     scores[(place >= hidden[:, :1]) & (place < hidden[:, 1:])] = 0

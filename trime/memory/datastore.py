@@ -42,6 +42,9 @@ class Shards:
             yield tuple(file.get_tensor(name) for name in names)
 
 
+DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors' files
+
+
 def stored_keys(g: Float[Tensor, "n d"], dtype: str) -> dict[str, Tensor]:
     """The columns that hold keys: in a type of numbers, or in 8 bits, with a scale for each key."""
     if dtype != "int8":
@@ -62,6 +65,11 @@ class Keys:
 
     def __len__(self) -> int:
         return self.last - self.first
+
+    @property
+    def dtype(self) -> str:
+        """The precision of stored keys, as ``datastore.dtype`` has it."""
+        return DTYPES[self.shards.files[0].get_slice("g").get_dtype()]
 
     def blocks(self) -> Iterator[Float[Tensor, "m d"]]:
         """All keys in order, a shard at a time."""

@@ -23,7 +23,7 @@ class Drawn(InBatch):
         for name, own in (("shares", self.shares), ("final", self.final)):
             if unknown := set(own) - set(VISIBLE):
                 raise ValueError(f"memory.{name} names {min(unknown)}: choose from {', '.join(VISIBLE)}")
-            if min(own.values(), default=0) < 0 or sum(own.values()) > 1 + 1e-9:
+            if not (all(share >= 0 for share in own.values()) and sum(own.values()) <= 1 + 1e-9):  # nor is NaN
                 raise ValueError(f"memory.{name}={own}: shares of the updates are at least 0, and at most 1 together")
 
     def seen_by(self, draw: float, progress: float = 1.0) -> Visibility:

@@ -43,7 +43,7 @@ class Adaptive(Mixture):
         self.temperatures, self.hidden, self.decays = tuple(temperatures), hidden, tuple(history)
         self.epochs, self.patience, self.batch, self.learning_rate = epochs, patience, batch, learning_rate
         self.learns, self.online_rate = online, online_rate
-        self.parameters: dict[str, Tensor] = {}
+        self.parameters = {}
         self.optimizer: torch.optim.Optimizer | None = None
 
     def features(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n x"]:
@@ -138,11 +138,9 @@ class Adaptive(Mixture):
             self.parameters[name] = self.parameters[name].clone().requires_grad_()
             yield self.parameters[name]
 
-    def state(self) -> dict[str, Tensor]:
-        return {name: part.detach().contiguous() for name, part in self.parameters.items()}
-
     def load(self, state: dict[str, Tensor]) -> None:
-        self.parameters, self.optimizer = dict(state), None
+        super().load(state)
+        self.optimizer = None
 
     def described(self) -> dict[str, Any]:
         own = sum(self.parameters[name][0].numel() for name in LEARNED)

@@ -20,7 +20,7 @@ class Calibrated(Mixture):
 
     def __init__(self, temperatures: list[float]):
         self.temperatures = tuple(temperatures)
-        self.parameters: dict[str, Tensor] = {}
+        self.parameters = {}
 
     def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
         return (total + self.parameters["weight"]).log_softmax(-1)
@@ -35,12 +35,6 @@ class Calibrated(Mixture):
         self.parameters = {"weight": weights_of(evidence, sizes)}
         assert self.parameters["weight"].shape == (experts,)
         return found
-
-    def state(self) -> dict[str, Tensor]:
-        return self.parameters
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        self.parameters = dict(state)
 
     def described(self) -> dict[str, Any]:
         weight, first, found = self.parameters["weight"], 1, {}

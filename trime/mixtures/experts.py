@@ -6,6 +6,7 @@ weights π; these may know what is known before the target alone: each expert's 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
@@ -101,6 +102,7 @@ class Mixture(ABC):
     decays: tuple[float, ...] = ()  # of the history that the weights know
     learns = False  # from tokens that were scored
     memories: dict[str, int]
+    parameters: dict[str, Tensor]  # what was fitted
 
     @abstractmethod
     def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
@@ -113,13 +115,19 @@ class Mixture(ABC):
         ``counts``: of each expert, whether its mass is a count.
         """
 
-    @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """Return what was fitted."""
+        return {name: part.detach().contiguous() for name, part in self.parameters.items()}
 
-    @abstractmethod
     def load(self, state: dict[str, Tensor]) -> None:
         """Take what was fitted."""
+        self.parameters = dict(state)
+
+    def on(self, device: torch.device) -> Mixture:
+        """Return a copy on a device; what it learns from then on stays with it."""
+        other = copy.copy(self)
+        other.load({name: part.detach().clone().to(device) for name, part in self.parameters.items()})
+        return other
 
     def learn(self, evidence: Evidence, history: Float[Tensor, "n f"]) -> None:  # noqa: B027 (few learn on)
         """Learn from tokens that were scored, where the mixture goes on learning."""

@@ -41,9 +41,7 @@ DECAY = Kind(lambda value: is_number(value) and 0 <= value <= 1, "a number from 
 ADAPTIVE = {
     **{f"mixture.model.{name}": SOME for name in ("hidden", "epochs", "patience", "batch")},
     **{f"mixture.model.{name}": POSITIVE for name in ("learning_rate", "online_rate")},
-    "mixture.model.history": Kind(
-        lambda value: value == [] or grid(DECAY).holds(value), "a list of numbers from 0 to 1, or []"
-    ),
+    "mixture.history": Kind(lambda value: value == [] or grid(DECAY).holds(value), "a list of numbers from 0 to 1, or []"),
     "mixture.model.online": BOOLEAN,
 }
 TRANSLATES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
@@ -84,7 +82,9 @@ def check_memories(config: DictConfig) -> None:
         raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
     if config.index.engine == "ray" and not find_spec("ray"):
         raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local")
-    previous = config.memory.get("stale") and "Previous" in config.memory.visibility["_target_"]
+    if config.memory.get("_target_"):
+        instantiated(config.memory)
+    previous = config.memory.get("stale") and "Previous" in (OmegaConf.select(config, "memory.visibility._target_") or "")
     if previous and "streams" not in config.batching["_target_"]:
         raise UserError("memory=previous wants rows that read on: set batching=streams")
     pieces = config.task == "translation" or is_pretrained(config)
@@ -109,11 +109,14 @@ def check_mixture(config: DictConfig) -> None:
     if not fitted:
         return
     demand(config, {"mixture.folds": whole(2), "mixture.temperatures": grid(POSITIVE)})
-    demand(config, {key: kind for key, kind in ADAPTIVE.items() if key.split(".")[-1] in config.mixture.model})
+    if list(config.mixture.temperatures) != sorted(config.mixture.temperatures):
+        raise UserError(f"mixture.temperatures={config.mixture.temperatures}: list them from the lowest to the highest")
+    own = config.mixture.model
+    demand(config, {key: kind for key, kind in ADAPTIVE.items() if key.split(".")[-1] in own})
     count_of(config.mixture.tokens)
-    instantiated(config.mixture.model)
-    if config.task == "translation" and (config.mixture.model.get("history") or config.mixture.get("online")):
-        raise UserError("translations of a beam have no history: set mixture.model.history=[] and mixture.online=false")
+    instantiated(own)
+    if config.task == "translation" and (own.get("history") or own.get("online")):
+        raise UserError("translations of a beam have no history: set mixture.history=[] and mixture.online=false")
     if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
         raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
 
@@ -146,7 +149,7 @@ def check_translation(config: DictConfig) -> None:
     memories = [row.memories for row in rows_of(config)]
     first = sum(not own for own in memories)  # rows without memory
     if set().union(*memories) - {"external"} or any(memories[:first]) or not first:
-        raise UserError("evaluate.rows: a translation's rows have no memory, or after those the external one")
+        raise UserError("evaluate.rows: of a translation the first row has no memory, and later ones the external memory alone")
 
 
 def check_reading(config: DictConfig) -> None:

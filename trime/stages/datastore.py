@@ -100,12 +100,16 @@ class Index(Artefact):
     def statistics(self) -> dict[str, Any]:
         return json.loads((self.path() / "datastore.json").read_text())
 
+    def probe(self) -> int:
+        """How many cells a search visits: those that were chosen when it was built, or as the configuration has it."""
+        return int(self.statistics().get("probe", self.config.index.probe))
+
     def search(self) -> Search:
         """What answers from the index: here, or on the workers of a cluster."""
         index, built = self.config.index, self.statistics()
         factory = None if built["index"] == "exact" else built["index"]
         parts = parts_of(self.store.path(), index.parts, self.path(), factory, index.metric)
-        probe = built.get("probe", index.probe)
+        probe = self.probe()
         if index.engine == "local":
             return searching(parts, probe, index.device)
         return cluster(parts, probe, index.device, index.address, index.cores)

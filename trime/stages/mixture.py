@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trime.metrics import Meter
@@ -28,7 +29,7 @@ BLOCKS = 4  # of a fold, where there are fewer documents than folds
 class TuneMixture(Tune):
     """``mixture.safetensors`` and ``mixture.json``, a few kilobytes; the grid's own settings are those of ``grid``."""
 
-    kind, stage, format = "mixture", "tune", 1
+    kind, stage, format = "mixture", "tune", 2
 
     def __init__(self, config: DictConfig, grid: Tune):
         super().__init__(config, grid.encoded, grid.memories)
@@ -51,7 +52,7 @@ class TuneMixture(Tune):
         given = given_mixture(self.config)
         if given:
             mixture = mixture_of(self.config, described["experts"])
-            mixture.load(opened(given, described, row.temperatures))
+            mixture.load(opened(given, described["experts"], row, mixture))
             score = scored(mixture, evidence)
         else:
             mixture, score = fitted(self.config, evidence, described)
@@ -59,7 +60,8 @@ class TuneMixture(Tune):
         found |= {"at_edge": [], "fitted": mixture.described(), "by_memory_size": {}}  # of one size there is no curve
         save_file(mixture.state(), folder / "mixture.safetensors")
         content = {"row": found, "crossfitted": not given, "seconds": round(meter.seconds, 1), **described}
-        (folder / "mixture.json").write_text(json.dumps(content | {"temperatures": row.temperatures}, indent=1))
+        content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}
+        (folder / "mixture.json").write_text(json.dumps(content, indent=1))
 
     def row(self) -> FittedRow:
         """Return the row, not fitted."""
@@ -95,13 +97,21 @@ def given_mixture(config: DictConfig) -> Path | None:
     return file
 
 
-def opened(file: Path, described: dict[str, Any], temperatures: tuple[float, ...]) -> dict[str, Tensor]:
-    """Return what was fitted elsewhere; UserError where it is of other memories."""
-    own = json.loads(file.read_text())
-    if list(own["experts"].items()) != list(described["experts"].items()) or tuple(own["temperatures"]) != temperatures:
+def opened(file: Path, experts: dict[str, int], row: FittedRow, mixture: Mixture) -> dict[str, Tensor]:
+    """Return what was fitted elsewhere; UserError where it is another mixture, or of other memories."""
+    try:
+        own = json.loads(file.read_text())
+        kept = own["kind"], [*own["experts"].items()], tuple(own["temperatures"]), tuple(own["history"])
+        state = load_file(file.with_name("mixture.safetensors"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise UserError(f"mixture.path={file.parent} is not whole or not of this version ({error}): fit it anew") from None
+    if kept != (row.kind, [*experts.items()], row.temperatures, mixture.decays):
         said = ", ".join(f"{name} ({size} experts)" for name, size in own["experts"].items())
-        raise UserError(f"mixture.path={file.parent} mixes {said} at {own['temperatures']}: mix the same here, or fit anew")
-    return load_file(file.with_name("mixture.safetensors"))
+        raise UserError(
+            f"mixture.path={file.parent} is {own['kind']}, of {said}, temperatures {own['temperatures']}, history "
+            f"{own['history']}: set the same here, or fit anew"
+        )
+    return state
 
 
 def mixture_of(config: DictConfig, experts: dict[str, int]) -> Mixture:

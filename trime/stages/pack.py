@@ -71,7 +71,13 @@ class Pack(Artefact):
                 terms = [table(tokens) for tokens in terms]
             backend.fit(terms)
             self.search(backend, parts, segments)
-        np.save(folder / "neighbours.npy", np.concatenate([np.load(part) for part in parts]))
+        found = np.concatenate([np.load(part) for part in parts])
+        if not (found >= 0).any() and self.config.neighbours.exclude != "none":
+            raise UserError(
+                f"neighbours.exclude={self.config.neighbours.exclude} leaves no segment of {len(found):,} a neighbour: "
+                "set none, or give it more text"
+            )
+        np.save(folder / "neighbours.npy", found)
         for part in parts:
             part.unlink()
 

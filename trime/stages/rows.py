@@ -22,6 +22,8 @@ def rows_of(config: DictConfig) -> list[Row | FittedRow]:
     names = tuple(wanted) if wanted is not None else tuple(name for name in known if name in named)
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"evaluate.memories: there is no memory {unknown[0]}: choose from {', '.join(known)}")
+    if wanted and (twice := next((name for name in wanted if wanted.count(name) > 1), None)):
+        raise UserError(f"evaluate.memories names {twice} twice: name each memory once")
     if wanted and config.mixture.kind == "none":
         raise UserError("evaluate.memories is what mixture= mixes: choose mixture=adaptive, calibrated, joint or interpolated")
     if not names or config.mixture.kind == "none":

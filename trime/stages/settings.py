@@ -29,9 +29,14 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 NAME = Kind(lambda value: isinstance(value, str) and re.fullmatch(r"[^./\0][^/\0]*", value) is not None, "a name, not a path")
 
-KINDS = {
-    "name": NAME,
+REPORT = {
     "report.name": NAME,
+    "frontier.seconds_per_token": optional(POSITIVE),
+    "frontier.gb": optional(POSITIVE),
+}
+KINDS = {
+    **REPORT,
+    "name": NAME,
     "task": one_of("language_model", "translation"),
     "seed": whole(0),
     "model.backbone.layers": optional(SOME),
@@ -64,8 +69,6 @@ KINDS = {
     "evaluate.interpolate": one_of(*INTERPOLATED),
     "evaluate.sample": one_of("starts", "documents"),
     "evaluate.subsets": one_of("none", "leave_one_out", "all"),
-    "frontier.seconds_per_token": optional(POSITIVE),
-    "frontier.gb": optional(POSITIVE),
     "evaluate.dtype": one_of(*DTYPES),
     "datastore.dtype": one_of(*DTYPES, "int8"),
     "neighbours.analyzer": one_of(*ANALYZERS),

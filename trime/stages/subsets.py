@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import Evidence
 from trime.stages.artefact import Artefact
 from trime.stages.encode import Encode
@@ -49,7 +50,9 @@ class Subsets(Artefact):
         scorer = scorer_of(self.config, rows, self.tune.memories, self.encoded)
         weights = Weights(bins_of(evidence, described["experts"], scorer.memories), len(corpus.vocabulary))
         meters = {name: Metered(scorer.memories[name]) for name in whole.joint}
-        external = searching(scorer.memories) | {"keys": self.config.datastore.dtype} if "external" in whole.joint else None
+        external = scorer.memories.get("external")
+        searched = {"keys": external.nearest.store.keys.dtype} if isinstance(external, ExternalMemory) else {}
+        searched |= searching(scorer.memories) if searched else {}
         scorer.memories = {**meters}
         readings, sums, seconds = [row.reading() for row in rows], [Sums() for _ in rows], [0.0 for _ in rows]
         every = readings[-1]
@@ -66,12 +69,12 @@ class Subsets(Artefact):
         content = {
             "mixture": whole.kind,
             "which": self.config.evaluate.subsets,
-            "external": external,
+            "external": searched or None,
             "encode_seconds_per_token": self.encoded.information()["seconds"] / tokens,
             "memories": costs,
             "weights": weights.found(frequency(corpus)),
             "subsets": [
-                found(row, dev_loss, total, own / tokens)
+                told_of(row, dev_loss, total, own / tokens)
                 for row, dev_loss, total, own in zip(rows, dev, sums, seconds, strict=True)
             ],
         }
@@ -99,7 +102,7 @@ class Subsets(Artefact):
         return json.loads((self.path() / "subsets.json").read_text())
 
 
-def found(row: Row | FittedRow, dev: float, sums: Sums, seconds: float) -> dict[str, Any]:
+def told_of(row: Row | FittedRow, dev: float, sums: Sums, seconds: float) -> dict[str, Any]:
     """Return what was found of a subset."""
     own = outcome(row, sums)
     kept = {key: own[key] for key in ("loss", "tokens", "documents", "drawn")}

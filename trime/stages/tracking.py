@@ -52,7 +52,7 @@ def log_results(logger: Any, results: dict[str, Any], samples: list[dict[str, An
     logger.log_table("results", columns=header, data=lines)
     if lines := [line for sample in samples for line in sample_lines(sample)]:
         logger.log_table("samples", columns=["document", "token", "probability", "from memories", "entries"], data=lines)
-    for picture in ("picture", "analysis"):
+    for picture in ("picture", "memories", "analysis"):
         if (folder / f"{picture}.png").exists():
             logger.log_image(picture, [str(folder / f"{picture}.png")])
 

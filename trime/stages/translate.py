@@ -121,10 +121,11 @@ class Translator:
         self, network: Network, row: Row | FittedRow, nearest: Nearest | None, corpus: ParallelCorpus, config: DictConfig
     ):
         self.network, self.row, self.nearest, self.corpus = network, row, nearest, corpus
+        self.device = next(network.parameters()).device
+        self.mixture = row.fitted.on(self.device) if isinstance(row, FittedRow) and row.fitted else None
         asked = config.translation
         self.beam, self.longest = Beam(asked.beam, asked.penalty, asked.shortest), asked.longest
         self.scaled, self.unweighted = config.evaluate.scaled_interpolation, asked.unweighted_external
-        self.device = next(network.parameters()).device
         self.mixed = self.device.type == "cuda" and resolved_precision(config).startswith("bf16")
 
     @torch.no_grad()
@@ -174,9 +175,9 @@ class Translator:
         similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(sentence, sentence, none)))
         found = {"external": Entries(similarity, token, number.to(token.device))}
         if isinstance(self.row, FittedRow):
-            assert self.row.fitted is not None
+            assert self.mixture is not None
             experts = experts_of(self.row, logits, found, g.shape[1], self.scaled)
-            weights = self.row.fitted.log_weights(experts.total.float(), experts.total.new_empty(len(g), 0).float())
+            weights = self.mixture.log_weights(experts.total.float(), experts.total.new_empty(len(g), 0).float())
             return fitted_spread(self.row, experts, weights).whole.clamp(min=LEAST).log()
         gate = self.network.odds(f).double() if self.network.gate is not None else None
         parts = spread(self.row, logits, found, g.shape[1], self.scaled, gate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,13 +56,16 @@ class Reading:
 
     def __init__(self, row: FittedRow):
         assert row.fitted is not None, "a mixture that was not fitted yet"
-        self.row, self.mixture = row, copy.deepcopy(row.fitted)  # what it learns while it reads stays here
-        self.history = History(self.mixture.decays)
+        self.row, self.history = row, History(row.fitted.decays)
+        self.mixture: Mixture | None = None
         self.log_weights = torch.empty(0)
 
     @torch.no_grad()
     def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
         document = window.query.place.document
+        if self.mixture is None:  # where the text is; what it learns while it reads stays here
+            assert self.row.fitted is not None
+            self.mixture = self.row.fitted.on(document.device)
         evidence = self.evidence = evidence_of(window.vocabulary, {name: masses[name] for name in self.row.joint}, document)
         found = evidence.log_probability
         history = self.history.features(int(document[0]), found)

@@ -12,7 +12,7 @@ from trime.types import Float, Mass, Tensor
 
 
 class Metered(Memory):
-    """A memory that answers as the one it wraps, and keeps the ``seconds`` that took and the ``most`` bytes that it held."""
+    """Another memory that is timed: answers are its own; ``seconds`` is how long they took, ``most`` the most bytes held."""
 
     def __init__(self, memory: Memory):
         self.memory, self.seconds, self.most = memory, 0.0, 0

@@ -12,7 +12,9 @@ from trime.types import UserError
 
 
 def packaged(package: str) -> Path | None:
-    """Return the GGUF file of an installed package, which is not imported; None where it is not installed."""
+    """Return the GGUF file of an installed package, which is not imported; None where it is not installed or holds none."""
+    if "." in package:
+        raise UserError(f"model.package={package}: name a package, not a part of one")
     spec = find_spec(package)
     folders = list(spec.submodule_search_locations or []) if spec else []
     return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from trime.metrics import MEASURES
 from trime.stages.artefact import write_aside
 from trime.stages.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill, saved
+from trime.stages.report.groups import memory_size, size_text
 from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
 from trime.stages.report.tables import Lines, csv_of, evaluated, markdown, unit
 
@@ -21,11 +22,23 @@ NEAR = 1.01  # times the best perplexity on dev, which the cheapest may have tha
 
 
 @dataclass(frozen=True)
+class External:
+    """How the external memory was kept and searched."""
+
+    index: str
+    k: int
+    precision: str  # of keys
+
+    def __str__(self) -> str:
+        return f"{self.index}, K {self.k}, {self.precision} keys"
+
+
+@dataclass(frozen=True)
 class Point:
     """A subset of memories under some settings. ``seconds``: a token's, of model, memories and mixture; ``gb``: of memories."""
 
     memories: tuple[str, ...]
-    external: tuple[str, int, str] | None  # search, K, precision of keys, where there is such a memory
+    external: External | None
     dev: float
     test: float
     seconds: float
@@ -34,8 +47,7 @@ class Point:
     @property
     def label(self) -> str:
         """Return what a reader calls it."""
-        settings = "{}, K {}, {} keys".format(*self.external) if self.external else ""
-        return " + ".join(self.memories or ("vocabulary alone",)) + (f" ({settings})" if settings else "")
+        return " + ".join(self.memories or ("vocabulary alone",)) + (f" ({self.external})" if self.external else "")
 
 
 def points_of(runs: list[dict[str, Any]]) -> list[Point]:
@@ -47,11 +59,18 @@ def points_of(runs: list[dict[str, Any]]) -> list[Point]:
             names = tuple(one["memories"])
             costs = [own["memories"][name] for name in names]
             seconds = own["encode_seconds_per_token"] + one["seconds_per_token"] + sum(c["seconds_per_token"] for c in costs)
-            external = tuple(own["external"].values()) if "external" in names else None
+            external = external_of(run) if "external" in names else None
             dev, test = (MEASURES[kind](one[key]) for key in ("dev_loss", "loss"))
-            point = Point(names, external, dev, test, seconds, sum(c["bytes"] for c in costs) / 1e9)  # type: ignore[arg-type]
+            point = Point(names, external, dev, test, seconds, sum(c["bytes"] for c in costs) / 1e9)
             found.setdefault((names, external), point)
     return sorted(found.values(), key=lambda point: point.dev)
+
+
+def external_of(run: dict[str, Any]) -> External:
+    """Return how a run's external memory was kept and searched."""
+    own, built = run["subsets"]["external"], run["datastore"]
+    probe = f", probe {built['probe']}" if built.get("probe") and built["index"] != "exact" else ""
+    return External(built["index"] + probe, own["k"], own["keys"])
 
 
 def front(points: list[Point], cost: str) -> list[Point]:
@@ -75,7 +94,7 @@ def advice(points: list[Point], seconds: float | None, gb: float | None, kind: s
         return f"Within {' and '.join(budget)}, choose {told(best, kind)}."
     near = min((p for p in within if p.dev <= NEAR * best.dev), key=lambda point: point.seconds)
     first = f"Best of all is {told(best, kind)}"
-    return f"{first}." if near is best else f"{first}; at most 1 % worse on dev and the fastest so is {told(near, kind)}."
+    return f"{first}." if near is best else f"{first}; the fastest of those at most 1 % worse on dev is {told(near, kind)}."
 
 
 def told(point: Point, kind: str) -> str:
@@ -86,13 +105,14 @@ def told(point: Point, kind: str) -> str:
 def frontier_table(points: list[Point], kind: str) -> tuple[list[str], Lines]:
     """All points, the best on dev first; those of the Pareto fronts are marked."""
     marks = {cost: front(points, cost) for cost in ("seconds", "gb")}
-    header = ["memories", "search", "K", "keys", f"dev {kind}", f"test {kind}", "tokens/s", "GB", "on the front of"]
+    header = ["memories", "index", "K", "keys", f"dev {kind}", f"test {kind}", "tokens/s", "GB", "on the front of"]
     lines = []
     for point in points:
-        search, k, keys = point.external or ("", "", "")
+        own = point.external
+        searched = [own.index, str(own.k), own.precision] if own else ["", "", ""]
         fronts = [said for cost, said in (("seconds", "speed"), ("gb", "size")) if point in marks[cost]]
         figures = [f"{point.dev:.2f}", f"{point.test:.2f}", f"{1 / point.seconds:,.0f}", f"{point.gb:.3g}"]
-        lines.append([" + ".join(point.memories or ("vocabulary alone",)), search, str(k), keys, *figures, ", ".join(fronts)])
+        lines.append([" + ".join(point.memories or ("vocabulary alone",)), *searched, *figures, ", ".join(fronts)])
     return header, lines
 
 
@@ -118,7 +138,8 @@ def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path
     """Write tables, pictures and a page, a part for each run that was trained; print the Pareto rows and the advice."""
     sections: list[Section] = []
     texts: list[str] = []
-    for title, own in by_model(runs).items():
+    models = by_model(runs)
+    for title, own in models.items():
         points, kind = points_of(own), unit(own[0]["metrics"]["test"][-1])
         header, lines = frontier_table(points, kind)
         sentence = advice(points, budget.seconds_per_token, budget.gb, kind)
@@ -126,7 +147,7 @@ def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path
         texts.append(f"{title}:\n\n{markdown(header, lines)}\n{sentence}\n")
         best = markdown(header, [line for line in lines if line[-1]])
         print(f"\n{title}, Pareto rows of {len(points)}:\n\n{best}\n{sentence}\n")
-        name = "frontier" if len(by_model(runs)) == 1 else f"frontier-{len(texts)}"
+        name = "frontier" if len(models) == 1 else f"frontier-{len(texts)}"
         write_aside(folder / f"{name}.csv", csv_of(header, lines))
         print(f"table: {folder / f'{name}.csv'}\npicture: {frontier_picture(panels, title, folder / f'{name}.png')}")
         sections += [Section(title, f"{sentence} {NOTE}", [Table(header, lines)]), *pictured(f"Pictures of {title}", panels)]
@@ -139,10 +160,16 @@ def by_model(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Return runs that differ in the settings of their memories alone, by what they are of."""
     found: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        text = evaluated(run)
-        updates = run["train"].get("updates")
-        budget = f", {updates:,} updates" if updates else ""
-        found.setdefault(f"{run['name']}{budget}, seed {run['seed']}, on {text[0]} ({text[2]:,} tokens)", []).append(run)
+        text, row, store = evaluated(run), run["metrics"]["test"][-1], run.get("datastore", {}).get("entries")
+        size, parameters, updates = memory_size(run), run["parameters"], run["train"].get("updates")
+        said = [
+            f"{run['name']}, seed {run['seed']}, {run['subsets']['mixture']} mixture, on {text[0]} ({text[2]:,} tokens)",
+            *([f"{parameters:,} parameters"] if parameters else []),
+            *([f"{updates:,} updates"] if updates else []),
+            *([f"a store of {store:,}"] if store else []),
+            *([f"{size_text(size)} entries inside or long, {row['eviction']}"] if size else []),
+        ]
+        found.setdefault(", ".join(said), []).append(run)
     return found
 
 
@@ -150,5 +177,5 @@ def frontier_picture(panels: list[Panel], title: str, path: Path) -> Path:
     """Perplexity against time and against size, side by side."""
     figure, axes = canvas(12, 4.6, len(panels))
     fill(axes, panels)
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize=9)
     return saved(figure, path)

@@ -25,10 +25,20 @@ from trime.types import UserError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 REPRODUCE = "reproduce"
-APART = ("paths", "logger", "report", "stages", "seed", "expected", "name", "dictionary")  # no figure depends on them
+APART = (
+    "paths",
+    "logger",
+    "report",
+    "frontier",
+    "stages",
+    "seed",
+    "expected",
+    "name",
+    "dictionary",
+)  # no figure depends on them
 HARMLESS = {
     "train": ("checkpoint_every", "log_every"),
-    "evaluate": ("batch_tokens", "analysis"),
+    "evaluate": ("batch_tokens", "analysis", "subsets"),
     "trainer": ("accelerator", "devices", "enable_progress_bar"),
     "answering": ("batch",),
     "questions": ("path", "babi", "background"),

@@ -25,7 +25,7 @@ def memories_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
     """A line for the vocabulary and for each memory."""
     found, kind = results["subsets"], unit(results["metrics"]["test"][-1])
     weights = found["weights"]
-    header = ["memory", f"test {kind} without it", "what it adds, 95 % interval", "MB", "µs a token", "largest weight, %"]
+    header = ["memory", f"test {kind} without it", "change with it, 95 % interval", "MB", "µs a token", "largest weight, %"]
     encoding = f"{1e6 * found['encode_seconds_per_token']:,.0f}"
     lines = [["vocabulary (the model)", "", "", "", encoding, f"{100 * weights['vocabulary']['largest']:.1f}"]]
     for name, cost in found["memories"].items():
@@ -89,11 +89,16 @@ def weights_panels(results: dict[str, Any]) -> list[Panel]:
 
 def weights_panel(axis: Any, weights: dict[str, Any], key: str, said: tuple[str, str]) -> None:
     """A line for each memory that is known by ``key``."""
-    for name, own in weights.items():
-        cells = [cell for cell in own.get(key, []) if cell["mean"] is not None and cell["bucket"] != "average"]
-        if cells:
-            points = [100 * cell["mean"] for cell in cells]
-            axis.plot([cell["bucket"] for cell in cells], points, marker="o", ms=4, label=name, color=COLOURS.get(name))
+    cells = {name: {cell["bucket"]: cell["mean"] for cell in own.get(key, [])} for name, own in weights.items()}
+    buckets = [bucket for bucket in dict.fromkeys(bucket for own in cells.values() for bucket in own) if bucket != "average"]
+    if all(bucket.isdecimal() for bucket in buckets):  # lengths, of memories that know different ones
+        buckets.sort(key=int)
+    for name, own in cells.items():
+        known = [place for place, bucket in enumerate(buckets) if own.get(bucket) is not None]
+        if known:
+            points = [100 * own[buckets[place]] for place in known]
+            axis.plot(known, points, marker="o", ms=4, label=name, color=COLOURS.get(name))
+    axis.set_xticks(range(len(buckets)), buckets)
     axis.set(xlabel=said[0], ylabel="mean weight, %", ylim=(0, None), title=said[1])
     if key == "by_similarity":
         axis.tick_params(axis="x", rotation=45, labelsize=8)

@@ -46,7 +46,8 @@ def report_several(config: DictConfig, patterns: list[str]) -> None:
         print(f"page: {write_page(Page(config.report.name, counted(answering), sections), folder / 'answers.html')}")
     if swept := [run for run in runs if run.get("subsets", {}).get("which") == "all"]:
         report_frontier(swept, config.frontier, folder)
-    if models := [run for run in runs if "questions" not in run and run not in swept]:
+    models = [run for run in runs if "questions" not in run]
+    if len(models) > len(swept):
         report_models(models, config.report.against, plain(config.report.published) or {}, folder)
     if config.report.keep:
         kept(runs, Path(config.report.keep))
