@@ -16,7 +16,7 @@ from trime.stages.report.groups import memory_size, size_text
 from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
 from trime.stages.report.tables import Lines, csv_of, evaluated, markdown, unit
 
-AXES = ("seconds", "seconds a token", "log"), ("gb", "GB of memories", "linear")  # cost, label, scale
+AXES = ("seconds", 1e6, "µs a token", "log"), ("gb", 1, "GB of memories", "linear")  # cost, its unit, label, scale
 NOTE = "Fronts are chosen on dev; a token's time is that of model, memories and mixture in one pass."
 NEAR = 1.01  # times the best perplexity on dev, which the cheapest may have that is advised beside it
 
@@ -116,16 +116,23 @@ def frontier_table(points: list[Point], kind: str) -> tuple[list[str], Lines]:
     return header, lines
 
 
-def front_panel(axis: Any, points: list[Point], axis_of: tuple[str, str, str], kind: str) -> None:
-    """Every point, and the front as a line; the colour tells whether the external memory is among them."""
+def front_panel(axis: Any, points: list[Point], axis_of: tuple[str, float, str, str], kind: str) -> None:
+    """Every point; those on the front are ringed and named, the colour tells whether the external memory is among them."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    cost, label_of, scale = axis_of
+    cost, by, label_of, scale = axis_of
     for colour, inside, label in ((GREY, False, "without external memory"), (ORANGE, True, "with external memory")):
         own = [point for point in points if bool(point.external) is inside]
-        axis.plot([getattr(p, cost) for p in own], [p.test for p in own], "o", ms=4, alpha=0.7, color=colour, label=label)
-    line = front(points, cost)
-    axis.plot([getattr(p, cost) for p in line], [p.test for p in line], color=BLUE, lw=1.5, label="Pareto front (by dev)")
+        places = [by * getattr(point, cost) for point in own]
+        axis.plot(places, [point.test for point in own], "o", ms=4, alpha=0.7, color=colour, label=label)
+    best, named = front(points, cost), set()
+    places = [by * getattr(point, cost) for point in best]
+    axis.plot(places, [point.test for point in best], "o", ms=9, mfc="none", color=BLUE, label="Pareto front (by dev)")
+    for point, place in zip(best, places, strict=True):
+        if point.memories not in named:
+            text = " + ".join(point.memories or ("vocabulary alone",))
+            axis.annotate(text, (place, point.test), (6, 6), textcoords="offset points", fontsize=7)
+            named.add(point.memories)
     axis.set(xlabel=label_of, ylabel=f"test {kind}", xscale=scale, yscale=SCALES[kind])
     for ticks in (ticks for ticks in (axis.xaxis, axis.yaxis) if ticks.get_scale() == "log"):
         ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -167,7 +174,7 @@ def by_model(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
             *([f"{parameters:,} parameters"] if parameters else []),
             *([f"{updates:,} updates"] if updates else []),
             *([f"a store of {store:,}"] if store else []),
-            *([f"{size_text(size)} entries inside or long, {row['eviction']}"] if size else []),
+            *([f"memory of {size_text(size)} ({row['eviction']})"] if size else []),
         ]
         found.setdefault(", ".join(said), []).append(run)
     return found
