@@ -35,6 +35,10 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
     names = [marked(label, group.dev) for label, group in zip(labels(groups), groups, strict=True)]
     bars(axis, names, [group.figures("test", kind) for group in groups], kind, colours)
     axis.set_title(", ".join(sorted({evaluated(group.first)[0] for group in groups})))
+    if {BLUE, GREY} <= {*colours}:
+        for colour, label in ((BLUE, "trained by TRIME"), (GREY, "others")):
+            axis.plot([], [], "s", ms=8, color=colour, label=label)
+        axis.legend(frameon=False, fontsize=9, loc="lower right")
 
 
 def policies_picture(groups: list[Group], path: Path) -> Path:
