@@ -16,6 +16,7 @@ from benchmarks.figures.given import Given
 from benchmarks.figures.kept import Kept
 from trime.metrics import perplexity
 from trime.stages.report.differences import Difference
+from trime.stages.report.frontier import External, points_of
 from trime.stages.report.memories import worth
 from trime.stages.report.tables import measure
 
@@ -29,7 +30,7 @@ class Sources:
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Return the functions by the name that expressions use."""
         of_runs = (self.dev, self.test, self.value, self.tuned, self.at_size, self.bleu, self.difference, self.bleu_difference)
-        of_mixtures = (self.without, self.adds)
+        of_mixtures = (self.without, self.adds, self.point)
         of_folders = (self.agreement, self.answers, self.exact_match, self.retained, self.cores, self.without_commit)
         of_benchmarks = (self.entry, self.column, self.claim, self.bound)
         others: tuple[Any, ...] = (*Given(self.kept).functions(), max, min, round, shown)
@@ -97,6 +98,15 @@ class Sources:
     def adds(self, name: str, memory: str) -> Difference:
         """Return what a memory adds to a run's fitted mixture of the others, with the interval of the project's reports."""
         return worth([self.kept.json(path) for path in self.paths(name)], memory)[1]
+
+    def point(self, memories: str, index: str = "", k: int = 0, precision: str = "") -> tuple[float, float, float, float]:
+        """Return dev, test, tokens a second and GB of a frontier's point, whose memories are named ``one + another``."""
+        points = points_of([self.kept.json(path) for path in sorted(self.folder.glob("*.json"))])
+        external = External(index, k, precision) if index else None
+        for one in points:
+            if " + ".join(one.memories) == memories and one.external == external:
+                return one.dev, one.test, 1 / one.seconds, one.gb
+        raise LookupError(f"there is no point {memories} ({external})")
 
     def agreement(self, title: str, folder: str = "") -> tuple[int, ...]:
         """Count the pairs of a folder's runs in a published set, those in its order, that show no difference, the others."""
