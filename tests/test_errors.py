@@ -194,8 +194,12 @@ def test_impossible_settings(said: Said) -> None:
     for wrong in ("{local: nan, long: 0.0, others: 0.0, all: 0.0}", "{local: 2.0, long: 0.0, others: 0.0, all: 0.0}"):
         assert "at most 1 together" in said("memory=drawn", f"memory.shares={wrong}")
     assert "twice" in said("experiment=trime", "evaluate.memories=[local,local]")
+    for wrong in ("mixture.temperatures=1", "evaluate.memories=5", "evaluate.memories=local", "mixture.model=null"):
+        assert wrong.split("=")[0] in said("experiment=trime", wrong)
+    assert "mixture.model.history" in said("experiment=trime", "mixture.model.history=[2]")
+    assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[1024,512]")
+    assert "in its order" in said("experiment=trime", "compatibility=published", "mixture.history=[0.5]")
     assert "from the lowest" in said("experiment=trime", "mixture.temperatures=[1,0.5]")
-    assert "mixture.history" in said("experiment=trime", "mixture.history=[2]")
     assert "mixture.online=false" in said("experiment=knn_mt", "mixture.model.online=true")
     assert "frontier.gb" in said("report.runs=nowhere", "frontier.gb=-1")
 

@@ -75,6 +75,9 @@ def test_a_frontier_is_a_sweep_over_settings_of_one_trained_run(tiny: Callable[.
     params = config.hydra.sweeper.params
     assert config.hydra.mode.name == "MULTIRUN" and config.evaluate.subsets == "all" and config.name == "trime"
     assert set(params) == {"index", "index.k", "datastore.dtype"}
+    mixed = [rows_of(tiny("table=frontier", f"experiment={name}")) for name in ("trime_ext", "trime_all_ngram", "ngram_lm")]
+    assert [len(rows) for rows in mixed] == [2, 2, 2] and not any(rows[0].memories for rows in mixed)
+    assert [len(rows[-1].memories) for rows in mixed] == [3, 5, 2]
     own = [tiny("table=frontier", f"index={index}") for index in params.index.split(",")]
     assert len({Plan(config).fit.fingerprint for config in own}) == 1
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numba import prange
 
+from trime.memory.entries_cpu import shared_masses
 from trime.types import Tensor
 from trime.vectors import ONE, compiled, exponentials, on_threads
 
@@ -30,6 +31,8 @@ MOST = 57.0  # e to that is 1 / LEAST_SUM
 
 def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> bool:
     """Adds a tile to the masses [t n], in place; false, and nothing added, where it is to be done by the definition."""
+    if not tile.both:
+        return add_rows(target[:, tile.row], total[:, tile.row], product, divisor, tile, tiles)
     rows, columns = product.new_empty(len(divisor), 2, len(product)), product.new_empty(len(divisor), 2, product.shape[1])
     sights, tops = sights_of(product, tile, tiles), []
     for number, scale in enumerate((1 / divisor).tolist()):
@@ -38,10 +41,20 @@ def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, 
         if not math.isfinite(tops[-1]) or not on_threads(tile_sums, *given):
             return False
     top = product.new_tensor(tops)[:, None]
-    for sums, part in ((rows, tile.row), (columns, tile.column))[: 1 + tile.both]:
+    for sums, part in ((rows, tile.row), (columns, tile.column)):
         sums.log_()
         for mass, own in ((total[:, part], sums[:, 0]), (target[:, part], sums[:, 1])):
             torch.logaddexp(mass, own.add_(top), out=mass)
+    return True
+
+
+def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> bool:
+    """Adds a tile to the masses [t n] of its rows alone, each with a largest score of its own, at all temperatures."""
+    scores = product if tile.seen is None else product.masked_fill(~tile.seen, -math.inf)
+    tokens = tiles.memory.token[tile.column], tiles.query.token[tile.row]
+    own = shared_masses(scores, *tokens, divisor)
+    torch.logaddexp(target, own.target, out=target)
+    torch.logaddexp(total, own.total, out=total)
     return True
 
 

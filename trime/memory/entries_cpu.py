@@ -18,38 +18,70 @@ def masses(
     return Mass(*found)
 
 
-@compiled(parallel=True, reorder=True)
+def shared_masses(
+    score: Float[Tensor, "n k"], token: Int[Tensor, " k"], target: Int[Tensor, " n"], divisor: Float[Tensor, " t"]
+) -> Mass:
+    """The same of entries that all targets share; -inf are scores of what is not to be seen."""
+    found = score.new_empty(2, len(divisor), len(target))
+    on_threads(add_up_shared, score.contiguous(), token.contiguous(), target, divisor.float(), *found)
+    return Mass(*found)
+
+
+@compiled(parallel=True)
 def add_up(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
     for row in prange(len(score)):
-        own, hits = np.empty(score.shape[1], np.float32), 0
-        for j in range(score.shape[1]):
-            if token[row, j] == target[row]:
-                own[hits] = score[row, j]
-                hits += 1
-        out = np.empty(score.shape[1], np.float32)
-        bits = np.empty(score.shape[1], np.int32)
-        top, most = largest(score[row]), largest(own[:hits])
-        for t in range(len(divisor)):
-            scale = np.float32(1) / divisor[t]
-            total[t, row] = log_sum(score[row], scale, top, out, bits)
-            of_target[t, row] = log_sum(own[:hits], scale, most, out[:hits], bits[:hits])
+        add_row(score[row], token[row], target[row], divisor, of_target[:, row], total[:, row])
+
+
+@compiled(parallel=True)
+def add_up_shared(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
+    for row in prange(len(score)):
+        add_row(score[row], token, target[row], divisor, of_target[:, row], total[:, row])
 
 
 @compiled()
-def largest(scores):  # type: ignore[no-untyped-def]
-    top = np.float32(-np.inf)
-    for x in scores:
-        top = max(top, x)
-    return top
+def add_row(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
+    """Log-masses [t] of one query's entries: of those of its target, and of all."""
+    own, hits = np.empty(len(score), np.float32), 0
+    for j in range(len(score)):
+        if token[j] == target:
+            own[hits] = score[j]
+            hits += 1
+    out, bits = np.empty(len(score), np.float32), np.empty(len(score), np.int32)
+    log_sums(score, divisor, out, bits, total)
+    log_sums(own[:hits], divisor, out[:hits], bits[:hits], of_target)
 
 
 @compiled(reorder=True)
-def log_sum(scores, scale, top, out, bits):  # type: ignore[no-untyped-def]
-    """log of the sum of e^(scale x), of which the largest x is ``top``; -inf of nothing."""
-    if top == -np.inf:
-        return top
-    exponentials(scores, scale, scale * top, out, bits, bits.view(np.float32))
-    whole = np.float32(0)
-    for x in out:
-        whole += x
-    return scale * top + np.log(whole)
+def log_sums(scores, divisor, out, bits, result):  # type: ignore[no-untyped-def]
+    """log of the sum of e^(x / d) for each divisor d; -inf of nothing. Where a divisor is half of the next, e is squared."""
+    top, before = largest(scores), np.float32(0)
+    for t in range(len(divisor) - 1, -1, -1):
+        scale = np.float32(1) / divisor[t]
+        if top == -np.inf:
+            result[t] = top
+            continue
+        whole = np.float32(0)
+        if abs(scale - 2 * before) <= np.float32(1e-6) * scale:
+            for j in range(len(out)):
+                out[j] *= out[j]
+                whole += out[j]
+        else:
+            exponentials(scores, scale, scale * top, out, bits, bits.view(np.float32))
+            for x in out:
+                whole += x
+        result[t] = scale * top + np.log(whole)
+        before = scale
+
+
+@compiled(reorder=True)
+def largest(scores):  # type: ignore[no-untyped-def]
+    """Return the largest score, -inf of none, by eight running ones, which vector instructions compare at once."""
+    tops = np.full(8, -np.inf, np.float32)
+    whole = len(scores) // 8 * 8
+    for j in range(0, whole, 8):
+        for lane in range(8):
+            tops[lane] = max(tops[lane], scores[j + lane])
+    for j in range(whole, len(scores)):
+        tops[0] = max(tops[0], scores[j])
+    return tops.max()

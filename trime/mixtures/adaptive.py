@@ -23,7 +23,8 @@ BETTER = 1e-4  # nats that count as an improvement
 
 
 class Adaptive(Mixture):
-    """``hidden``: units of each network; ``folds``: networks, each stopped by the documents that it does not see.
+    """``hidden``: units of each network. There is one for each fold of documents, which it does not see, nor the next fold,
+    on which it stops.
 
     ``online``: go on learning from tokens that were scored, at ``online_rate``.
     """
@@ -80,18 +81,20 @@ class Adaptive(Mixture):
         log_probability = evidence.log_probability.clamp(min=LEAST)
         learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
         optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
-        held = fold == torch.arange(self.networks)[:, None]
+        network = torch.arange(self.networks)[:, None]
+        stops = fold == (network + 1) % self.networks  # network k is scored on fold k, and stopped by the one after it
+        out = stops | (fold == network)
         best, kept, since = torch.full((self.networks,), torch.inf), copied(learned), torch.zeros(self.networks)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(x), generator=generator).split(self.batch):
                 loss = -mixed(self.each(x[rows], known[rows]), log_probability[rows])
-                seen = ~held[:, rows]
+                seen = ~out[:, rows]
                 optimizer.zero_grad()
                 ((loss * seen).sum(1) / seen.sum(1).clamp(min=1)).sum().backward()
                 optimizer.step()
             loss = -self.scored(x, known, log_probability)
-            found = (loss * held).sum(1) / held.sum(1)
-            better = found < best - BETTER
+            found = (loss * stops).sum(1) / stops.sum(1)
+            better = (found < best - BETTER) & (since < self.patience)
             best, since = torch.where(better, found, best), torch.where(better, 0, since + 1)
             for name, part in learned.items():
                 kept[name][better] = part.detach()[better]

@@ -184,7 +184,8 @@ def audit(plan: Plan) -> dict[str, Any]:
     """Runs every check of a finished run; UserError at the violations, after all figures are written."""
     checks = Audit(plan)
     uses_long = any("long" in row.memories for row in checks.scorer.rows)
-    bounded = plan.config.evaluate.bounded and not (plan.config.long.crossing and uses_long)
+    learns = any(isinstance(row, FittedRow) and row.online for row in checks.scorer.rows)
+    bounded = plan.config.evaluate.bounded and not learns and not (plan.config.long.crossing and uses_long)
     numbers = spread(np.arange(len(checks.windows)))
     edges = checks.after_borders() if bounded else []
     future = [checks.future(number) for number in tqdm(numbers, unit="place", desc="audit later tokens")]
@@ -242,7 +243,9 @@ def said(found: dict[str, Any], plan: Plan) -> str:
     moved = found["own_and_later_tokens_move"]
     lines = [f"audit: {len(found['windows'])} places: own and later tokens move nothing ({moved:.1e} nats)"]
     if found["other_documents_move"] is None:
-        lines.append("audit: documents are not bounded by these settings, or there is but one: not checked")
+        lines.append(
+            "audit: documents are not bounded by these settings (mixture.online is not), or there is one alone: not checked"
+        )
     else:
         lines.append(f"audit: other documents move nothing ({found['other_documents_move']:.1e} nats)")
     if plan.index:

@@ -27,6 +27,7 @@ from trime.stages.kinds import (
     one_of,
     whole,
 )
+from trime.stages.mixture import given_mixture
 from trime.stages.model_folder import model_of, remember
 from trime.stages.pretrained import is_pretrained
 from trime.stages.processes import node
@@ -36,12 +37,14 @@ from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row
 from trime.types import UserError
 
+SECTION = Kind(lambda value: isinstance(value, dict) and "_target_" in value, "as in conf/mixture")
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 DECAY = Kind(lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
+HISTORY = Kind(lambda value: value == [] or grid(DECAY).holds(value), "a list of numbers from 0 to 1, or []")
 ADAPTIVE = {
     **{f"mixture.model.{name}": SOME for name in ("hidden", "epochs", "patience", "batch")},
     **{f"mixture.model.{name}": POSITIVE for name in ("learning_rate", "online_rate")},
-    "mixture.history": Kind(lambda value: value == [] or grid(DECAY).holds(value), "a list of numbers from 0 to 1, or []"),
+    "mixture.model.history": HISTORY,
     "mixture.model.online": BOOLEAN,
 }
 TRANSLATES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
@@ -51,6 +54,7 @@ def check(config: DictConfig) -> None:
     """Raises UserError at the first setting that cannot work."""
     pretrained = is_pretrained(config)
     demand(config, (TRANSLATION if config.task == "translation" else {}) | KINDS)
+    check_mixture(config)
     demand(config, {"batching.tokens" if "tokens" in config.batching else "batching.size": SOME})
     demand(config, {"train.updates": whole(0 if pretrained else 1)})  # a pretrained model may be taken as it is
     demand(config, {f"tune.{name}": grid(NUMBER) for name in config.tune})
@@ -62,6 +66,9 @@ def check(config: DictConfig) -> None:
         raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
     if config.dictionary and not config.checkpoint:
         raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
+    sizes = list(config.tune.memory_size)
+    if sizes != sorted({*sizes}):
+        raise UserError(f"tune.memory_size={sizes}: list different sizes from the smallest to the largest")
     for policy in (config.eviction, config.train.eviction):
         instantiated(policy)
     check_memories(config)
@@ -92,7 +99,7 @@ def check_memories(config: DictConfig) -> None:
         raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
     rows = [row for row in rows_of(config) if isinstance(row, Row)]
     check_similarity(config)
-    check_mixture(config)
+    check_fitted(config)
     joined = [names for row in rows for names in (("vocabulary", *row.joint), *(layer.memories for layer in row.layers))]
     mixed = any("external" in names and len(names) > 1 for names in joined)
     if mixed and config.task == "language_model" and config.index.metric != config.similarity:
@@ -103,22 +110,33 @@ def check_memories(config: DictConfig) -> None:
 
 
 def check_mixture(config: DictConfig) -> None:
-    """UserError where a mixture of memories could not be fitted as asked."""
+    """UserError where the settings of a mixture are of no use, before rows are made of them."""
     demand(config, {"mixture.kind": one_of("none", "joint", "interpolated", *FITTED)})
-    fitted = [row for row in rows_of(config) if isinstance(row, FittedRow)]
-    if not fitted:
+    if config.mixture.kind not in FITTED:
         return
-    demand(config, {"mixture.folds": whole(2), "mixture.temperatures": grid(POSITIVE)})
+    demand(config, {"mixture.folds": whole(3), "mixture.temperatures": grid(POSITIVE), "mixture.model": SECTION})
     if list(config.mixture.temperatures) != sorted(config.mixture.temperatures):
         raise UserError(f"mixture.temperatures={config.mixture.temperatures}: list them from the lowest to the highest")
     own = config.mixture.model
     demand(config, {key: kind for key, kind in ADAPTIVE.items() if key.split(".")[-1] in own})
     count_of(config.mixture.tokens)
     instantiated(own)
+
+
+def check_fitted(config: DictConfig) -> None:
+    """UserError where the memories of an experiment could not be mixed as asked."""
+    fitted = [row for row in rows_of(config) if isinstance(row, FittedRow)]
+    if not fitted:
+        return
+    if config.mixture.path:
+        given_mixture(config)
+    own = config.mixture.model
     if config.task == "translation" and (own.get("history") or own.get("online")):
         raise UserError("translations of a beam have no history: set mixture.history=[] and mixture.online=false")
     if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
         raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
+    if own.get("history") and config.compatibility.sorted_windows:
+        raise UserError("mixture.history knows a text in its order: set compatibility=none, or mixture.history=[]")
 
 
 def check_similarity(config: DictConfig) -> None:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from trime.data.corpus import content_hash
 from trime.metrics import Meter
 from trime.mixtures.experts import Evidence, History, Mixture, mixed
 from trime.stages.artefact import Artefact, plain
@@ -44,7 +45,8 @@ class TuneMixture(Tune):
     def settings(self) -> Any:
         given = given_mixture(self.config)
         kept = {key: value for key, value in plain(self.config.mixture).items() if key != "path"}
-        return {"mixture": kept, "seed": self.config.seed, "given": given and given.read_text()}
+        content = given and [content_hash(given.with_name(name)) for name in (given.name, "mixture.safetensors")]
+        return {"mixture": kept, "seed": self.config.seed, "given": content}
 
     def build(self, folder: Path) -> None:
         row, meter = self.row(), Meter()
@@ -92,7 +94,7 @@ def given_mixture(config: DictConfig) -> Path | None:
     if not config.mixture.get("path"):
         return None
     file = Path(config.mixture.path).expanduser() / "mixture.json"
-    if not file.is_file():
+    if not (file.is_file() and file.with_name("mixture.safetensors").is_file()):
         raise UserError(f"mixture.path={config.mixture.path} is no mixture: name a folder mixture-… of a run")
     return file
 

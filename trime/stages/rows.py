@@ -26,6 +26,8 @@ def rows_of(config: DictConfig) -> list[Row | FittedRow]:
         raise UserError(f"evaluate.memories names {twice} twice: name each memory once")
     if wanted and config.mixture.kind == "none":
         raise UserError("evaluate.memories is what mixture= mixes: choose mixture=adaptive, calibrated, joint or interpolated")
+    if not config.evaluate.papers:
+        rows = rows[:1]
     if not names or config.mixture.kind == "none":
         return rows
     own = mixture_row(config, names)
@@ -37,7 +39,8 @@ def mixture_row(config: DictConfig, names: tuple[str, ...]) -> Row | FittedRow:
     kind, grid = config.mixture.kind, config.tune
     sizes = tuple(grid.memory_size) if "long" in names else (0,)
     if kind in FITTED:
-        return FittedRow(kind, names, tuple(config.mixture.temperatures), sizes[-1:])
+        online = bool(config.mixture.model.get("online"))
+        return FittedRow(kind, names, tuple(config.mixture.temperatures), sizes[-1:], online=online)
     if kind == "joint":
         return Row(names, (), tuple(grid.temperature), sizes)
     return Row((), (Layer(names, tuple(grid.interpolation_temperature), tuple(grid["lambda"])),), sizes=sizes)

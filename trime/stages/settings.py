@@ -68,6 +68,8 @@ KINDS = {
     "evaluate.context": whole(0),
     "evaluate.interpolate": one_of(*INTERPOLATED),
     "evaluate.sample": one_of("starts", "documents"),
+    "evaluate.papers": BOOLEAN,
+    "evaluate.memories": optional(Kind(lambda value: isinstance(value, list), "a list, as [local,long]")),
     "evaluate.subsets": one_of("none", "leave_one_out", "all"),
     "evaluate.dtype": one_of(*DTYPES),
     "datastore.dtype": one_of(*DTYPES, "int8"),

@@ -21,6 +21,7 @@ class FittedRow:
     temperatures: tuple[float, ...]
     sizes: tuple[int, ...] = (0,)
     fitted: Mixture | None = None
+    online: bool = False  # goes on learning from scored tokens
 
     asks_experts: ClassVar[bool] = True
 
@@ -30,7 +31,8 @@ class FittedRow:
 
     @property
     def label(self) -> str:
-        return f"{self.kind}: {', '.join(['vocabulary', *self.joint])}"
+        kind = f"{self.kind}, online" if self.online else self.kind
+        return f"{kind}: {', '.join(['vocabulary', *self.joint])}"
 
     @property
     def mixture(self) -> str:

@@ -11,8 +11,10 @@ from trime.models.pretrained.loading import check_version
 from trime.types import UserError
 
 
-def packaged(package: str) -> Path | None:
+def packaged(package: str | None) -> Path | None:
     """Return the GGUF file of an installed package, which is not imported; None where it is not installed or holds none."""
+    if not package:
+        return None
     if "." in package:
         raise UserError(f"model.package={package}: name a package, not a part of one")
     spec = find_spec(package)

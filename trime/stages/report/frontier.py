@@ -15,9 +15,14 @@ from trime.stages.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas
 from trime.stages.report.groups import memory_size, size_text
 from trime.stages.report.page import Page, Section, Table, commands, pictured, write_page
 from trime.stages.report.tables import Lines, csv_of, evaluated, markdown, unit
+from trime.types import UserError
 
-AXES = ("seconds", 1e6, "µs a token", "log"), ("gb", 1, "GB of memories", "linear")  # cost, its unit, label, scale
+AXES = (
+    ("seconds", 1e6, "µs a token", "log"),
+    ("gb", 1, "GB of memories, without the model", "linear"),
+)  # cost, its unit, label, scale
 NOTE = "Fronts are chosen on dev; a token's time is that of model, memories and mixture in one pass."
+SAME = 0.02  # by which a subset's figures of two runs may lie apart: fits are not the same on every machine
 NEAR = 1.01  # times the best perplexity on dev, which the cheapest may have that is advised beside it
 
 
@@ -62,7 +67,12 @@ def points_of(runs: list[dict[str, Any]]) -> list[Point]:
             external = external_of(run) if "external" in names else None
             dev, test = (MEASURES[kind](one[key]) for key in ("dev_loss", "loss"))
             point = Point(names, external, dev, test, seconds, sum(c["bytes"] for c in costs) / 1e9)
-            found.setdefault((names, external), point)
+            first = found.setdefault((names, external), point)
+            if abs(point.dev / first.dev - 1) > SAME:
+                raise UserError(
+                    f"{point.label} is there twice, at {first.dev:.2f} and {point.dev:.2f} on dev: runs of one frontier "
+                    "differ in the index, K and the precision of keys alone; report others apart"
+                )
     return sorted(found.values(), key=lambda point: point.dev)
 
 
@@ -94,7 +104,7 @@ def advice(points: list[Point], seconds: float | None, gb: float | None, kind: s
         return f"Within {' and '.join(budget)}, choose {told(best, kind)}."
     near = min((p for p in within if p.dev <= NEAR * best.dev), key=lambda point: point.seconds)
     first = f"Best of all is {told(best, kind)}"
-    return f"{first}." if near is best else f"{first}; the fastest of those at most 1 % worse on dev is {told(near, kind)}."
+    return f"{first}." if near is best else f"{first}; the fastest within 1 % of its perplexity on dev is {told(near, kind)}."
 
 
 def told(point: Point, kind: str) -> str:

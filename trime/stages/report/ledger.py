@@ -82,6 +82,10 @@ def config_hash(config: DictConfig) -> str:
     if content["train"]["keep"] == "last":  # else they decide which weights are kept
         content["train"] = {key: value for key, value in content["train"].items() if key not in VALIDATION}
     content["batching"].pop("seed", None)
+    if "hub" in content["model"]:  # of a packaged model
+        own = {key: value for key, value in content["model"].items() if key not in ("folder", "package", "name")}
+        place = content["model"]["name"]
+        content["model"] = own | ({} if place in (content["model"]["folder"], own["hub"]) else {"name": place})
     for part in (content, content["evaluate"], content["datastore"]):
         if part.get("dataset"):
             part["dataset"] = {key: value for key, value in part["dataset"].items() if key not in PLACES}

@@ -40,7 +40,7 @@ def command() -> str | None:
     if not HydraConfig.initialized():
         return None
     hydra = HydraConfig.get()
-    own = [word for word in hydra.overrides.task if not word.startswith(("table=", "sweep="))]
+    own = [word for word in hydra.overrides.task if not word.startswith("sweep=")]
     alone = ["hydra.mode=RUN"] if hydra.mode == RunMode.MULTIRUN else []  # an ablation is a sweep by itself
     return shlex.join(["python", "cli.py", *own, *alone])
 
