@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -20,6 +20,7 @@ from trime.metrics import Meter
 from trime.stages.report.provenance import commit, hardware, versions
 from trime.stages.report.tables import markdown
 
+Name = TypeVar("Name")
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -48,12 +49,12 @@ class Measured(NamedTuple):
     claims: list[Claim]
 
 
-def alternately(contestants: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, Any]]:
+def alternately(contestants: dict[Name, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[Name, dict[str, Any]]:
     """Seconds (median, least, most, of every round) and peak memory of each, one after the other in every round.
 
     Each round has an order of its own: what one leaves behind, such as cold memory, does not always meet the same one.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    seconds: dict[Name, list[float]] = {name: [] for name in contestants}
     peaks = dict.fromkeys(contestants, 0.0)
     turns = list(contestants.items())
     for number in range(warmup + rounds):

@@ -158,7 +158,8 @@ def test_fit(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_mixture(bench: Bench, tmp_path: Path) -> None:
     words = ("--size", "tiny", "--tokens", "300", "--keys", "2k", "--updates", "1", "--rounds", "1", "--outputs", str(tmp_path))
     found = bench("mixture", *words, "--set", "index.k=16", "tune.memory_size=[64]")
-    assert [row["what"] for row in found["rows"]] == ["joint", "adaptive"] and len(found["claims"]) == 2
+    assert [row["mixture"] for row in found["rows"]] == 3 * ["joint", "adaptive"] and len(found["claims"]) == 4
+    assert [len(row["memories"].split(", ")) for row in found["rows"]] == [1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.slow
