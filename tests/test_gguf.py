@@ -113,7 +113,7 @@ def test_it_is_made_once_and_otherwise_named_on_the_hub(
     provide(own)
     assert own.model.name == f"{tmp_path}/own" and not Path(own.model.name).exists(), "a name of one's own is left alone"
     provide(composed(*given, "model.name=null"))
-    elsewhere = composed("model=smollm2", "model.name=HuggingFaceTB/SmolLM2-135M-Instruct")
+    elsewhere = composed("model=smollm2", "model.package=held_model", "model.name=HuggingFaceTB/SmolLM2-135M-Instruct")
     assert config_hash(config) == config_hash(elsewhere) != config_hash(own), "a place is no setting"
     other = composed(*given[:1], f"paths.data={tmp_path}/other", "model.package=no_such_package")
     provide(other)

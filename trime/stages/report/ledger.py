@@ -82,14 +82,13 @@ def config_hash(config: DictConfig) -> str:
     if content["train"]["keep"] == "last":  # else they decide which weights are kept
         content["train"] = {key: value for key, value in content["train"].items() if key not in VALIDATION}
     content["batching"].pop("seed", None)
-    if "hub" in content["model"]:  # of a packaged model
-        own = {key: value for key, value in content["model"].items() if key not in ("folder", "package", "name")}
-        place = content["model"]["name"]
-        content["model"] = own | ({} if place in (content["model"]["folder"], own["hub"]) else {"name": place})
     for part in (content, content["evaluate"], content["datastore"]):
         if part.get("dataset"):
             part["dataset"] = {key: value for key, value in part["dataset"].items() if key not in PLACES}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    text = json.dumps(content, sort_keys=True)
+    if packaged := content["model"].get("hub"):  # wherever the folder lies that was made of it
+        text = text.replace(json.dumps(content["model"]["folder"]), json.dumps(packaged))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def is_published_text(run: dict[str, Any]) -> bool:
