@@ -83,5 +83,5 @@ def best_weights(evidence: Evidence, chosen: list[int], start: Float[Tensor, " m
         value.backward()
         return value
 
-    optimizer.step(loss)  # type: ignore[arg-type]
+    optimizer.step(loss)
     return loss().item(), weight.detach()

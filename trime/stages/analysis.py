@@ -80,7 +80,7 @@ class Analysis(Artefact):
         }
 
     def found(self) -> dict[str, Any]:
-        return json.loads((self.path() / "analysis.json").read_text())
+        return self.read("analysis.json")
 
 
 def told(bucket: dict[str, Any]) -> dict[str, Any]:

@@ -97,4 +97,4 @@ class Answer(Artefact):
         ]
 
     def found(self) -> dict[str, Any]:
-        return json.loads((self.path() / "answer.json").read_text())
+        return self.read("answer.json")

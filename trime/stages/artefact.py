@@ -67,6 +67,10 @@ class Artefact(ABC):
         check_manifest(self.folder)
         return self.folder
 
+    def read(self, name: str) -> Any:
+        """Return what a JSON file of the finished folder holds."""
+        return json.loads((self.path() / name).read_text())
+
     def make(self) -> bool:
         """Builds it unless it exists; True where it was built now."""
         for need in self.needs():

@@ -95,10 +95,10 @@ class Index(Artefact):
         return {"probe": probe, "expected_recall": expected}
 
     def information(self) -> dict[str, Any]:
-        return json.loads((self.store.path() / "encode.json").read_text())
+        return self.store.read("encode.json")
 
     def statistics(self) -> dict[str, Any]:
-        return json.loads((self.path() / "datastore.json").read_text())
+        return self.read("datastore.json")
 
     def probe(self) -> int:
         """How many cells a search visits: those that were chosen when it was built, or as the configuration has it."""

@@ -218,7 +218,7 @@ class Encode(Artefact):
         return {name: column.cpu() for name, column in columns.items()}
 
     def information(self) -> dict[str, Any]:
-        return json.loads((self.path() / "encode.json").read_text())
+        return self.read("encode.json")
 
 
 def carry_on(reader: Reader, shard: Path) -> None:

@@ -75,7 +75,7 @@ class Evaluate(Artefact):
         return {"memory_size": size, "eviction": named(plain(self.config.eviction)) if size else None} | both
 
     def rows(self) -> list[dict[str, Any]]:
-        return json.loads((self.path() / "rows.json").read_text())
+        return self.read("rows.json")
 
 
 def searching(memories: Mapping[str, Memory]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 from hydra.utils import instantiate
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig
-from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 

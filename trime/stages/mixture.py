@@ -71,7 +71,7 @@ class TuneMixture(Tune):
         return found
 
     def information(self) -> dict[str, Any]:
-        return json.loads((self.path() / "mixture.json").read_text())
+        return self.read("mixture.json")
 
     def tuned(self) -> dict[str, Any]:
         tuned = self.grid.tuned()

@@ -182,7 +182,7 @@ class EncodePairs(Encode):
     def build(self, folder: Path) -> None:
         corpus = self.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
-        read = json.loads((self.model.path() / "model.json").read_text()).get("source_fingerprint")
+        read = self.model.read("model.json").get("source_fingerprint")
         if read not in (None, corpus.sources.vocabulary.fingerprint):
             raise UserError("the model was trained with another dictionary of the source language: name its own text, dataset=")
         super().build(folder)

@@ -57,7 +57,7 @@ class Record(Artefact):
         layers = remembering(backbone)  # type: ignore[arg-type]
         if not layers:
             raise UserError(WANTED)
-        heard = {number: Heard(backbone.attentions[number]) for number in layers}  # type: ignore[union-attr, index, arg-type]
+        heard = {number: Heard(backbone.attentions[number]) for number in layers}  # type: ignore[index, arg-type]
         documents, reader = np.unique(windows.document), Reader(network)
         with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc="record", mininterval=1) as bar:
             for number, document in enumerate(documents):
@@ -90,7 +90,7 @@ class Record(Artefact):
         return OmegaConf.merge(self.config, {"eviction": None}, changed)  # type: ignore[return-value]
 
     def information(self) -> dict[str, Any]:
-        return json.loads((self.path() / "record.json").read_text())
+        return self.read("record.json")
 
 
 class Heard:

@@ -120,7 +120,7 @@ class Replay(Artefact):
         raise NotImplementedError
 
     def found(self) -> dict[str, Any]:
-        return json.loads((self.path() / "replay.json").read_text())
+        return self.read("replay.json")
 
 
 def told(kept: list[Kept], every: float) -> dict[str, float]:

@@ -99,7 +99,7 @@ class Subsets(Artefact):
         return rows, losses
 
     def found(self) -> dict[str, Any]:
-        return json.loads((self.path() / "subsets.json").read_text())
+        return self.read("subsets.json")
 
 
 def told_of(row: Row | FittedRow, dev: float, sums: Sums, seconds: float) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Suffixes(Artefact):
         (folder / "suffixes.json").write_text(json.dumps(content, indent=1))
 
     def information(self) -> dict[str, Any]:
-        return json.loads((self.path() / "suffixes.json").read_text())
+        return self.read("suffixes.json")
 
     def array(self) -> SuffixArray:
         """Return it, memory-mapped."""

@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from trime.memory.base import Entries
 from trime.memory.datastore import Nearest
 from trime.metrics import Meter
 from trime.models.network import Network
@@ -24,7 +25,7 @@ from trime.stages.tune import Tune
 from trime.tasks.beam import Beam
 from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row
-from trime.tasks.spread import Entries, experts_of, fitted_spread, spread
+from trime.tasks.spread import experts_of, fitted_spread, spread
 from trime.types import Contexts, Float, Int, Place, Tensor
 
 LEAST = torch.finfo(torch.float32).tiny  # of a probability: the end of a sentence is never impossible
@@ -81,7 +82,7 @@ class Translate(Artefact):
 
     def found(self) -> list[dict[str, Any]]:
         """BLEU of every row."""
-        return json.loads((self.path() / "bleu.json").read_text())["rows"]
+        return self.read("bleu.json")["rows"]
 
     def statistics(self, number: int) -> list[list[int]]:
         """Return what BLEU is made of for each translation of a row: n-grams that match and all (n = 1 to 4), lengths."""

@@ -178,7 +178,7 @@ class TranslationPlan(Plan):
     importer = ImportTranslation
 
     @cached_property
-    def corpus(self) -> PreparePairs:  # type: ignore[override]
+    def corpus(self) -> PreparePairs:
         return PreparePairs(self.config, self.config.dataset, self.dictionaries)
 
     @cached_property

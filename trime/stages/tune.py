@@ -87,7 +87,7 @@ class Tune(Artefact):
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
 
     def tuned(self) -> dict[str, Any]:
-        return json.loads((self.path() / "tuned.json").read_text())
+        return self.read("tuned.json")
 
     def parts(self) -> list[Artefact]:
         """What the stage makes before this."""
@@ -100,7 +100,7 @@ class Tune(Artefact):
     def evidence(self) -> tuple[Evidence, dict[str, Any]]:
         """What was collected for the row that is fitted, and of which experts."""
         parts = load_file(self.path() / "evidence.safetensors")
-        return Evidence(**parts), json.loads((self.path() / "evidence.json").read_text())
+        return Evidence(**parts), self.read("evidence.json")
 
     def rows(self) -> Sequence[Row | FittedRow]:
         """The rows at their best settings."""

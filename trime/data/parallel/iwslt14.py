@@ -50,7 +50,7 @@ class IWSLT14(Lines):
         self.cache, self.lower = Path(cache) / "iwslt14", lower
 
     @cached_property
-    def place(self) -> Path:  # type: ignore[override]
+    def place(self) -> Path:
         """The folder that is named, or the one that is downloaded to."""
         if self.path is not None:
             return existing_folder(self.path, "dataset iwslt14")

@@ -93,8 +93,8 @@ class Joint:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         pieces = Tokenizer(models.BPE(unk_token=UNKNOWN))
-        pieces.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])  # type: ignore[assignment]
-        pieces.decoder = decoders.Metaspace()  # type: ignore[assignment]
+        pieces.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+        pieces.decoder = decoders.Metaspace()
         pieces.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=limit, special_tokens=[UNKNOWN], show_progress=False))
         return cls(pieces)
 

@@ -75,7 +75,7 @@ def untie(model: Any, name: str) -> None:
 
 def stored(name: str, tensor: str) -> Tensor | None:
     """A tensor from a model's files."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     index = cached_file(name, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
     file = json.loads(Path(index).read_text())["weight_map"].get(tensor) if index else "model.safetensors"

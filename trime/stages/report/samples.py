@@ -68,7 +68,7 @@ class Samples(Artefact):
         return {"document": name, "row": writer.label, "before": before_text, "tokens": told}
 
     def found(self) -> list[dict[str, Any]]:
-        return json.loads((self.path() / "samples.json").read_text())
+        return self.read("samples.json")
 
 
 def blank(text: str) -> str:
