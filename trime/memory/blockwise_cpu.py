@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.memory.entries_cpu import shared_masses
+from trime.memory.entries_cpu import masses
 from trime.types import Tensor
 from trime.vectors import ONE, compiled, exponentials, on_threads
 
@@ -52,7 +52,7 @@ def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, ti
     """Adds a tile to the masses [t n] of its rows alone, each with a largest score of its own, at all temperatures."""
     scores = product if tile.seen is None else product.masked_fill(~tile.seen, -math.inf)
     tokens = tiles.memory.token[tile.column], tiles.query.token[tile.row]
-    own = shared_masses(scores, *tokens, divisor)
+    own = masses(scores, *tokens, divisor)
     torch.logaddexp(target, own.target, out=target)
     torch.logaddexp(total, own.total, out=total)
     return True

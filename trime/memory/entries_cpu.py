@@ -10,20 +10,15 @@ from trime.vectors import compiled, exponentials, on_threads
 
 
 def masses(
-    score: Float[Tensor, "n k"], token: Int[Tensor, "n k"], target: Int[Tensor, " n"], divisor: Float[Tensor, " t"]
+    score: Float[Tensor, "n k"],
+    token: Int[Tensor, "n k"] | Int[Tensor, " k"],
+    target: Int[Tensor, " n"],
+    divisor: Float[Tensor, " t"],
 ) -> Mass:
-    """Mass [t n] of entries for targets."""
+    """Return the mass [t n] of entries: each target has its own, or all share them. A score of -inf is no entry."""
     found = score.new_empty(2, len(divisor), len(target))
-    on_threads(add_up, score.contiguous(), token.contiguous(), target, divisor.float(), *found)
-    return Mass(*found)
-
-
-def shared_masses(
-    score: Float[Tensor, "n k"], token: Int[Tensor, " k"], target: Int[Tensor, " n"], divisor: Float[Tensor, " t"]
-) -> Mass:
-    """The same of entries that all targets share; -inf are scores of what is not to be seen."""
-    found = score.new_empty(2, len(divisor), len(target))
-    on_threads(add_up_shared, score.contiguous(), token.contiguous(), target, divisor.float(), *found)
+    kernel = add_up if token.ndim == 2 else add_up_shared
+    on_threads(kernel, score.contiguous(), token.contiguous(), target, divisor.float(), *found)
     return Mass(*found)
 
 
