@@ -40,6 +40,8 @@ def worth(runs: list[dict[str, Any]], memory: str) -> tuple[float, Difference]:
     kind, losses, sides = unit(runs[0]["metrics"]["test"][-1]), [], []
     for found in (run["subsets"] for run in runs):
         every = found["subsets"][-1]
+        if memory not in every["memories"]:
+            raise LookupError(f"{memory} is not among {', '.join(every['memories'])}")
         rest = set(every["memories"]) - {memory}
         (without,) = (one for one in found["subsets"] if set(one["memories"]) == rest)
         losses.append(without["loss"])
