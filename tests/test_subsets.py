@@ -15,7 +15,7 @@ from trime.mixtures.experts import Evidence
 from trime.run import report_sweep, run
 from trime.stages.plan import Plan
 from trime.stages.report.frontier import Point, advice, by_model, front, points_of
-from trime.stages.report.memories import memories_table, weights_panel
+from trime.stages.report.memories import memories_table, weights_panel, worth
 from trime.stages.report.several import report_several
 from trime.stages.subsets import of_memories, subsets
 from trime.stages.weights import Bins, Weights
@@ -107,6 +107,8 @@ def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Plan, Path]) 
     )
     largest = [one["largest"] for one in results["subsets"]["weights"].values()]
     assert sum(largest) == pytest.approx(1)
+    with pytest.raises(LookupError, match="long is not among"):
+        worth([results], "long")
     header, lines = memories_table(results)
     assert [line[0] for line in lines] == ["vocabulary (the model)", *found[-1]["memories"]]
     assert all(float(line[header.index("MB")]) >= 0 and line[2] for line in lines[1:])
