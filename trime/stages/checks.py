@@ -37,6 +37,7 @@ from trime.tasks.fitted import FittedRow
 from trime.tasks.rows import Row
 from trime.types import UserError
 
+SWITCHES = ("yes", "no", "on", "off")
 SECTION = Kind(lambda value: isinstance(value, dict) and "_target_" in value, "as in conf/mixture")
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 DECAY = Kind(lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
@@ -52,6 +53,7 @@ TRANSLATES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune",
 
 def check(config: DictConfig) -> None:
     """Raises UserError at the first setting that cannot work."""
+    check_switches(OmegaConf.to_container(config))  # type: ignore[arg-type]
     pretrained = is_pretrained(config)
     demand(config, (TRANSLATION if config.task == "translation" else {}) | KINDS)
     check_mixture(config)
@@ -81,6 +83,15 @@ def check(config: DictConfig) -> None:
         demand(config, {"model.memory_size": whole(0)})
     if not config.checkpoint:
         check_model(config)
+
+
+def check_switches(section: dict[str, Any], place: str = "") -> None:
+    """UserError at a switch that is set to no, off, yes or on: Hydra reads these words as text, which would count as true."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            check_switches(value, f"{place}{key}.")
+        elif isinstance(value, str) and value.lower() in SWITCHES and key not in ("name", "path"):
+            raise UserError(f"{place}{key}={value}: write true or false")
 
 
 def check_memories(config: DictConfig) -> None:
