@@ -104,7 +104,7 @@ class Sources:
         points = points_of([self.kept.json(path) for path in sorted(self.folder.glob("*.json"))])
         external = External(index, k, precision) if index else None
         for one in points:
-            if " + ".join(one.memories) == memories and one.external == external:
+            if one.names == memories and one.external == external:
                 return one.dev, one.test, 1 / one.seconds, one.gb
         raise LookupError(f"there is no point {memories} ({external})")
 

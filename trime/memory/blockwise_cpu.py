@@ -32,12 +32,13 @@ MOST = 57.0  # e to that is 1 / LEAST_SUM
 def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> bool:
     """Adds a tile to the masses [t n], in place; false, and nothing added, where it is to be done by the definition."""
     if not tile.both:
-        return add_rows(target[:, tile.row], total[:, tile.row], product, divisor, tile, tiles)
+        add_rows(target[:, tile.row], total[:, tile.row], product, divisor, tile, tiles)
+        return True
     rows, columns = product.new_empty(len(divisor), 2, len(product)), product.new_empty(len(divisor), 2, product.shape[1])
-    sights, tops = sights_of(product, tile, tiles), []
+    (seen, back, _, *tokens), tops = sights_of(product, tile, tiles), []
     for number, scale in enumerate((1 / divisor).tolist()):
         tops.append(float(product.amax()) * scale)
-        given = product, np.float32(scale), np.float32(tops[-1]), *sights, rows[number], columns[number]
+        given = product, np.float32(scale), np.float32(tops[-1]), seen, back, *tokens, rows[number], columns[number]
         if not math.isfinite(tops[-1]) or not on_threads(tile_sums, *given):
             return False
     top = product.new_tensor(tops)[:, None]
@@ -48,14 +49,13 @@ def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, 
     return True
 
 
-def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> bool:
+def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> None:
     """Adds a tile to the masses [t n] of its rows alone, each with a largest score of its own, at all temperatures."""
     scores = product if tile.seen is None else product.masked_fill(~tile.seen, -math.inf)
     tokens = tiles.memory.token[tile.column], tiles.query.token[tile.row]
     own = masses(scores, *tokens, divisor)
     torch.logaddexp(target, own.target, out=target)
     torch.logaddexp(total, own.total, out=total)
-    return True
 
 
 def slopes(
@@ -130,8 +130,8 @@ def doubtful(total, target, seen, token, tokens):  # type: ignore[no-untyped-def
 
 
 @compiled(parallel=True)
-def tile_sums(scores, scale, top, seen, back, both, row_token, column_token, rows, columns):  # type: ignore[no-untyped-def]
-    """Fills ``rows`` [2 n] and, if ``both``, ``columns`` [2 m] (total, target); false where one is too small to trust.
+def tile_sums(scores, scale, top, seen, back, row_token, column_token, rows, columns):  # type: ignore[no-untyped-def]
+    """Fills ``rows`` [2 n] and ``columns`` [2 m] (total, target); false where one is too small to trust.
 
     ``seen`` [n m] is what rows see of columns, ``back`` [n m] what columns see of rows; of no length: everything.
     """
@@ -144,17 +144,14 @@ def tile_sums(scores, scale, top, seen, back, both, row_token, column_token, row
         power = bits.view(np.float32)
         for i in range(chunk * CHUNK, min(n, (chunk + 1) * CHUNK)):
             exponentials(scores[i], scale, top, e, bits, power)
-            if both:
-                add_to_columns(
-                    e, back[i] if len(back) else nothing, row_token[i], column_token, partial[chunk, 0], partial[chunk, 1]
-                )
+            sight = back[i] if len(back) else nothing
+            add_to_columns(e, sight, row_token[i], column_token, partial[chunk, 0], partial[chunk, 1])
             own = seen[i] if len(seen) else nothing
             rows[0, i], rows[1, i] = row_sums(e, own, row_token[i], column_token)
             doubt[i] = doubtful(rows[0, i], rows[1, i], own, row_token[i], column_token)
-    if both:
-        for j in prange(m):
-            columns[0, j], columns[1, j] = partial[:, 0, j].sum(), partial[:, 1, j].sum()
-            doubt[j] |= doubtful(columns[0, j], columns[1, j], back[:, j], column_token[j], row_token)
+    for j in prange(m):
+        columns[0, j], columns[1, j] = partial[:, 0, j].sum(), partial[:, 1, j].sum()
+        doubt[j] |= doubtful(columns[0, j], columns[1, j], back[:, j], column_token[j], row_token)
     return not doubt.any()
 
 

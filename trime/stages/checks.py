@@ -139,8 +139,7 @@ def check_fitted(config: DictConfig) -> None:
     fitted = [row for row in rows_of(config) if isinstance(row, FittedRow)]
     if not fitted:
         return
-    if config.mixture.path:
-        given_mixture(config)
+    given_mixture(config)
     own = config.mixture.model
     if config.task == "translation" and (own.get("history") or own.get("online")):
         raise UserError("translations of a beam have no history: set mixture.history=[] and mixture.online=false")

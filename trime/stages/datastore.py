@@ -98,18 +98,16 @@ class Index(Artefact):
         return self.store.read("encode.json")
 
     def statistics(self) -> dict[str, Any]:
-        return self.read("datastore.json")
-
-    def probe(self) -> int:
-        """How many cells a search visits: those that were chosen when it was built, or as the configuration has it."""
-        return int(self.statistics().get("probe", self.config.index.probe))
+        """What is known of the index, and how many cells a search visits: as chosen when it was built, or as configured."""
+        built = self.read("datastore.json")
+        return built if built["index"] == "exact" else {"probe": self.config.index.probe} | built
 
     def search(self) -> Search:
         """What answers from the index: here, or on the workers of a cluster."""
         index, built = self.config.index, self.statistics()
         factory = None if built["index"] == "exact" else built["index"]
         parts = parts_of(self.store.path(), index.parts, self.path(), factory, index.metric)
-        probe = self.probe()
+        probe = built.get("probe", index.probe)
         if index.engine == "local":
             return searching(parts, probe, index.device)
         return cluster(parts, probe, index.device, index.address, index.cores)

@@ -51,8 +51,9 @@ class Subsets(Artefact):
         weights = Weights(bins_of(evidence, described["experts"], scorer.memories), len(corpus.vocabulary))
         meters = {name: Metered(scorer.memories[name]) for name in whole.joint}
         external = scorer.memories.get("external")
-        searched = {"keys": external.nearest.store.keys.dtype} if isinstance(external, ExternalMemory) else {}
-        searched |= searching(scorer.memories) if searched else {}
+        searched = None
+        if isinstance(external, ExternalMemory):
+            searched = searching(scorer.memories) | {"keys": external.nearest.store.keys.dtype}
         scorer.memories = {**meters}
         readings, sums, seconds = [row.reading() for row in rows], [Sums() for _ in rows], [0.0 for _ in rows]
         every = readings[-1]
@@ -69,7 +70,7 @@ class Subsets(Artefact):
         content = {
             "mixture": whole.kind,
             "which": self.config.evaluate.subsets,
-            "external": searched or None,
+            "external": searched,
             "encode_seconds_per_token": self.encoded.information()["seconds"] / tokens,
             "memories": costs,
             "weights": weights.found(frequency(corpus)),

@@ -123,7 +123,7 @@ class Translator:
     ):
         self.network, self.row, self.nearest, self.corpus = network, row, nearest, corpus
         self.device = next(network.parameters()).device
-        self.mixture = row.fitted.on(self.device) if isinstance(row, FittedRow) and row.fitted else None
+        self.mixture = row.mixture_on(self.device) if isinstance(row, FittedRow) else None
         asked = config.translation
         self.beam, self.longest = Beam(asked.beam, asked.penalty, asked.shortest), asked.longest
         self.scaled, self.unweighted = config.evaluate.scaled_interpolation, asked.unweighted_external

@@ -46,6 +46,11 @@ class FittedRow:
         """All divisors of raw similarities, those of the experts in order."""
         return [joint_scale * t for t in self.temperatures]
 
+    def mixture_on(self, device: torch.device) -> Mixture:
+        """Return a copy of the fitted mixture on a device; what it learns there stays with it."""
+        assert self.fitted is not None, "a mixture that was not fitted yet"
+        return self.fitted.on(device)
+
     def reading(self) -> Reading:
         """What scores a text, window by window."""
         return Reading(self)
@@ -65,9 +70,8 @@ class Reading:
     @torch.no_grad()
     def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
         document = window.query.place.document
-        if self.mixture is None:  # where the text is; what it learns while it reads stays here
-            assert self.row.fitted is not None
-            self.mixture = self.row.fitted.on(document.device)
+        if self.mixture is None:
+            self.mixture = self.row.mixture_on(document.device)
         evidence = self.evidence = evidence_of(window.vocabulary, {name: masses[name] for name in self.row.joint}, document)
         found = evidence.log_probability
         history = self.history.features(int(document[0]), found)

@@ -77,9 +77,7 @@ class Continuation:
         self.tokens: list[int] = []
         network.tell()
         self.state = None  # what the backbone carries from the windows before
-        self.mixture = (
-            row.fitted.on(self.device) if isinstance(row, FittedRow) and row.fitted else None
-        )  # what it learns stays here
+        self.mixture = row.mixture_on(self.device) if isinstance(row, FittedRow) else None
         self.history = History(self.mixture.decays) if self.mixture else None
         self.learned = copy.deepcopy(self.history)  # as of the windows that the mixture has learned from
         self.told = 0  # tokens that the history knows

@@ -50,9 +50,14 @@ class Point:
     gb: float
 
     @property
+    def names(self) -> str:
+        """Return its memories, ``one + another``."""
+        return " + ".join(self.memories or ("vocabulary alone",))
+
+    @property
     def label(self) -> str:
         """Return what a reader calls it."""
-        return " + ".join(self.memories or ("vocabulary alone",)) + (f" ({self.external})" if self.external else "")
+        return self.names + (f" ({self.external})" if self.external else "")
 
 
 def points_of(runs: list[dict[str, Any]]) -> list[Point]:
@@ -122,7 +127,7 @@ def frontier_table(points: list[Point], kind: str) -> tuple[list[str], Lines]:
         searched = [own.index, str(own.k), own.precision] if own else ["", "", ""]
         fronts = [said for cost, said in (("seconds", "speed"), ("gb", "size")) if point in marks[cost]]
         figures = [f"{point.dev:.2f}", f"{point.test:.2f}", f"{1 / point.seconds:,.0f}", f"{point.gb:.3g}"]
-        lines.append([" + ".join(point.memories or ("vocabulary alone",)), *searched, *figures, ", ".join(fronts)])
+        lines.append([point.names, *searched, *figures, ", ".join(fronts)])
     return header, lines
 
 
@@ -140,8 +145,7 @@ def front_panel(axis: Any, points: list[Point], axis_of: tuple[str, float, str, 
     axis.plot(places, [point.test for point in best], "o", ms=9, mfc="none", color=BLUE, label="Pareto front (by dev)")
     for point, place in zip(best, places, strict=True):
         if point.memories not in named:
-            text = " + ".join(point.memories or ("vocabulary alone",))
-            axis.annotate(text, (place, point.test), (6, 6), textcoords="offset points", fontsize=7)
+            axis.annotate(point.names, (place, point.test), (6, 6), textcoords="offset points", fontsize=7)
             named.add(point.memories)
     axis.set(xlabel=label_of, ylabel=f"test {kind}", xscale=scale, yscale=SCALES[kind])
     for ticks in (ticks for ticks in (axis.xaxis, axis.yaxis) if ticks.get_scale() == "log"):

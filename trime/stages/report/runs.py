@@ -143,9 +143,10 @@ def collected(plan: Plan) -> dict[str, Any]:
     if plan.evaluated is not plan.corpus:
         results["evaluated"] = dataset_of(plan.evaluated)
     if plan.index:
-        built, source = plan.index.statistics(), plan.index.information()
-        visited = {} if built["index"] == "exact" else {"probe": plan.index.probe()}
-        results["datastore"] = built | visited | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
+        source = plan.index.information()
+        results["datastore"] = (
+            plan.index.statistics() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
+        )
     return results
 
 
