@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import trime  # noqa: F401 (its resolvers)
-from trime.job_results import JobResult, in_worker_process, read_job_results, write_job_result
+from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
 
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 
@@ -41,7 +41,7 @@ def help_text() -> str:
 
 def run_job(config: DictConfig) -> tuple[float | None, JobResult]:
     """Run one job; return the loss for sweepers, and the result. In a sweep a failed job does not stop the others."""
-    from trime.run import run  # here, so that --help and a wrong override answer at once
+    from trime.run.runner import run  # here, so that --help and a wrong override answer at once
 
     number = OmegaConf.select(HydraConfig.get(), "job.num", default=0)  # type: ignore[arg-type]
     try:
@@ -90,7 +90,7 @@ def results_of_workers() -> Iterator[JobResult]:
 
 def report_jobs(results: list[JobResult]) -> bool:
     """Report all runs of a sweep together; return True where everything went well."""
-    from trime.run import report_sweep
+    from trime.run.runner import report_sweep
 
     finished = [result for result in results if result.settings]
     try:

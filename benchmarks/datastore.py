@@ -24,11 +24,11 @@ from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.data.module import in_order
 from trime.metrics import perplexity
 from trime.models.network import Reader
-from trime.run import run
+from trime.pipeline.model_io import open_network
+from trime.pipeline.processes import device_of
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 from trime.stages.encode import Encode
-from trime.stages.model_folder import open_network
-from trime.stages.plan import Plan
-from trime.stages.processes import device_of
 from trime.stages.tune import sampled
 
 COMPRESSED = [

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, composed, ratio
 from trime.memory.external import ExternalMemory
-from trime.memory.search import LEAST, found_of
+from trime.memory.retrieval.search import LEAST, found_of
 from trime.metrics import perplexity
-from trime.run import run
+from trime.pipeline.processes import device_of
+from trime.pipeline.rows import rows_of
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 from trime.stages.datastore import Index, most_cells, numbered, uses_external
 from trime.stages.encode import windows_of
 from trime.stages.memories import Memories, Sources
-from trime.stages.plan import Plan
-from trime.stages.processes import device_of
-from trime.stages.rows import rows_of
 from trime.stages.tune import Sums, sampled, scorer_of
 
 ENOUGH, BOUND = 0.8, 5.0  # recall, and times plain evaluation

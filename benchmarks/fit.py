@@ -21,8 +21,8 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.measure import ROOT, Measured, alternately, composed, ratio
-from trime.run import run
-from trime.stages.plan import Plan
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 
 EXPERIMENTS, UPDATES = ("vanilla", "trime", "trime_long", "trime_ext"), 40
 

@@ -17,8 +17,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from trime.metrics import Meter
-from trime.stages.report.provenance import commit, hardware, versions
-from trime.stages.report.tables import markdown
+from trime.report.tables import markdown
+from trime.run.provenance import commit, hardware, versions
 
 Name = TypeVar("Name")
 ROOT = Path(__file__).parents[1]

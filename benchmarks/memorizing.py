@@ -18,14 +18,14 @@ from torch import nn
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.eviction.fifo import FIFO
-from trime.models.carrying import CarryingBackbone
-from trime.models.embeddings import PlainInput
-from trime.models.heads import Softmax
-from trime.models.kv_memory import KeyValueMemory
-from trime.models.memorizing import Form, memorizing_transformer
+from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
+from trime.models.backbones.memorizing.transformer import Form, memorizing_transformer
+from trime.models.backbones.stateful import CarryingBackbone
+from trime.models.layers.embeddings import PlainInput
+from trime.models.layers.heads import Softmax
+from trime.models.layers.sliding import Window
+from trime.models.layers.topk_attention import Found, Table, every, exact_top, search
 from trime.models.network import Network
-from trime.models.retrieval import Found, Table, every, exact_top, search
-from trime.models.sliding import Window
 
 WIDTH, DEPTH, HEADS, SEGMENT, BATCH, WORDS, TOP_K = 256, 6, 4, 512, 2, 256, 32
 EXACT, SCOUTS = 4096, 32  # entries up to which the search is exact, and candidates of a head beyond that; who choose them

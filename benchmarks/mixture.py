@@ -17,14 +17,14 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, composed, ratio
-from trime.run import run
+from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.rows import Row
+from trime.pipeline.processes import device_of
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 from trime.stages.encode import windows_of
 from trime.stages.mixture import TuneMixture
-from trime.stages.plan import Plan
-from trime.stages.processes import device_of
 from trime.stages.tune import scorer_of
-from trime.tasks.fitted import FittedRow
-from trime.tasks.rows import Row
 
 MEMORIES = (("local",), ("local", "long"), ("local", "long", "external"))
 SLOWER, SECONDS = 1.05, 30.0  # times Eq. 6; of a fit to 100,000 tokens on one core

@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio, share
-from trime.cpu import choose_products
-from trime.memory.blockwise import blockwise_mass
+from trime.kernels.cpu import choose_products
+from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import External, Local, Long, Visibility
 from trime.metrics import process_peak, reset_process_peak
 from trime.mixtures.joint import joint
-from trime.models.embeddings import AdaptiveInput
-from trime.models.heads import AdaptiveSoftmax
+from trime.models.layers.embeddings import AdaptiveInput
+from trime.models.layers.heads import AdaptiveSoftmax
 from trime.types import Contexts, Mass, Place
 
 SEGMENT, WORDS, CUTOFFS = 512, 50_000, [20_000]

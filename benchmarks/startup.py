@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, composed
 from benchmarks.packing import drawn
-from trime.run import run
+from trime.run.runner import run
 
 COMMANDS = {
     "--help": ["--help"],

@@ -10,8 +10,8 @@ import pytest
 from omegaconf import DictConfig
 
 from trime.data.analyzers import STOP_WORDS, TermTable, english
-from trime.stages.checks import check
-from trime.stages.plan import Plan
+from trime.plan.language_model import Plan
+from trime.run.checks import check
 from trime.types import UserError
 
 STEMS = {  # the examples of Porter (1980), one or more of each step

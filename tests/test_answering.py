@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 
 from tests.test_experiments import EVERY
 from tests.test_questions import BABI
-from trime.run import run
-from trime.stages.plan import Plan
-from trime.stages.report.answers import kinds
-from trime.stages.teach import spread
+from trime.plan.language_model import Plan
+from trime.report.answers import kinds
+from trime.run.runner import run
+from trime.stages.long_context.teach import spread
 from trime.tasks.answering import Answering, Asked, placed
 from trime.types import UserError
 

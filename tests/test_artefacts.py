@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from trime.stages import artefact
-from trime.stages.artefact import Artefact, check_manifest, write_manifest
+from trime.pipeline import artefact
+from trime.pipeline.artefact import Artefact, check_manifest, write_manifest
 from trime.types import UserError
 
 

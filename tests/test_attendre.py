@@ -10,7 +10,7 @@ from tests.conftest import composed
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, Queries, best
-from trime.models.rotary import products
+from trime.models.layers.rotary import products
 
 POSITION = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, -1, -1]])
 

@@ -16,10 +16,10 @@ from omegaconf import DictConfig
 from tests.conftest import ROOT, composed
 from trime.models.pretrained.answering import Steps, greedy
 from trime.models.pretrained.tokenizer import load_tokenizer, prompted
-from trime.run import run
-from trime.stages import answer
-from trime.stages.initialize import Initialize
-from trime.stages.plan import Plan
+from trime.plan.language_model import Plan
+from trime.run.runner import run
+from trime.stages.long_context import answer
+from trime.stages.long_context.initialize import Initialize
 from trime.types import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")

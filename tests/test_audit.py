@@ -11,16 +11,16 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from trime.inspection import audit as audit_stage
+from trime.inspection.audit import audit
 from trime.memory.base import Window
-from trime.memory.datastore import Nearest
+from trime.memory.retrieval.datastore import Nearest
 from trime.memory.visibility import Extent, Local, SameDocument, same
 from trime.mixtures.experts import History
-from trime.models import attention
-from trime.run import run
-from trime.stages import audit as audit_stage
-from trime.stages.audit import audit
+from trime.models.layers import attention
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 from trime.stages.encode import windows_of
-from trime.stages.plan import Plan
 from trime.types import Mass, Place, UserError
 
 Tiny = Callable[..., DictConfig]

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import __main__, attendre, datastore, external, fit, memorizing, objective, packing, startup
 from benchmarks.measure import Claim, alternately
-from trime.memory.search import LEAST
+from trime.memory.retrieval.search import LEAST
 
 Bench = Callable[..., dict[str, Any]]
 FEW = [

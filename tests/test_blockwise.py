@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.test_laws import VISIBILITIES, WORDS, direct_mass
-from trime.memory import blockwise
-from trime.memory.blockwise import blockwise_mass
+from trime.memory.objective import blockwise
+from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import Everything, Extent, External, Visibility
 from trime.types import Contexts, Mass, Place, Tensor
 

@@ -22,8 +22,8 @@ from tests.fairseq_translation import Released
 from tests.golden.checkpoints import checkpoint, corpus_of, models
 from tests.golden.texts import DATA
 from tests.test_pretrained_language import saved
-from trime.run import BY_NAME, STAGES, run
-from trime.stages.plan import Plan
+from trime.plan.language_model import Plan
+from trime.run.runner import BY_NAME, STAGES, run
 
 READMES = [(ROOT / place / "README.md").read_text() for place in (".", "benchmarks/results")]
 

@@ -13,10 +13,10 @@ import torch
 from omegaconf import DictConfig
 
 from tests.test_search import QUERY, built, stored
-from trime.memory.cluster import Cluster, check_room
-from trime.run import run
+from trime.memory.retrieval.ray_cluster import Cluster, check_room
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 from trime.stages.datastore import searching
-from trime.stages.plan import Plan
 from trime.types import UserError
 
 ray = pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
@@ -31,7 +31,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize("factory", [None, "Cells16"])
 def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when one was killed. One that comes back and finds its part gone is not one that finds nothing near."""
-    monkeypatch.setattr("trime.memory.cluster.QUERIES", 8)  # several batches are under way at once
+    monkeypatch.setattr("trime.memory.retrieval.ray_cluster.QUERIES", 8)  # several batches are under way at once
     parts = built(stored(tmp_path), 3, factory, "ip")
     workers = Cluster(parts, probe=3, device="cpu", address=None, cores=1)
     score, number = workers.nearest(QUERY, 30)

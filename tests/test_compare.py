@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from trime.memory.base import Window
-from trime.stages.report.compare import compare_table, ordering
-from trime.stages.report.differences import difference
-from trime.stages.report.groups import Group, grouped, labels, opponent, ranked
-from trime.stages.report.picture_several import policies_picture
-from trime.stages.report.provenance import without_places
-from trime.stages.report.tables import EDGE, run_table
+from trime.report.compare import compare_table, ordering
+from trime.report.differences import difference
+from trime.report.figures.several import policies_picture
+from trime.report.groups import Group, grouped, labels, opponent, ranked
+from trime.report.tables import EDGE, run_table
+from trime.run.provenance import without_places
 from trime.stages.tune import FEW, PARTS, STRETCH, Sums, at_edge
 from trime.types import Contexts, Mass, Place
 

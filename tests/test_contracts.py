@@ -12,9 +12,9 @@ from trime.eviction.fifo import FIFO
 from trime.eviction.initial import Constant
 from trime.eviction.lra_sum import LRASum
 from trime.eviction.reading import Raw
+from trime.memory.evicting import Selective
+from trime.memory.fifo import Recent
 from trime.memory.in_batch import InBatch
-from trime.memory.recent import Recent
-from trime.memory.selective import Selective
 from trime.types import Contexts, Mass
 
 MEMORIES = sorted(path.stem for path in (ROOT / "conf" / "memory").glob("*.yaml") if path.stem != "none")

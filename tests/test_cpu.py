@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trime.cpu import EXACT, SHORT, attend, choose_products, error
+from trime.kernels.cpu import EXACT, SHORT, attend, choose_products, error
 
 
 def test_products_stay_float32() -> None:
@@ -17,7 +17,7 @@ def test_products_stay_float32() -> None:
 def test_a_library_that_rounds_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor whose oneDNN multiplies in bfloat16."""
     torch.set_float32_matmul_precision("highest")
-    monkeypatch.setattr("trime.cpu.error", lambda *shape: 3e-3)
+    monkeypatch.setattr("trime.kernels.cpu.error", lambda *shape: 3e-3)
     choose_products()
     assert torch.get_float32_matmul_precision() == "highest"
 

@@ -15,9 +15,9 @@ from omegaconf import DictConfig
 from safetensors import SafetensorError
 
 import cli
-from trime.run import run
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 from trime.stages import encode
-from trime.stages.plan import Plan
 
 
 class Said:

@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from tests.conftest import ROOT, composed
 from trime.data.parallel.base import Parallel
 from trime.models.network import build_network
-from trime.run import run
+from trime.pipeline.rows import rows_of
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 from trime.stages import datastore, encode
-from trime.stages.plan import Plan
-from trime.stages.rows import rows_of
 from trime.types import UserError
 
 EVERY = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
@@ -263,8 +263,8 @@ def test_neighbours_and_index_backends(
 def test_a_head_is_chosen_by_itself() -> None:
     """A model chooses no head but for a pretrained one, which has its own."""
     for size in ("tiny", "small"):
-        assert composed(f"size={size}", "head=softmax").model.head._target_ == "trime.models.heads.Softmax"
-        assert composed(f"size={size}").model.head._target_ == "trime.models.heads.AdaptiveSoftmax"
+        assert composed(f"size={size}", "head=softmax").model.head._target_ == "trime.models.layers.heads.Softmax"
+        assert composed(f"size={size}").model.head._target_ == "trime.models.layers.heads.AdaptiveSoftmax"
     own = composed("model=pretrained", "size=tiny").model
     assert own.head._target_.endswith("PretrainedHead") and "cutoffs" not in own.embedding
 

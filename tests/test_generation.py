@@ -13,14 +13,14 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from trime.evaluation.attribution import Entries, spread
+from trime.evaluation.generation import Choice
+from trime.evaluation.rows import Row
+from trime.inspection.generate import added
+from trime.inspection.writers import LongWriter, Writer, own_row, writer_of
 from trime.models.pretrained.answering import greedy
-from trime.run import run
-from trime.stages.generate import added
-from trime.stages.plan import Plan
-from trime.stages.writers import LongWriter, Writer, own_row, writer_of
-from trime.tasks.generation import Choice
-from trime.tasks.rows import Row
-from trime.tasks.spread import Entries, spread
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 from trime.types import UserError
 
 Tiny = Callable[..., DictConfig]
@@ -147,7 +147,7 @@ def test_parts_follow_the_equations() -> None:
 
 
 def layer(name: str) -> object:
-    from trime.tasks.rows import Layer
+    from trime.evaluation.rows import Layer
 
     return Layer((name,), (1.0,), (0.5,))
 

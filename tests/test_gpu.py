@@ -12,10 +12,10 @@ from omegaconf import DictConfig
 
 from benchmarks.objective import Contest
 from tests.test_laws import ROWS, contexts
-from trime.memory.blockwise import blockwise_mass
-from trime.memory.search import Exact
+from trime.memory.objective.blockwise import blockwise_mass
+from trime.memory.retrieval.search import Exact
 from trime.memory.visibility import External
-from trime.run import run
+from trime.run.runner import run
 from trime.types import Contexts, Place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from trime.data.batching.base import generator
 from trime.data.batching.bm25 import chain
-from trime.memory.blockwise import blockwise_mass
+from trime.evaluation.rows import row_of
 from trime.memory.drawn import Drawn
+from trime.memory.fifo import Recent
 from trime.memory.in_batch import InBatch, local_draw
-from trime.memory.recent import Recent
-from trime.memory.search import Exact
+from trime.memory.objective.blockwise import blockwise_mass
+from trime.memory.retrieval.search import Exact
 from trime.memory.similarity import similarity
 from trime.memory.visibility import (
     Everything,
@@ -31,7 +32,6 @@ from trime.memory.visibility import (
 )
 from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint, memory_share, union
-from trime.tasks.rows import row_of
 from trime.types import Contexts, Mass, Place
 
 VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), Nothing(), SameDocument(), OtherDocuments()]

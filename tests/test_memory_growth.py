@@ -12,12 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import ROOT
-from trime.memory.blockwise import BLOCK, blockwise_mass
+from trime.memory.objective.blockwise import BLOCK, blockwise_mass
 from trime.memory.visibility import External, Local, Long
 from trime.metrics import process_peak, reset_process_peak
 from trime.mixtures.joint import joint
-from trime.models import heads
-from trime.models.embeddings import AdaptiveInput, PlainInput
+from trime.models.layers import heads
+from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.types import Contexts, Mass, Place
 
 

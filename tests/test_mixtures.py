@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from trime.mixtures.adaptive import LEARNED, Adaptive
 from trime.mixtures.calibrated import Calibrated
 from trime.mixtures.experts import POOR, UNKNOWN, Evidence, History, Mixture, mixed
-from trime.run import run
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 from trime.stages.mixture import folds, scored
-from trime.stages.plan import Plan
 from trime.types import UserError
 
 Tiny = Callable[..., DictConfig]

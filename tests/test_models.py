@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.conftest import composed
-from trime.models import heads
-from trime.models.embeddings import AdaptiveInput, PlainInput, band_edges
-from trime.models.heads import AdaptiveSoftmax, Softmax
+from trime.models.backbones.transformer import Transformer
+from trime.models.layers import heads
+from trime.models.layers.embeddings import AdaptiveInput, PlainInput, band_edges
+from trime.models.layers.heads import AdaptiveSoftmax, Softmax
 from trime.models.network import build_network
-from trime.models.transformer import Transformer
 
 # Parameter counts of the authors' classes of the released sizes.
 PUBLISHED = {"wt103_247m": (267_744, 246_933_504), "wt103_150m": (267_744, 149_020_220), "enwik8_38m": (208, 38_198_272)}

@@ -19,10 +19,10 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
 from tests.test_compare import made
-from trime.run import run
-from trime.stages.plan import Plan
-from trime.stages.report.page import Page, Section, Table, sampled, write_page
-from trime.stages.report.samples import Samples, passages, samples_of
+from trime.inspection.samples import Samples, passages, samples_of
+from trime.plan.language_model import Plan
+from trime.report.page import Page, Section, Table, sampled, write_page
+from trime.run.runner import run
 
 Tiny = Callable[..., DictConfig]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -13,17 +13,17 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from trime.evaluation.generation import Choice
 from trime.eviction.fifo import FIFO
+from trime.inspection.writers import Writer, writer_of
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import Pieces, encoded, prompted, word_level
-from trime.run import run
-from trime.stages.plan import Plan
+from trime.plan.language_model import Plan
+from trime.report.tables import evaluated
+from trime.run.runner import run
 from trime.stages.pretrained import identity
-from trime.stages.report.tables import evaluated
-from trime.stages.writers import Writer, writer_of
-from trime.tasks.generation import Choice
 from trime.types import UserError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, experiment
-from trime.stages.artefact import plain
+from trime.pipeline.artefact import plain
 
 COMMANDS = json.loads((Path(__file__).parent / "published_commands.json").read_text())["evaluate"]
 PREPROCESS, VANILLA, KNN, TRIME, STORE, TRAIN, BM25 = (

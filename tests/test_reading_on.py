@@ -22,19 +22,19 @@ from trime.eviction.initial import Constant
 from trime.eviction.lru import LRU
 from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory
-from trime.models.carrying import CarryingBackbone, State
-from trime.models.cells import Cells
-from trime.models.embeddings import PlainInput
-from trime.models.kv_memory import KeyValueMemory
-from trime.models.memorizing import Form, memorizing_transformer
+from trime.models.backbones.memorizing.key_index import Cells
+from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
+from trime.models.backbones.memorizing.transformer import Form, memorizing_transformer
+from trime.models.backbones.stateful import CarryingBackbone, State
+from trime.models.backbones.transformer_xl import transformer_xl
+from trime.models.layers.embeddings import PlainInput
+from trime.models.layers.sliding import Window
+from trime.models.layers.topk_attention import Table, attend, candidates, every, exact_top, search
 from trime.models.network import Reader, build_network
-from trime.models.retrieval import Table, attend, candidates, every, exact_top, search
-from trime.models.sliding import Window
-from trime.models.transformer_xl import transformer_xl
-from trime.run import run
-from trime.stages.model_folder import open_network
-from trime.stages.plan import Plan
-from trime.stages.replay import KeyDocument
+from trime.pipeline.model_io import open_network
+from trime.plan.language_model import Plan
+from trime.run.runner import run
+from trime.stages.eviction.replay import KeyDocument
 from trime.types import Batch, UserError
 
 Tiny = Callable[..., DictConfig]

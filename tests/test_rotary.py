@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from trime.models.rotary import Rotary, RotaryScore, interpolated, ntk_aware, yarn
+from trime.models.layers.rotary import Rotary, RotaryScore, interpolated, ntk_aware, yarn
 
 FORM = Rotary.of(8, 100.0)
 FORMS = [FORM, Rotary.of(4, 100.0), Rotary.of(8, 100.0, True), interpolated(FORM, 4), ntk_aware(FORM, 4), yarn(FORM, 4, 32)]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trime.memory import faiss_index
-from trime.memory.cells import Cells, fill_cells, learn_cells
-from trime.memory.datastore import mass_of
-from trime.memory.faiss_index import Faiss, fill_faiss, learn_faiss
-from trime.memory.largest import Largest
-from trime.memory.parts import Part, build_parts, check_factory, parts_of
-from trime.memory.search import Blocks, Exact, Once, found_of
+from trime.memory.retrieval import faiss_index
+from trime.memory.retrieval.datastore import mass_of
+from trime.memory.retrieval.faiss_index import Faiss, fill_faiss, learn_faiss
+from trime.memory.retrieval.ivf import Cells, fill_cells, learn_cells
+from trime.memory.retrieval.search import Blocks, Exact, Once, found_of
+from trime.memory.retrieval.sharded import Part, build_parts, check_factory, parts_of
+from trime.memory.retrieval.streaming_topk import Largest
 from trime.stages.datastore import numbered, searching
 from trime.types import UserError
 

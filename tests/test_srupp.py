@@ -13,12 +13,12 @@ from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import Previous
-from trime.models.carrying import CarryingBackbone
-from trime.models.embeddings import PlainInput
-from trime.models.heads import Softmax
+from trime.models.backbones.srupp.layers import srupp
+from trime.models.backbones.srupp.recurrence import Recurrence, by_steps, recurrence
+from trime.models.backbones.stateful import CarryingBackbone
+from trime.models.layers.embeddings import PlainInput
+from trime.models.layers.heads import Softmax
 from trime.models.network import Network, build_network
-from trime.models.sru.layers import srupp
-from trime.models.sru.recurrence import Recurrence, by_steps, recurrence
 from trime.tasks.language_model import LanguageModel, Training
 from trime.types import Batch, Place, contexts_of
 
@@ -102,8 +102,8 @@ def test_the_compiled_kernels_are_the_steps(b: int, steps: int, d: int) -> None:
 def test_the_triton_kernels_are_the_steps(b: int, steps: int, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter where there is no CUDA device."""
     pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
-    from trime.models.sru import kernel_cuda
-    from trime.models.sru import recurrence as module
+    from trime.models.backbones.srupp import kernel_cuda
+    from trime.models.backbones.srupp import recurrence as module
 
     monkeypatch.setattr(module, "kernels", lambda u: kernel_cuda)
     compared("triton", b, steps, d)

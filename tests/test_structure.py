@@ -29,8 +29,12 @@ BELOW = {
     "follow": {"types", "cpu", "stages"},
 }
 ONLY_IN = {
-    "faiss": {"trime/memory/faiss_index.py", "trime/memory/cells.py", "trime/models/cells.py"},
-    "ray": {"trime/memory/cluster.py"},
+    "faiss": {
+        "trime/memory/retrieval/faiss_index.py",
+        "trime/memory/retrieval/ivf.py",
+        "trime/models/backbones/memorizing/key_index.py",
+    },
+    "ray": {"trime/memory/retrieval/ray_cluster.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
     "snowballstemmer": {"trime/data/analyzers.py"},

@@ -12,13 +12,13 @@ import torch
 
 from tests.conftest import composed
 from trime.mixtures.experts import Evidence
-from trime.run import report_sweep, run
-from trime.stages.plan import Plan
-from trime.stages.report.frontier import Point, advice, by_model, front, points_of
-from trime.stages.report.memories import memories_table, weights_panel, worth
-from trime.stages.report.several import report_several
-from trime.stages.subsets import of_memories, subsets
-from trime.stages.weights import Bins, Weights
+from trime.plan.language_model import Plan
+from trime.report.frontier import Point, advice, by_model, front, points_of
+from trime.report.memories import memories_table, weights_panel, worth
+from trime.report.several import report_several
+from trime.run.runner import report_sweep, run
+from trime.stages.analysis.subsets import of_memories, subsets
+from trime.stages.analysis.weights import Bins, Weights
 
 
 def test_subsets_are_every_one_or_all_but_one() -> None:

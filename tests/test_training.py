@@ -22,12 +22,12 @@ from tests.conftest import ROOT
 from trime.memory.drawn import Drawn
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import Local
-from trime.models.embeddings import AdaptiveInput
-from trime.models.heads import AdaptiveSoftmax
+from trime.models.backbones.transformer import Transformer
+from trime.models.layers.embeddings import AdaptiveInput
+from trime.models.layers.heads import AdaptiveSoftmax
 from trime.models.network import Network, share_out
-from trime.models.transformer import Transformer
-from trime.stages.plan import Plan
-from trime.stages.processes import free_port
+from trime.pipeline.processes import free_port
+from trime.plan.language_model import Plan
 from trime.tasks import language_model
 from trime.tasks.language_model import LanguageModel, Training
 from trime.types import Batch, UserError

@@ -28,18 +28,18 @@ from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases
 from trime.data.parallel.side import Cut, Joint, sentences
 from trime.data.segments import cut
-from trime.memory.datastore import Nearest
-from trime.models.embeddings import PlainInput
+from trime.evaluation.beam import Beam
+from trime.memory.retrieval.datastore import Nearest
+from trime.models.backbones.encoder_decoder import EncoderDecoder
+from trime.models.layers.embeddings import PlainInput
 from trime.models.network import Network
-from trime.models.translation import EncoderDecoder
-from trime.run import run
-from trime.stages.model_folder import open_network
-from trime.stages.report.differences import bleu_difference, bleu_of
-from trime.stages.report.groups import Group
-from trime.stages.report.tables import EDGE
-from trime.stages.translate import Translator, statistics
-from trime.stages.translation import TranslationPlan
-from trime.tasks.beam import Beam
+from trime.pipeline.model_io import open_network
+from trime.report.differences import bleu_difference, bleu_of
+from trime.report.groups import Group
+from trime.report.tables import EDGE
+from trime.run.runner import run
+from trime.stages.translation.fit import TranslationPlan
+from trime.stages.translation.translate import Translator, statistics
 from trime.types import Contexts, UserError
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
@@ -555,7 +555,7 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
 def test_the_best_weights_by_bleu(tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """translation.best_by=bleu: at every validation valid is translated, and the highest BLEU decides."""
     made = iter([12.0, 31.5, 20.0])
-    monkeypatch.setattr("trime.stages.bleu_validation.scores", lambda texts, references: {"bleu": next(made)})
+    monkeypatch.setattr("trime.stages.translation.bleu_validation.scores", lambda texts, references: {"bleu": next(made)})
     asked = (
         "train.validate_every=2",
         "train.keep=best",

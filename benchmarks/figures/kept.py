@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from trime.stages.report import differences
-from trime.stages.report.compare import Published, ordering
-from trime.stages.report.differences import Difference
-from trime.stages.report.groups import Group, by_mixture, fitted_part, grouped, has_both, papers_part
+from trime.report import differences
+from trime.report.compare import Published, ordering
+from trime.report.differences import Difference
+from trime.report.groups import Group, by_mixture, fitted_part, grouped, has_both, papers_part
 
 VERDICTS = ("agrees", "no difference shown", "disagrees")
 

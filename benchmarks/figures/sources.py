@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.figures.given import Given
 from benchmarks.figures.kept import Kept
 from trime.metrics import perplexity
-from trime.stages.report.differences import Difference
-from trime.stages.report.frontier import External, points_of
-from trime.stages.report.memories import worth
-from trime.stages.report.tables import measure
+from trime.report.differences import Difference
+from trime.report.frontier import External, points_of
+from trime.report.memories import worth
+from trime.report.tables import measure
 
 
 class Sources:

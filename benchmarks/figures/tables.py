@@ -10,7 +10,7 @@ from benchmarks.figures.compare import differing, flat
 from benchmarks.figures.expression import NoValueError, evaluate
 from benchmarks.figures.markdown import UNMEASURED, Block, Cell
 from benchmarks.figures.numbers import numbers
-from trime.stages.report.differences import Difference
+from trime.report.differences import Difference
 
 NOT_SHOWN = re.compile(r"no\s+difference\s+shown")
 

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.golden.published import ROOT, index
-from trime.models.heads import AdaptiveSoftmax
+from trime.models.checkpoints.fairseq import network_of, read_checkpoint
+from trime.models.layers.heads import AdaptiveSoftmax
 from trime.models.network import Network
-from trime.models.released import network_of, read_checkpoint
 
 
 @cache

@@ -12,17 +12,17 @@ from safetensors.torch import save_file
 
 from tests.golden.checkpoints import network
 from tests.golden.published import PAD, ROOT, arrays, index
+from trime.evaluation.rows import Layer, Row
+from trime.evaluation.scorer import Scorer
 from trime.eviction.fifo import FIFO
 from trime.memory.base import Memory, Window
-from trime.memory.datastore import Datastore, Nearest
 from trime.memory.external import ExternalMemory
 from trime.memory.local import LocalMemory
 from trime.memory.long import LongMemory
-from trime.memory.search import Exact
+from trime.memory.retrieval.datastore import Datastore, Nearest
+from trime.memory.retrieval.search import Exact
 from trime.models.network import Reader
 from trime.tasks.language_model import vocabulary_evidence
-from trime.tasks.rows import Layer, Row
-from trime.tasks.scoring import Scorer
 from trime.types import Batch
 
 ENTRIES = index("eval/index.json")

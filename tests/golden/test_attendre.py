@@ -16,7 +16,7 @@ from tests.golden.published import parametrized
 from trime.memory.bounded import BoundedMemory
 from trime.models import attendre
 from trime.models.attendre import Attendre, Left, Queries, Waiting
-from trime.models.rotary import Rotary, RotaryScore
+from trime.models.layers.rotary import Rotary, RotaryScore
 
 RUNS = description("attendre_layer")
 INFINITE = description("lm_infinite")

@@ -18,7 +18,7 @@ from torch import distributed, multiprocessing, nn
 
 from tests.golden.commands import CRITERIA
 from tests.golden.published import PAD, adaptive_head, arrays, index, names_in, parametrized
-from trime.memory.across import gathered
+from trime.memory.distributed import gathered
 from trime.memory.in_batch import InBatch
 from trime.models.network import Network
 from trime.tasks.language_model import LanguageModel, Training

@@ -14,13 +14,13 @@ from tests.golden.memories import description, tensors
 from tests.golden.published import copy, parametrized
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import Held
-from trime.models import retrieval
-from trime.models.carrying import Layer, Sizes
-from trime.models.kv_memory import KeyValueMemory
-from trime.models.memorizing import Attention, Carried, Form
-from trime.models.relative import in_window
-from trime.models.retrieval import Table, bucket_top, every, exact_top, search
-from trime.models.sliding import Window
+from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
+from trime.models.backbones.memorizing.transformer import Attention, Carried, Form
+from trime.models.backbones.stateful import Layer, Sizes
+from trime.models.layers import topk_attention as retrieval
+from trime.models.layers.relative import in_window
+from trime.models.layers.sliding import Window
+from trime.models.layers.topk_attention import Table, bucket_top, every, exact_top, search
 
 META = description("mt_meta")
 CASES = [name for name in META if "E" not in META[name]["config"]]

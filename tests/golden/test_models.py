@@ -10,7 +10,7 @@ import torch
 
 from tests.golden.checkpoints import checkpoint, models, network
 from tests.golden.published import ROOT, arrays, assert_near, index, parametrized
-from trime.models.released import network_of, read_checkpoint
+from trime.models.checkpoints.fairseq import network_of, read_checkpoint
 from trime.types import UserError
 
 CHECKPOINTS = {"forward": "checkpoint_init", "forward_last": "checkpoint_last"}  # of which a file of outputs is

@@ -14,8 +14,8 @@ from tests.golden.checkpoints import checkpoint, corpus_of
 from tests.golden.published import parametrized
 from tests.golden.scored import CASES, flag, read
 from tests.golden.texts import DATA
-from trime.run import run
-from trime.stages.plan import Plan
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 
 STAGES = "stages=[import,prepare,encode,tune]"
 FAITHFUL = [

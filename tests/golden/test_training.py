@@ -31,7 +31,7 @@ from trime.data.segments import cut
 from trime.memory.in_batch import InBatch
 from trime.optim.adam import Adam
 from trime.optim.nag import NAG
-from trime.stages.training import quiet
+from trime.pipeline.training import quiet
 from trime.tasks.language_model import LanguageModel, Training
 
 FILES = {model: f"model/{model}/train_trajectory.json" for model in models()}

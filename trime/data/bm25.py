@@ -15,8 +15,8 @@ import torch
 from numba import prange
 
 from trime.data.neighbours import alone, idf_of
+from trime.kernels.numba_kernels import compiled, on_threads
 from trime.types import Tensor
-from trime.vectors import compiled, on_threads
 
 ROWS, COLUMNS = 512, 2**14  # of scores that are held at once: 32 MiB
 FREQUENT = 0.08  # of all segments: from there on a column of a matrix product is cheaper than a list of postings

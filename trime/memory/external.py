@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trime.memory.base import Entries, Memory, Window
-from trime.memory.datastore import Nearest, mass_of
+from trime.memory.retrieval.datastore import Nearest, mass_of
 from trime.types import Contexts, Float, Mass, Tensor
 
 

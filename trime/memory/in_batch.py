@@ -6,8 +6,8 @@ from collections import deque
 
 import torch
 
-from trime.memory.across import gathered, of_every_process, own_part
-from trime.memory.blockwise import blockwise_mass
+from trime.memory.distributed import gathered, of_every_process, own_part
+from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import External, Others, Visibility
 from trime.types import Contexts, Float, Mass, Place, Tensor
 

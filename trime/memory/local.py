@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trime.memory.base import Entries, Memory, Window
-from trime.memory.blockwise import blockwise_mass
+from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Local
 from trime.types import Contexts, Float, Mass, Tensor

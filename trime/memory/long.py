@@ -7,9 +7,9 @@ from typing import Any
 from trime.eviction.base import EvictionPolicy
 from trime.memory.base import Entries, Memory, Window
 from trime.memory.bounded import Held
+from trime.memory.evicting import Selective
+from trime.memory.fifo import Recent
 from trime.memory.local import entries_of
-from trime.memory.recent import Recent
-from trime.memory.selective import Selective
 from trime.types import Float, Mass, Tensor
 
 

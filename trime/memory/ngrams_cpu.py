@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trime.vectors import compiled
+from trime.kernels.numba_kernels import compiled
 
 FACTOR, START, NEXT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x2545F4914F6CDD1D), np.uint64(0xBF58476D1CE4E5B9)
 HALF = np.uint64(32)

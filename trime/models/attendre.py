@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from trime.eviction.base import largest
 from trime.memory.bounded import BoundedMemory, Held
-from trime.models.retrieval import attention, bucket_top
+from trime.models.layers.topk_attention import attention, bucket_top
 from trime.types import Attended, Bool, Float, Int, Tensor
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # query, its position, key, its position to logits [b h q m]

@@ -13,7 +13,7 @@ from safetensors.torch import load_model, save_file, save_model
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from trime.models.looked import Looked, mean_of
+from trime.models.attention_trace import Looked, mean_of
 from trime.types import Batch, Encoding, Float, Int, Mass, Tensor, UserError
 
 FIRST_ODDS = -2.0  # of a gate before it has learned: the memories have 12 %

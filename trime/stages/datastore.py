@@ -15,13 +15,13 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.corpus import content_hash
-from trime.memory.cluster import cluster
-from trime.memory.datastore import Datastore, Keys, Nearest, Shards
-from trime.memory.parts import Part, build_parts, check_factory, parts_of
-from trime.memory.search import LEAST, Exact, Joined, Search, found_of
+from trime.memory.retrieval.datastore import Datastore, Keys, Nearest, Shards
+from trime.memory.retrieval.ray_cluster import cluster
+from trime.memory.retrieval.search import LEAST, Exact, Joined, Search, found_of
+from trime.memory.retrieval.sharded import Part, build_parts, check_factory, parts_of
 from trime.metrics import Meter
-from trime.stages.artefact import Artefact
-from trime.stages.rows import memories_of
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.rows import memories_of
 from trime.types import Float, Tensor, UserError
 
 AUTO = "auto"

@@ -25,14 +25,14 @@ from trime.data.corpus import Corpus, content_hash
 from trime.data.module import WindowLoader, in_order
 from trime.data.segments import Segments, count_of, cut, cut_lines, document_edges
 from trime.memory.base import Window
-from trime.memory.datastore import Shards, stored_keys
+from trime.memory.retrieval.datastore import Shards, stored_keys
 from trime.metrics import Meter
 from trime.models.network import Reader
-from trime.stages.artefact import Artefact, whole_lines
-from trime.stages.model_folder import check_positions, open_network, reading_of
+from trime.pipeline.artefact import Artefact, whole_lines
+from trime.pipeline.model_io import check_positions, open_network, reading_of
+from trime.pipeline.processes import device_of
+from trime.pipeline.training import resolved_precision
 from trime.stages.prepare import Prepare
-from trime.stages.processes import device_of
-from trime.stages.training import resolved_precision
 from trime.tasks.language_model import vocabulary_evidence
 from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, contexts_of, is_token
 

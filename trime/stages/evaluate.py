@@ -9,15 +9,15 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.rows import Row
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.metrics import Meter
-from trime.stages.artefact import Artefact, plain, write_aside
+from trime.pipeline.artefact import Artefact, plain, write_aside
+from trime.stages.analysis.frequency import ByToken, frequency
 from trime.stages.encode import Encode
-from trime.stages.frequency import ByToken, frequency
 from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
-from trime.tasks.fitted import FittedRow
-from trime.tasks.rows import Row
 
 
 class Evaluate(Artefact):

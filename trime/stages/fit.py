@@ -23,17 +23,17 @@ from trime.data.segments import count_of, cut, document_edges
 from trime.data.vocabulary import Vocabulary
 from trime.metrics import Meter
 from trime.models.network import Network, build_network, save_network
-from trime.stages.artefact import Artefact, plain, write_aside
-from trime.stages.model_folder import check_positions, describe, export, model_of, trained_part
+from trime.pipeline.artefact import Artefact, plain, write_aside
+from trime.pipeline.model_io import check_positions, describe, export, model_of, trained_part
+from trime.pipeline.processes import devices_of, follows, share_of, together, world_of
+from trime.pipeline.training import quiet, resolved_precision, run_training, watched_training
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
 from trime.stages.pretrained import is_pretrained
-from trime.stages.processes import devices_of, follows, share_of, together, world_of
-from trime.stages.training import quiet, resolved_precision, run_training, watched_training
-from trime.tasks.checkpoints import BestWeights
-from trime.tasks.history import History
+from trime.tasks.callbacks.checkpoints import BestWeights
+from trime.tasks.callbacks.history import History
+from trime.tasks.callbacks.staleness import Staleness
 from trime.tasks.language_model import LanguageModel, Training
-from trime.tasks.staleness import Staleness
 from trime.types import UserError
 
 SETTINGS = ("segments", "batching", "memory", "train", "optimizer", "schedule", "seed")

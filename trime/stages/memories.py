@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import TextNgrams
-from trime.stages.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact, plain
+from trime.pipeline.rows import memories_of
 from trime.stages.datastore import Index
 from trime.stages.prepare import Prepare
-from trime.stages.rows import memories_of
 from trime.stages.suffixes import Suffixes
 from trime.types import UserError
 

@@ -14,14 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trime.data.corpus import content_hash
+from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.rows import Row
 from trime.metrics import Meter
 from trime.mixtures.experts import Evidence, History, Mixture, mixed
-from trime.stages.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact, plain
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import STRETCH, Sums, Tune, outcome
-from trime.tasks.fitted import FittedRow
-from trime.tasks.rows import Row
 from trime.types import Float, Int, Tensor, UserError
 
 BLOCKS = 4  # of a fold, where there are fewer documents than folds

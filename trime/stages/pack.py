@@ -15,7 +15,7 @@ from trime.data.corpus import Split
 from trime.data.module import terms_of
 from trime.data.neighbours import hidden_of
 from trime.data.segments import Segments, check_length, cut, document_edges
-from trime.stages.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact, plain
 from trime.stages.prepare import Prepare
 from trime.types import UserError
 

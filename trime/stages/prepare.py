@@ -16,7 +16,7 @@ from trime.data.corpus import FLUSH, Corpus, build_corpus, counted
 from trime.data.datasets import Dataset
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
-from trime.stages.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact, plain
 from trime.types import UserError
 
 PLACES = ("path", "cache")  # where text lies does not decide what it is

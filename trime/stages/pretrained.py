@@ -21,9 +21,9 @@ from trime.models.pretrained.language import each
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import Pieces
-from trime.stages.artefact import plain
+from trime.pipeline.artefact import plain
+from trime.pipeline.processes import device_of
 from trime.stages.prepare import Source
-from trime.stages.processes import device_of
 from trime.types import UserError
 
 CUTTING = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides a text's tokens

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from trime.memory.ngrams import SuffixArray
 from trime.metrics import Meter
-from trime.stages.artefact import Artefact
+from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
 
 

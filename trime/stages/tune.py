@@ -13,20 +13,20 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from trime.data.segments import count_of
+from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.rows import Row
+from trime.evaluation.scorer import Scorer, names_of
 from trime.memory.base import Memory, Window
-from trime.memory.datastore import Nearest
 from trime.memory.external import ExternalMemory
-from trime.memory.search import Exact, found_of
+from trime.memory.retrieval.datastore import Nearest
+from trime.memory.retrieval.search import Exact, found_of
 from trime.metrics import Meter, perplexity
 from trime.mixtures.experts import Evidence, evidence_of, joined
-from trime.stages.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact, plain
+from trime.pipeline.processes import device_of
+from trime.pipeline.rows import rows_of
 from trime.stages.encode import Encode, windows_of
 from trime.stages.memories import Memories
-from trime.stages.processes import device_of
-from trime.stages.rows import rows_of
-from trime.tasks.fitted import FittedRow
-from trime.tasks.rows import Row
-from trime.tasks.scoring import Scorer, names_of
 from trime.types import Float, Mass, Tensor
 
 FEW = 10  # documents below which a bootstrap draws parts of them

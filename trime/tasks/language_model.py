@@ -10,7 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from trime.memory.across import of_every_process, own_part, processes, summed
+from trime.memory.distributed import of_every_process, own_part, processes, summed
 from trime.memory.in_batch import InBatch, Stale, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.mixtures.joint import joint, memory_share

@@ -9,7 +9,7 @@ import torch
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory, Held
 from trime.models.attendre import Attendre
-from trime.models.looked import Looked, mean_of
+from trime.models.attention_trace import Looked, mean_of
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder

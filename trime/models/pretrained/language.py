@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, Waiting
-from trime.models.heads import by_blocks, linear_picked
-from trime.models.looked import Looked
+from trime.models.attention_trace import Looked
+from trime.models.layers.heads import by_blocks, linear_picked
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.lora import adapted
 from trime.models.pretrained.reader import Hidden, Stack

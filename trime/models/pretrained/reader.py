@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from trime.models.attendre import Attendre, Left, Queries, Waiting
-from trime.models.looked import Looked
+from trime.models.attention_trace import Looked
+from trime.models.layers.topk_attention import attention
 from trime.models.pretrained.family import Family
-from trime.models.retrieval import attention
 from trime.types import Float, Int, Tensor
 
 

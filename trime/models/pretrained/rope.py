@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from trime.models.layers.rotary import Rotary, RotaryScore, interpolated, ntk_aware, yarn
 from trime.models.pretrained.family import Layer, kind_of
-from trime.models.rotary import Rotary, RotaryScore, interpolated, ntk_aware, yarn
 from trime.types import Float, Int, Tensor, UserError
 
 

@@ -1,0 +1,1 @@
+"""Scoring, attribution and generation with memories."""

@@ -1,0 +1,1 @@
+"""Looking into a run: audit, generation, samples, ledger."""

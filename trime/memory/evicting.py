@@ -1,0 +1,106 @@
+"""Long-term memory at test whose entries an eviction policy keeps, instead of the last M (see recent).
+
+An entry's importance is the softmax mass that it received, over this memory alone at τ = 1: that is the score
+which policies read.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trime.eviction.base import EvictionPolicy
+from trime.memory.bounded import BoundedMemory, Held
+from trime.memory.fifo import rising
+from trime.memory.objective.blockwise import BLOCK, blockwise_mass
+from trime.memory.similarity import similarity
+from trime.memory.visibility import Everything, SameDocument
+from trime.types import Attended, Contexts, Float, Int, Mass, Place, Tensor
+
+
+class Selective:
+    """One memory for each of ``sizes``; cleared at the start of a document unless ``crossing``.
+
+    The newest entries wait while a window holds them itself as context, unless ``repeats``.
+    """
+
+    def __init__(
+        self, sizes: list[int], policy: EvictionPolicy, crossing: bool = False, repeats: bool = False, metric: str = "ip"
+    ):
+        self.sizes, self.crossing, self.repeats, self.metric = rising(sizes), crossing, repeats, metric
+        self.memories = [BoundedMemory(size, policy) for size in self.sizes]
+        self.visibility = Everything() if crossing else SameDocument()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.held: list[Held] | None = None
+        self.waiting: Contexts | None = None
+        self.count = 0  # contexts that came before those which wait
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the largest memory's entries."""
+        return sum(column.nbytes for column in self.held[-1].columns) if self.held else 0
+
+    def write(self, seen: Contexts, overlap: int = 0) -> None:
+        """Adds the newest entries, oldest first; they enter when the next window is read."""
+        self.waiting = seen if self.waiting is None else Contexts.joined([self.waiting, seen])
+
+    def ready(self, query: Contexts, overlap: int) -> None:
+        """Takes in what waits; forgets another document."""
+        if not self.crossing and self.waiting is not None and (self.waiting.place.document[-1] != query.place.document[0]):
+            self.reset()
+        self.enter(query, 0 if self.repeats else overlap)
+
+    def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
+        """Those that queries of a document see at the largest size."""
+        self.ready(query, overlap)
+        return contexts_in(self.held[-1]) if self.held else query.take(slice(0, 0))
+
+    def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
+        """Mass [s t n] at every size, in order; the queries' attention then settles what is important."""
+        self.ready(query, overlap)
+        asked = self.count + (0 if self.waiting is None else len(self.waiting.token))
+        position = asked + torch.arange(len(query.token), device=query.g.device)
+        masses = []
+        for number, memory in enumerate(self.memories):
+            held = self.held[number] if self.held else memory.empty(columns_of(query.take(slice(0, 0))))
+            masses.append(blockwise_mass(query, contexts_in(held), self.visibility, divisor, metric=self.metric))
+            if self.held and memory.policy.by_attention:
+                self.held[number] = self.attended(memory.policy, held, query, position)
+        return Mass(torch.stack([mass.target for mass in masses]), torch.stack([mass.total for mass in masses]))
+
+    def enter(self, query: Contexts, overlap: int) -> None:
+        """Takes in what waits but for the ``overlap`` newest."""
+        if self.waiting is None or len(self.waiting.token) <= overlap:
+            return
+        ready = len(self.waiting.token) - overlap
+        columns = columns_of(self.waiting.take(slice(0, ready)))
+        position = self.count + torch.arange(ready, device=query.g.device)
+        before = self.held or [memory.empty(columns) for memory in self.memories]
+        pairs = zip(self.memories, before, strict=True)
+        self.held = [memory.update(held, columns, position[None]) for memory, held in pairs]
+        self.waiting, self.count = self.waiting.take(slice(ready, None)), self.count + ready
+
+    def attended(self, policy: EvictionPolicy, held: Held, query: Contexts, position: Int[Tensor, " n"]) -> Held:
+        """The memory after what a window's queries made of it."""
+        place, filled = Place(*(column[0] for column in held.columns[2:])), held.ranking.position[0] >= 0
+        summary = policy.begin(held.ranking)
+        for rows in torch.arange(len(position), device=position.device).split(BLOCK):
+            seen = self.visibility.sees(query.place.take(rows), place) & filled
+            score = similarity(query.g[rows], held.columns[0][0].to(query.g), self.metric) / query.g.shape[1] ** 0.5
+            mass = score.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, -torch.inf)
+            summary = policy.observe(summary, Attended(mass[None, None], position[rows][None]))
+        return held._replace(ranking=policy.settle(held.ranking, summary))
+
+
+def columns_of(seen: Contexts) -> tuple[Tensor, ...]:
+    """Contexts as columns of one row."""
+    return tuple(column[None] for column in (seen.g, seen.token, *seen.place))
+
+
+def contexts_in(held: Held) -> Contexts:
+    """The entries of one row, in no order."""
+    filled = held.ranking.position[0] >= 0
+    g, token, *place = (column[0][filled] for column in held.columns)
+    return Contexts(g, token, Place(*place))

@@ -1,0 +1,1 @@
+"""Masses of many entries and their gradients: a plain definition, and kernels that compute the same."""

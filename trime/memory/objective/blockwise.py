@@ -1,0 +1,203 @@
+"""A memory's mass for every query, tile by tile: no [n, m] tensor beyond a block, forward or backward.
+
+With scores s_ij = g_i . g_j / divisor over visible j (TRIME Eq. 5, 6):
+
+    total_i  = logsumexp_j s_ij
+    target_i = logsumexp_(j: x_j = x_i) s_ij
+    d s_ij   = exp(s_ij - total_i) d total_i + [x_j = x_i] exp(s_ij - target_i) d target_i
+
+Forward keeps 2 t n numbers; backward computes the scores again. Memory is O((n + m) d + t n + t block^2). Tiles that a
+visibility rules out are left out. Where the queries are the memory, as in training, s is symmetric: one tile serves its
+rows and its columns, and 2 n^2 d multiplications do forward and backward, instead of 4 (the matrix at once: 3).
+The definition below is what ``blockwise_cpu`` and ``blockwise_cuda`` are tested against, and does the tiles that they may not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from trime.memory.objective import blockwise_cpu
+from trime.memory.similarity import as_products
+from trime.memory.visibility import Extent, Visibility
+from trime.types import Bool, Contexts, Float, Mass, Place, Tensor
+
+BLOCK, CUDA_BLOCK = 1024, 4096  # rows and columns of a tile: in the cache of a CPU; on CUDA few launches
+
+
+def kernels(product: Tensor) -> Any:
+    """Those of the device for products like these; none where the definition is to do."""
+    if product.dtype != torch.float32 or not product.numel():
+        return None
+    if product.device.type == "cuda":
+        try:
+            from trime.memory.objective import blockwise_cuda
+        except ImportError:  # triton comes with torch for CUDA, but for some systems
+            return None
+        return blockwise_cuda
+    return blockwise_cpu if product.device.type == "cpu" else None
+
+
+def slices(length: int, block: int) -> list[slice]:
+    """Consecutive slices of at most ``block``."""
+    return [slice(start, min(start + block, length)) for start in range(0, length, block)]
+
+
+def extents(place: Place, block: int) -> list[Extent]:
+    """The extent of each block of places; one transfer to the host for all of them."""
+    if not len(place.segment):
+        return []
+    bounds = [torch.stack([torch.stack([part.min(), part.max()]) for part in column.split(block)]) for column in place]
+    return [Extent(*((low, high) for low, high in blocks)) for blocks in torch.stack(bounds, 1).tolist()]
+
+
+class Tile(NamedTuple):
+    """Rows of queries, columns of memory, and what a row sees of a column; null: all.
+
+    ``both``: the columns are queries to the rows too, and ``back`` is what they see of them.
+    """
+
+    row: slice
+    column: slice
+    seen: Bool[Tensor, "n m"] | None
+    both: bool = False
+    back: Bool[Tensor, "n m"] | None = None
+
+
+class Tiles:
+    """The tiles of a visibility over queries and memory in which something is visible."""
+
+    def __init__(self, query: Contexts, memory: Contexts, visibility: Visibility, block: int, symmetric: bool):
+        self.query, self.memory, self.visibility, self.symmetric = query, memory, visibility, symmetric
+        self.rows, self.row_extents = slices(len(query.token), block), extents(query.place, block)
+        self.columns, self.column_extents = slices(len(memory.token), block), extents(memory.place, block)
+
+    def __iter__(self) -> Iterator[Tile]:
+        for row in range(len(self.rows)):
+            for column in range(row + 1 if self.symmetric else len(self.columns)):
+                there = not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
+                if self.symmetric and column < row and self.looks_back(row, column):
+                    back = self.seen(column, row)
+                    if there:
+                        yield Tile(
+                            self.rows[row],
+                            self.columns[column],
+                            self.seen(row, column),
+                            True,
+                            None if back is None else back.T.contiguous(),
+                        )
+                    else:
+                        yield Tile(self.rows[column], self.columns[row], back)
+                elif there:
+                    yield Tile(self.rows[row], self.columns[column], self.seen(row, column))
+
+    def looks_back(self, row: int, column: int) -> bool:
+        """Whether queries of the column's block see anything of the row's."""
+        return not self.visibility.rules_out(self.row_extents[column], self.column_extents[row])
+
+    def seen(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
+        """What the queries of a block see of a block of memory; null: all."""
+        if self.visibility.shows_all(self.row_extents[row], self.column_extents[column]):
+            return None
+        return self.visibility.sees(self.query.place.take(self.rows[row]), self.memory.place.take(self.columns[column]))
+
+
+def masked(scores: Float[Tensor, "t n m"], seen: Bool[Tensor, "n m"] | None) -> Tensor:
+    """Scores, -inf where nothing is to be seen."""
+    return scores if seen is None else scores.masked_fill(~seen, -math.inf)
+
+
+def add_masses(target: Tensor, total: Tensor, scores: Float[Tensor, "t n m"], seen: Tensor | None, hit: Tensor) -> None:
+    """By the definition: what a tile's columns add to the masses of its rows, in place."""
+    torch.logaddexp(total, masked(scores, seen).logsumexp(-1), out=total)
+    if hit.any():
+        torch.logaddexp(target, masked(scores, hit if seen is None else hit & seen).logsumexp(-1), out=target)
+
+
+Pair = Sequence[Float[Tensor, "t all"]]  # of target and total
+
+
+def slopes(
+    masses: Pair, gradients: Pair, rows: slice, scores: Float[Tensor, "t n m"], seen: Tensor | None, hit: Tensor
+) -> Float[Tensor, "t n m"]:
+    """By the definition: the gradient of a tile's scores as its rows see them."""
+    # Where nothing is visible the mass is -inf: a finite stand-in gives exp(-inf - 0) = 0, never NaN; its gradient is none.
+    target, total = (torch.where(part.isinf(), 0, part)[:, rows, None] for part in masses)
+    grad_target, grad_total = (
+        torch.where(part.isinf(), 0, gradient)[:, rows, None] for part, gradient in zip(masses, gradients, strict=True)
+    )
+    slope = (masked(scores, seen) - total).exp_() * grad_total
+    reached = hit if seen is None else hit & seen
+    return slope.add_((masked(scores, reached) - target).exp_() * grad_target)
+
+
+class _Blockwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, memory: Tensor, divisor: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
+        total = query.new_full((len(divisor), len(query)), -math.inf)
+        target = total.clone()
+        for tile in tiles:
+            product = query[tile.row] @ memory[tile.column].T
+            own = kernels(product)
+            if own and own.add_masses(target, total, product, divisor, tile, tiles):
+                continue
+            scores, hit = product / divisor[:, None, None], hits(tiles, tile)
+            add_masses(target[:, tile.row], total[:, tile.row], scores, tile.seen, hit)
+            if tile.both:
+                back = None if tile.back is None else tile.back.T
+                add_masses(target[:, tile.column], total[:, tile.column], scores.mT, back, hit.T)
+        ctx.save_for_backward(query, memory, divisor, target, total)
+        ctx.tiles = tiles
+        return target, total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        query, memory, divisor, *masses = ctx.saved_tensors
+        grad_query = torch.zeros_like(query)
+        grad_memory = grad_query if ctx.tiles.symmetric else torch.zeros_like(memory)
+        for tile in ctx.tiles:
+            row, column = tile.row, tile.column
+            product = query[row] @ memory[column].T
+            own = kernels(product)
+            slope = own.slopes(masses, gradients, product, divisor, tile, ctx.tiles) if own else None
+            if slope is None:
+                scores, hit = product / divisor[:, None, None], hits(ctx.tiles, tile)
+                whole = slopes(masses, gradients, row, scores, tile.seen, hit)
+                if tile.both:
+                    back = None if tile.back is None else tile.back.T
+                    whole += slopes(masses, gradients, column, scores.mT, back, hit.T).mT
+                slope = (whole / divisor[:, None, None]).sum(0)
+            grad_query[row].addmm_(slope, memory[column])
+            grad_memory[column].addmm_(slope.T, query[row])
+        return grad_query, None if ctx.tiles.symmetric else grad_memory, None, None
+
+
+def hits(tiles: Tiles, tile: Tile) -> Bool[Tensor, "n m"]:
+    """Where a row's target is a column's token."""
+    return tiles.query.token[tile.row, None] == tiles.memory.token[None, tile.column]
+
+
+def blockwise_mass(
+    query: Contexts,
+    memory: Contexts,
+    visibility: Visibility,
+    divisor: Float[Tensor, " t"],
+    block: int | None = None,
+    metric: str = "ip",
+) -> Mass:
+    """Mass [t n] of the visible memory for each query; -inf where nothing (with the target) is visible.
+
+    Differentiable in both g. Scores are computed in float32 at least. Half of the work falls away where ``query`` is
+    ``memory``, the same object, unless the metric is l2.
+    """
+    dtype = torch.promote_types(torch.promote_types(query.g.dtype, memory.g.dtype), torch.float32)
+    with torch.autocast(query.g.device.type, enabled=False):
+        g = query.g.to(dtype)
+        asked, held = as_products(g, g if query is memory else memory.g.to(dtype), metric)
+        block = block or (CUDA_BLOCK if g.device.type == "cuda" else BLOCK)
+        tiles = Tiles(query, memory, visibility, block, query is memory and asked is held)
+        target, total = _Blockwise.apply(asked, held, divisor.to(g), tiles)
+    return Mass(target, total)

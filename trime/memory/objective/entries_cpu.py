@@ -1,0 +1,82 @@
+"""The mass of retrieved entries under many temperatures on the CPU: each exponential once, and no tensor of all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from trime.kernels.numba_kernels import compiled, exponentials, on_threads
+from trime.types import Float, Int, Mass, Tensor
+
+
+def masses(
+    score: Float[Tensor, "n k"],
+    token: Int[Tensor, "n k"] | Int[Tensor, " k"],
+    target: Int[Tensor, " n"],
+    divisor: Float[Tensor, " t"],
+) -> Mass:
+    """Return the mass [t n] of entries: each target has its own, or all share them. A score of -inf is no entry."""
+    found = score.new_empty(2, len(divisor), len(target))
+    kernel = add_up if token.ndim == 2 else add_up_shared
+    on_threads(kernel, score.contiguous(), token.contiguous(), target, divisor.float(), *found)
+    return Mass(*found)
+
+
+@compiled(parallel=True)
+def add_up(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
+    for row in prange(len(score)):
+        add_row(score[row], token[row], target[row], divisor, of_target[:, row], total[:, row])
+
+
+@compiled(parallel=True)
+def add_up_shared(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
+    for row in prange(len(score)):
+        add_row(score[row], token, target[row], divisor, of_target[:, row], total[:, row])
+
+
+@compiled()
+def add_row(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
+    """Log-masses [t] of one query's entries: of those of its target, and of all."""
+    own, hits = np.empty(len(score), np.float32), 0
+    for j in range(len(score)):
+        if token[j] == target:
+            own[hits] = score[j]
+            hits += 1
+    out, bits = np.empty(len(score), np.float32), np.empty(len(score), np.int32)
+    log_sums(score, divisor, out, bits, total)
+    log_sums(own[:hits], divisor, out[:hits], bits[:hits], of_target)
+
+
+@compiled(reorder=True)
+def log_sums(scores, divisor, out, bits, result):  # type: ignore[no-untyped-def]
+    """log of the sum of e^(x / d) for each divisor d; -inf of nothing. Where a divisor is half of the next, e is squared."""
+    top, before = largest(scores), np.float32(0)
+    for t in range(len(divisor) - 1, -1, -1):
+        scale = np.float32(1) / divisor[t]
+        if top == -np.inf:
+            result[t] = top
+            continue
+        whole = np.float32(0)
+        if abs(scale - 2 * before) <= np.float32(1e-6) * scale:
+            for j in range(len(out)):
+                out[j] *= out[j]
+                whole += out[j]
+        else:
+            exponentials(scores, scale, scale * top, out, bits, bits.view(np.float32))
+            for x in out:
+                whole += x
+        result[t] = scale * top + np.log(whole)
+        before = scale
+
+
+@compiled(reorder=True)
+def largest(scores):  # type: ignore[no-untyped-def]
+    """Return the largest score, -inf of none, by eight running ones, which vector instructions compare at once."""
+    tops = np.full(8, -np.inf, np.float32)
+    whole = len(scores) // 8 * 8
+    for j in range(0, whole, 8):
+        for lane in range(8):
+            tops[lane] = max(tops[lane], scores[j + lane])
+    for j in range(whole, len(scores)):
+        tops[0] = max(tops[0], scores[j])
+    return tops.max()

@@ -1,0 +1,159 @@
+"""Search by cells (an inverted file), for queries that come in batches: a cell meets all queries that visit it in one product.
+
+Keys lie sorted by cell, in the type in which they were encoded, so that similarities are exact; only which are compared is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from trime.memory.retrieval.search import Blocks, indexed
+from trime.memory.retrieval.streaming_topk import Largest
+from trime.memory.similarity import at_one_length, similarity
+from trime.types import Float, Int, Tensor, UserError
+
+SCORES = 2**24  # held at a time, more or less: 64 MiB
+SAMPLE, STEPS = 64, 10  # keys a cell on which centroids are trained; rounds of k-means
+
+
+class Cells:
+    """``probe`` cells, those whose centroids are nearest, are searched for each query."""
+
+    kind = "approximate"
+
+    def __init__(self, folder: Path, metric: str, probe: int):
+        self.metric = metric
+        try:
+            parts = load_file(folder / "cells.safetensors")
+            self.key = torch.from_numpy(np.load(folder / "key.npy", mmap_mode="c"))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"{folder} is truncated or no index ({error}): delete it and run stage datastore") from None
+        self.centroid, self.start, self.number = parts["centroid"], parts["start"].numpy(), parts["number"]
+        self.probe = min(probe, len(self.centroid))
+        self.largest, self.flat = Largest(1, 1), torch.empty(0)
+
+    def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        asked = query.float().cpu()
+        asked = at_one_length(asked) if self.metric == "cosine" else asked
+        visited = similarity(asked, self.centroid, self.metric).topk(self.probe, 1).indices.flatten()
+        order = visited.argsort(stable=True)  # pairs of a query and a cell, cell by cell
+        cell, row = visited[order], order // self.probe
+        self.largest = self.largest if self.largest.fits(len(asked), k) else Largest(len(asked), k)
+        self.largest.forget()
+        sizes = torch.from_numpy(np.diff(self.start))[cell]
+        batch = (sizes.cumsum(0) - sizes) // SCORES
+        for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
+            self.compare(asked, cell[pairs], row[pairs])
+        score, place = self.largest.best()
+        number = torch.where(place < 0, -1, self.number[place])
+        if self.metric == "l2":
+            score -= asked.square().sum(1, keepdim=True)
+        return score.to(query.device), number.to(query.device)
+
+    def compare(self, query: Tensor, cell: Tensor, row: Tensor) -> None:
+        """The cells of some pairs, each with all queries that visit it."""
+        numbers, counts = (part.tolist() for part in cell.unique_consecutive(return_counts=True))
+        room, place, first, done = [], torch.empty_like(cell), 0, 0
+        for number, count in zip(numbers, counts, strict=True):
+            rows, columns = rounded(count, 8), rounded(int(self.start[number + 1] - self.start[number]), 64)
+            columns = min(columns, len(self.key) - int(self.start[number]))  # of the next cell, whose scores nobody reads
+            room.append((done, rows, columns))
+            place[first : first + count] = done + columns * torch.arange(count)
+            first, done = first + count, done + rows * columns
+        if len(self.flat) < done:
+            self.flat = torch.empty(done)
+        first = 0
+        for number, count, (begin, rows, columns) in zip(numbers, counts, room, strict=True):
+            asked = query[row[torch.arange(first, first + rows).clamp(max=first + count - 1)]]
+            keys = self.key[self.start[number] : self.start[number] + columns].float()
+            self.products(asked, keys, self.flat[begin : begin + rows * columns].view(rows, columns))
+            first += count
+        order = row.argsort(stable=True)
+        edges = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(row, minlength=len(query)).cumsum(0)])
+        self.largest.take_tiles(self.flat, edges, place[order], cell[order], self.start)
+
+    def products(self, query: Float[Tensor, "q d"], key: Float[Tensor, "m d"], out: Float[Tensor, "q m"]) -> None:
+        """Similarities, without what is the same for all keys of a query."""
+        if self.metric == "l2":
+            torch.addmm(key.square().sum(1)[None], query, key.T, beta=-1, alpha=2, out=out)
+        else:
+            torch.mm(query, key.T, out=out)
+
+
+def rounded(size: int, step: int) -> int:
+    """The next of a few sizes, at most an eighth larger: oneDNN, which may do the products, makes a program for each shape."""
+    step = max(step, 2 ** ((size - 1).bit_length() - 3)) if size > 1 else step
+    return -(-size // step) * step
+
+
+def learn_cells(blocks: Blocks, entries: int, width: int, cells: int, metric: str, file: Path) -> None:
+    """Centroids by k-means."""
+    once(file, lambda: centroids(indexed(blocks, metric), entries, width, cells, metric))
+
+
+def fill_cells(blocks: Blocks, metric: str, learned: Path, folder: Path, bar: Any) -> None:
+    """Each key to its nearest centroid, keys sorted; a killed run goes on with the block that it was at."""
+    blocks = indexed(blocks, metric)
+    centroid, chosen = np.load(learned), []
+    for shard, keys in enumerate(blocks()):
+        chosen.append(once(folder / f"cell-{shard:05d}.npy", partial(nearest_centroid, keys, centroid, metric)))
+        bar.update(len(keys))
+    cell = np.concatenate(chosen)
+    number = np.argsort(cell, kind="stable")
+    sort_keys(blocks, number, centroid.shape[1], folder / "key.npy")
+    start = np.concatenate([[0], np.bincount(cell, minlength=len(centroid)).cumsum()])
+    parts = {"centroid": torch.from_numpy(centroid), "start": torch.from_numpy(start), "number": torch.from_numpy(number)}
+    save_file(parts, folder / "cells.partial")
+    (folder / "cells.partial").replace(folder / "cells.safetensors")
+    for file in folder.glob("cell-*.npy"):
+        file.unlink()
+
+
+def once(file: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """What a killed run has made already, or what is made and kept now."""
+    if not file.exists():
+        aside = file.with_suffix(".aside.npy")
+        np.save(aside, make())
+        aside.replace(file)
+    return np.load(file)
+
+
+def centroids(blocks: Blocks, entries: int, width: int, cells: int, metric: str) -> np.ndarray:
+    """By FAISS, on an even sample of keys; for inner products and cosine at length 1."""
+    import faiss
+
+    step = max(1, entries // (cells * SAMPLE))
+    sample = torch.cat([keys[::step].float() for keys in blocks()])
+    kmeans = faiss.Kmeans(width, cells, niter=STEPS, seed=0, spherical=metric != "l2", max_points_per_centroid=SAMPLE)
+    kmeans.train(sample.numpy())
+    return np.asarray(kmeans.centroids)
+
+
+def nearest_centroid(keys: Float[Tensor, "m d"], centroid: np.ndarray, metric: str) -> np.ndarray:
+    """The cell of each key."""
+    whole = torch.from_numpy(centroid)
+    return torch.cat([similarity(part.float(), whole, metric).argmax(1) for part in keys.split(2**13)]).int().numpy()
+
+
+def sort_keys(blocks: Blocks, number: np.ndarray, width: int, file: Path) -> None:
+    """Every key to the place that its cell gives it."""
+    place = np.empty_like(number)
+    place[number] = np.arange(len(number))
+    aside, first, sorted_ = file.with_suffix(".aside.npy"), 0, None
+    for keys in blocks():
+        given = (keys.float() if keys.dtype == torch.bfloat16 else keys).numpy()  # NumPy has no bfloat16
+        if sorted_ is None:
+            sorted_ = np.lib.format.open_memmap(aside, "w+", given.dtype, (len(number), width))
+        sorted_[place[first : first + len(keys)]] = given
+        first += len(keys)
+    assert sorted_ is not None
+    sorted_.flush()
+    aside.replace(file)

@@ -1,0 +1,1 @@
+"""Backbones: from embedded tokens to (f, g)."""

@@ -1,0 +1,1 @@
+"""The Memorizing Transformer (Wu et al. 2022)."""

@@ -1,0 +1,202 @@
+"""The memory of a kNN-augmented attention layer: what it holds, how it is searched, and its gate (Wu et al. 2022, 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from trime.eviction.base import ByScore, EvictionPolicy, Summary
+from trime.memory.bounded import BoundedMemory, Held
+from trime.memory.objective.blockwise import slices
+from trime.models.attention_trace import Looked
+from trime.models.backbones.memorizing.key_index import Cells
+from trime.models.layers.topk_attention import (
+    CELLS,
+    Found,
+    Keys,
+    Table,
+    Watch,
+    attend,
+    bucket_top,
+    candidates,
+    every,
+    exact_top,
+    search,
+    shares,
+)
+from trime.types import Attended, Bool, Float, Int, Tensor
+
+SEARCHES = {"exact": exact_top, "buckets": bucket_top, "approximate": exact_top, "faiss": exact_top}
+PARTIAL = ("approximate", "faiss")  # not every entry is scored
+GATES = ("bias", "content")
+
+
+class Remembered(NamedTuple):
+    """What is carried on: entries, and those of the last segment, which enter when the next one is read.
+
+    The entries' tensors are written to then: a state may be read again until the state after it has been.
+    """
+
+    held: Held
+    waiting: tuple[Tensor, Tensor]  # keys and values [b h l d]
+    position: Int[Tensor, "b l"]
+    scout: Float[Tensor, "b h s d"]  # queries of the last segment
+
+
+class KeyValueMemory(nn.Module):
+    """The ``size`` entries of each row that the policy keeps, and the attention of a layer to the ``top_k`` best.
+
+    ``search``: exact; approximate, among the ``candidates`` entries of a head that ``scouts`` queries of the last
+    segment choose; faiss, among as many in the cells nearest to each query; or (as the official code) the best of
+    strided buckets. ``per_head``: every head keeps a set of its own. ``gate``: the paper's scalar of each head (bias), or
+    a linear function of the token too. At size 0 every segment finds what a document's first one finds: nothing.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        size: int,
+        policy: EvictionPolicy,
+        top_k: int = 32,
+        search: str = "exact",
+        per_head: bool = False,
+        gate: str = "bias",
+        empty_take_mass: bool = False,
+        candidates: int = 4096,
+        scouts: int = 32,
+    ):
+        super().__init__()
+        if not isinstance(top_k, int) or not 1 <= top_k <= (size or top_k):
+            raise ValueError(f"top_k={top_k} must lie in 1..memory_size={size}: lower top_k or raise model.memory_size")
+        if search not in SEARCHES or gate not in GATES:
+            raise ValueError(f"search={search}, gate={gate}: choose search from {[*SEARCHES]}, gate from {[*GATES]}")
+        if search == "buckets" and size % top_k:
+            raise ValueError(f"search=buckets wants model.memory_size={size} to be a multiple of top_k={top_k}")
+        if search in PARTIAL and (scouts < 1 or candidates < top_k):
+            raise ValueError(f"search={search}: scouts={scouts} must be at least 1, candidates={candidates} at least {top_k}")
+        if search in PARTIAL and isinstance(policy, ByScore):
+            raise ValueError(
+                f"search={search} scores candidates alone: choose eviction=fifo, sink, lru or lfu, or search=exact"
+            )
+        self.heads, self.top_k, self.top, self.per_head = heads, top_k, SEARCHES[search], per_head
+        self.memory, self.empty_take_mass = BoundedMemory(size, policy), empty_take_mass
+        self.scouts, self.candidates = (scouts, candidates) if search == "approximate" else (0, size)
+        self.cells = [Cells(candidates), Cells(candidates)] if search == "faiss" else None  # of evaluation, of training
+        self.partial = search in PARTIAL
+        self.told: Callable[[Tensor], None] | None = None  # hears of the slots that queries find
+        self.bias = nn.Parameter(torch.zeros(heads))
+        self.content = nn.Linear(width, heads, bias=False) if gate == "content" else None
+
+    def gate(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "_ h _ 1"]:
+        """How much of each head's output comes from memory."""
+        if self.content is None:
+            return self.bias.sigmoid().view(1, -1, 1, 1)
+        return (self.content(x) + self.bias).sigmoid().transpose(1, 2)[..., None]
+
+    def folded(self, x: Float[Tensor, "b h l d"]) -> Float[Tensor, "_ l _ d"]:
+        """Slots first; heads that keep sets of their own are rows."""
+        return x.flatten(0, 1)[:, :, None] if self.per_head else x.transpose(1, 2)
+
+    def start(self, key: Float[Tensor, "b h l d"]) -> Remembered:
+        """An empty memory for keys of that kind."""
+        none = key.detach()[:, :, :0]
+        held = self.memory.empty((self.folded(none), self.folded(none)))
+        return Remembered(held, (none, none), torch.zeros(len(key), 0, dtype=torch.long, device=key.device), none)
+
+    def reset(self, state: Remembered, rows: Bool[Tensor, " b"]) -> Remembered:
+        """The memory without what some batch rows hold."""
+        held = self.memory.reset(state.held, self.rows(rows))
+        return state._replace(held=held, position=state.position.masked_fill(rows[:, None], -1))
+
+    def rows(self, b: Tensor) -> Tensor:
+        """Something of each batch row as something of each row of the memory."""
+        return b.repeat_interleave(self.heads, 0) if self.per_head else b
+
+    def entered(self, state: Remembered) -> Held:
+        """The entries with those that wait; the state stays as it is."""
+        return self.memory.update(state.held, *self.entering(state))
+
+    def entering(self, state: Remembered) -> tuple[tuple[Tensor, ...], Int[Tensor, "r l"]]:
+        """What waits, as columns and positions of the memory's rows."""
+        return tuple(map(self.folded, state.waiting)), self.rows(state.position)
+
+    def read(
+        self, query: Float[Tensor, "b h l d"], state: Remembered, position: Int[Tensor, "b l"]
+    ) -> tuple[Float[Tensor, "b h l d"], Held]:
+        """What the queries make of the memory; the policy hears of their scores."""
+        if not self.memory.size:
+            return torch.zeros_like(query), state.held
+        held = self.memory.overwrite(state.held, *self.entering(state))
+        policy = self.memory.policy
+        asked, table, keys = self.searched(query, held, state.scout)
+        if not policy.by_attention:
+            return self.attended(asked, table, self.found(asked, table, keys)).view_as(query), held
+        whole, place = policy.begin(held.ranking), self.rows(position)
+        summaries = [Summary(*(part[row : row + 1] for part in whole)) for row in range(len(place))]
+
+        def watch(row: int, block: slice, score: Tensor, best: Tensor) -> None:
+            retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True)
+            attended = Attended(score[None], place[row : row + 1, block], retrieved[None])
+            summaries[row] = policy.observe(summaries[row], attended)
+
+        found = self.found(asked, table, keys, None if self.partial else watch)
+        if self.partial:
+            tell(found, self.memory.size, watch)
+        result = self.attended(asked, table, found)
+        summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
+        return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
+
+    def searched(
+        self, query: Float[Tensor, "b h l d"], held: Held, scout: Float[Tensor, "b h s d"]
+    ) -> tuple[Float[Tensor, "r g l d"], Table, Keys]:
+        """Queries of the memory's rows, its entries, and the keys to search."""
+        key, value = held.columns
+        table = Table(key, value, held.ranking.position >= 0)
+        asked, scout = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, scout))
+        few = scout.shape[2] and self.memory.size > self.candidates
+        return asked, table, candidates(table, scout, self.top_k, self.candidates) if few else every(table)
+
+    @torch.no_grad()
+    def looked(
+        self, query: Float[Tensor, "b h 1 d"], state: Remembered, held: Held, gate: Float[Tensor, "_ h 1 1"]
+    ) -> list[Looked]:
+        """What the gate lets through of a query's attention to ``held``, the entries that it has read."""
+        if not self.memory.size:
+            return []
+        asked, table, keys = self.searched(query, held, state.scout)
+        found, places = self.found(asked, table, keys), held.ranking.position
+        position = places[torch.arange(len(places), device=places.device)[:, None, None, None], found.slot]
+        share = shares(asked, table, found, self.empty_take_mass).view(*query.shape[:3], -1) * gate / self.heads
+        return [Looked(share.flatten(1), position.view_as(share).flatten(1))]
+
+    def found(self, query: Float[Tensor, "r h l d"], table: Table, keys: Keys, watch: Watch | None = None) -> Found:
+        """The best entries of each query."""
+        if self.cells is not None:
+            return self.cells[self.training].search(query, table, self.top_k)
+        return search(query, keys, self.top_k, self.top, watch)
+
+    def attended(self, query: Float[Tensor, "r h l d"], table: Table, found: Found) -> Float[Tensor, "r h l d"]:
+        """Attention to what was found."""
+        if self.told is not None:
+            self.told(found.slot)
+        return attend(query, table, found, self.empty_take_mass)
+
+    def write(self, held: Held, own: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]) -> Remembered:
+        """The memory, before which a segment's keys and values wait; its queries, keys and values are constants."""
+        query, key, value = (part.detach() for part in own)
+        scout = query[:, :, :: max(1, -(-query.shape[2] // self.scouts))] if self.scouts else query[:, :, :0]
+        return Remembered(held, (key, value), position, scout)
+
+
+def tell(found: Found, size: int, watch: Watch) -> None:
+    """Tells of what was found alone, block by block: of other entries nothing is known."""
+    b, h, length, _ = found.slot.shape
+    for row in range(b):
+        for block in slices(length, max(1, CELLS // (h * size))):
+            slot, product = found.slot[row, :, block], found.product[row, :, block]
+            score = product.new_full((*slot.shape[:2], size), -torch.inf)
+            watch(row, block, score.scatter(-1, slot, product), slot)

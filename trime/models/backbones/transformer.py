@@ -1,0 +1,92 @@
+"""The pre-norm Transformer language model of Baevski & Auli (2019), the backbone of TRIME (Appendix D)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from trime.models.layers.attention import CausalAttention, feed_forward
+from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
+from trime.types import Bool, Encoding, Float, Int, Tensor
+
+FIRST = 2  # the number of a row's first position, as in fairseq's checkpoints
+
+
+class Layer(nn.Module):
+    """x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, heads, inner_dropout)
+        self.feed_norm = nn.LayerNorm(width)
+        self.feed = feed_forward(width, inner, inner_dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None
+    ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
+        """The layer's output, and the input of its feed-forward block."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), padding))
+        g = self.feed_norm(x)
+        return x + self.dropout(self.feed(g)), g
+
+
+class Transformer(nn.Module):
+    """Sinusoidal positions, ``layers`` pre-norm layers, and a last norm unless ``final_norm=false``.
+
+    ``inner_dropout`` applies to attention weights and ReLU outputs, ``dropout`` elsewhere.
+    Cells that hold the token ``pad`` have no position and are hidden from each other, as in fairseq; null:
+    there is none. ``key`` says what memories are keyed by: g, or f, what the output layer reads.
+    """
+
+    carries = False
+
+    def __init__(
+        self,
+        embedding: AdaptiveInput | PlainInput,
+        layers: int,
+        heads: int,
+        inner: int,
+        positions: int,
+        dropout: float = 0.0,
+        inner_dropout: float = 0.0,
+        final_norm: bool = True,
+        pad: int | None = None,
+        key: str = "g",
+    ):
+        super().__init__()
+        if key not in ("f", "g"):
+            raise ValueError(f"key={key}: memories are keyed by f or g: mend model.backbone.key")
+        self.key = key
+        self.position: Tensor
+        width = embedding.width
+        self.embedding, self.positions, self.width, self.pad = embedding, positions, width, pad
+        self.register_buffer("position", sinusoids(positions, width, FIRST), persistent=False)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(Layer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
+        self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
+
+    def start(self, rows: int) -> None:
+        """There is no state."""
+
+    def figures(self) -> dict[str, Tensor]:
+        return {}
+
+    def forward(
+        self, tokens: Int[Tensor, "b l"], state: None = None, fresh: Bool[Tensor, " b"] | None = None
+    ) -> tuple[Encoding, None]:
+        """Encodes each row on its own; there is no state to carry."""
+        length = tokens.shape[1]
+        if length > self.positions:
+            raise ValueError(f"a row of {length} tokens exceeds model.backbone.positions={self.positions}")
+        position, padding = self.position[:length], None
+        if self.pad is not None and (tokens == self.pad).any():
+            padding = tokens == self.pad
+            position = position.masked_fill(padding[:, :, None], 0)
+        x = g = self.dropout(math.sqrt(self.width) * self.embedding(tokens) + position)
+        for layer in self.layers:
+            x, g = layer(x, padding)
+        f = self.final_norm(x)
+        return Encoding(f, f if self.key == "f" else g), None

@@ -1,0 +1,1 @@
+"""Checkpoints released in fairseq's format."""

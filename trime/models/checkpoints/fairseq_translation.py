@@ -1,0 +1,101 @@
+"""Released translation checkpoints in fairseq's format (TRIME-MT: transformer_iwslt_de_en) as networks of our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from trime.models.checkpoints.fairseq import PAD, Released, check_supported, fill, has_final_norm
+from trime.models.network import Network, build_network
+from trime.types import UserError
+
+SUPPORTED = {  # arguments of fairseq's encoder-decoders that change the forward pass, and the values that are supported
+    "encoder_learned_pos": (False, None),
+    "decoder_learned_pos": (False, None),
+    "no_token_positional_embeddings": (False, None),
+    "no_scale_embedding": (False, None),
+    "layernorm_embedding": (False, None),
+    "activation_fn": ("relu", None),
+    "adaptive_input": (False, None),
+    "adaptive_softmax_cutoff": (None,),
+    "no_decoder_final_norm": (False, None),
+    "no_cross_attention": (False, None),
+    "cross_self_attention": (False, None),
+    "share_all_embeddings": (False, None),
+}
+SIDES = {"layers": "layers", "heads": "attention_heads", "inner": "ffn_embed_dim", "width": "embed_dim"}  # alike on both
+POSITIONS = 1024  # of fairseq, where a checkpoint does not say
+SUBLAYERS = {
+    "attention": "self_attn",
+    "cross": "encoder_attn",
+    "attention_norm": "self_attn_layer_norm",
+    "cross_norm": "encoder_attn_layer_norm",
+    "feed_norm": "final_layer_norm",
+    "feed.0": "fc1",
+    "feed.3": "fc2",
+}
+PROJECTIONS = {"query": "q", "keyed": "kv", "outward": "out"}
+
+
+def translation_network_of(released: Released) -> tuple[Network, dict[str, Any]]:
+    """Return the network with the checkpoint's weights, and its description; UserError where a weight has no place."""
+    try:
+        description = description_of(released)
+        vocabulary = len(released.weights["embed_tokens.weight"])
+    except KeyError as error:
+        raise UserError(f"the checkpoint lacks {error}: it is truncated, or of an architecture that is not supported") from None
+    network = build_network(OmegaConf.create(description), vocabulary)
+    return fill(network, released.weights, sources_of), description
+
+
+def description_of(released: Released) -> dict[str, Any]:
+    """Return the embedding, backbone and head of conf/model that hold the weights; UserError where none do."""
+    args, weights = released.args, released.weights
+    if not str(args.get("arch", "")).startswith("transformer") or "encoder_layers" not in args:
+        raise UserError(f"the checkpoint's architecture {args.get('arch')} is not supported: transformer_iwslt_de_en is")
+    check_supported(args, SUPPORTED)
+    for name in SIDES.values():
+        if args[f"encoder_{name}"] != args[f"decoder_{name}"]:
+            raise UserError(f"the checkpoint's encoder_{name} and decoder_{name} differ, which is not supported")
+    norm_first = {side: bool(args.get(f"{side}_normalize_before")) for side in ("encoder", "decoder")}
+    if norm_first["decoder"] != has_final_norm(weights):
+        raise UserError("the checkpoint has no norm after its pre-norm decoder, or one after a post-norm one: not supported")
+    backbone = {
+        "_target_": "trime.models.backbones.encoder_decoder.EncoderDecoder",
+        **{ours: args[f"decoder_{theirs}"] for ours, theirs in SIDES.items() if ours != "width"},
+        "positions": min(args.get(f"max_{side}_positions") or POSITIONS for side in ("source", "target")),
+        "key": "f",  # translation.key decides when it is read
+        "pad": PAD,
+        "source_vocabulary": len(weights["encoder.embed_tokens.weight"]),
+        **{f"{side}_norm_first": first for side, first in norm_first.items()},
+    }
+    embedding = {"_target_": "trime.models.layers.embeddings.PlainInput", "width": args["decoder_embed_dim"], "pad": PAD}
+    tied = bool(args.get("share_decoder_input_output_embed"))
+    return {
+        "embedding": embedding,
+        "backbone": backbone,
+        "head": {"_target_": "trime.models.layers.heads.Softmax", "tied": tied},
+    }
+
+
+def sources_of(name: str) -> list[str]:
+    """Return the names of the checkpoint's weights that are joined in one parameter of the network."""
+    part, module, *rest = name.split(".")
+    named = {
+        "embedding": "embed_tokens.weight",
+        "source_embedding": "encoder.embed_tokens.weight",
+        "encoder_norm": f"encoder.layer_norm.{rest[-1] if rest else ''}",
+        "final_norm": f"layer_norm.{rest[-1] if rest else ''}",
+    }
+    if part == "head":
+        return ["output_projection.weight"]
+    if module in named:
+        return [named[module]]
+    number, *sublayer, kind = rest
+    layer = f"{'encoder.' if module == 'encoder' else ''}layers.{number}"
+    if sublayer[-1] in PROJECTIONS:
+        attention = f"{layer}.{SUBLAYERS[sublayer[0]]}"
+        projections = ("k", "v") if sublayer[-1] == "keyed" else (PROJECTIONS[sublayer[-1]],)
+        return [f"{attention}.{projection}_proj.{kind}" for projection in projections]
+    return [f"{layer}.{SUBLAYERS['.'.join(sublayer)]}.{kind}"]

@@ -1,0 +1,1 @@
+"""What every stage stands on: artefacts, processes, model folders, the trainer."""

@@ -1,0 +1,1 @@
+"""Which artefacts an experiment is made of, and what each is made from."""

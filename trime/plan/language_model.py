@@ -1,0 +1,210 @@
+"""The artefacts of an experiment, each linked to those it is made from: the way of the data as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from trime.memory.retrieval.datastore import check_k
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.model_io import check_positions
+from trime.pipeline.rows import memories_of
+from trime.pipeline.tracking import logger_of
+from trime.stages.analysis.retrieval import Analysis
+from trime.stages.analysis.subsets import Subsets
+from trime.stages.datastore import GivenStore, Index, check_index, uses_external
+from trime.stages.encode import Encode
+from trime.stages.evaluate import Evaluate
+from trime.stages.eviction.context_replay import ContextReplay
+from trime.stages.eviction.record import Record
+from trime.stages.eviction.replay import KeyReplay, Replay
+from trime.stages.fit import Fit, Given
+from trime.stages.import_checkpoint import Import
+from trime.stages.long_context.answer import Answer
+from trime.stages.long_context.initialize import Initialize
+from trime.stages.long_context.teach import Teach
+from trime.stages.memories import Memories, Sources
+from trime.stages.mixture import TuneMixture, given_mixture, tune_of
+from trime.stages.pack import Pack
+from trime.stages.prepare import Prepare, Source
+from trime.stages.pretrained import is_pretrained, source_of
+from trime.stages.tune import Tune
+
+
+class Plan:
+    """corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
+
+    encoder: type[Encode] = Encode  # how splits are read
+    importer: type[Import] = Import  # how a released checkpoint is read
+
+    def __init__(self, config: DictConfig):
+        self.config = config
+
+    def prepared(self, section: str) -> Prepare:
+        """The corpus a section reads: its own dataset's in the main vocabulary, or the main one."""
+        own = self.config[section].get("dataset")
+        return Prepare(self.config, own, self.dictated or self.corpus.source()) if own else self.corpus
+
+    @cached_property
+    def corpus(self) -> Prepare:
+        return Prepare(self.config, self.config.dataset, self.dictated)
+
+    @cached_property
+    def dictated(self) -> Source | None:
+        """The vocabulary of an imported or pretrained model: all text is read in it."""
+        if is_pretrained(self.config):
+            return source_of(self.config)
+        if not self.config.checkpoint:
+            return None
+        vocabulary = self.model.vocabulary  # type: ignore[attr-defined]
+        return Source(vocabulary.fingerprint, lambda: vocabulary) if vocabulary else None
+
+    @cached_property
+    def evaluated(self) -> Prepare:
+        return self.prepared("evaluate")
+
+    @cached_property
+    def stored(self) -> Prepare:
+        return self.prepared("datastore")
+
+    @cached_property
+    def pack(self) -> Pack | None:
+        wanted = instantiate(self.config.batching, _convert_="all").needs_neighbours
+        return Pack(self.config, self.corpus) if wanted and self.config.train.updates else None
+
+    @cached_property
+    def model(self) -> Artefact:
+        if self.config.checkpoint:
+            return Given(self.config) if Path(self.config.checkpoint).expanduser().is_dir() else self.importer(self.config)
+        return self.fit
+
+    @cached_property
+    def fit(self) -> Fit:
+        """The model that this experiment trains."""
+        return Fit(self.config, self.corpus, self.pack, lambda: self.logger)
+
+    @cached_property
+    def valid(self) -> Encode:
+        return self.encoder(self.config, "evaluate", "valid", self.evaluated, self.model)
+
+    @cached_property
+    def test(self) -> Encode:
+        return self.encoder(self.config, "evaluate", "test", self.evaluated, self.model)
+
+    def check_text(self) -> None:
+        """UserError, before a model is trained, where what comes after it could not be done with this text."""
+        stages = {*self.config.stages}
+        for split, wanted in (("valid", {"encode", "tune"}), ("test", {"evaluate"})):
+            if wanted & stages:
+                self.evaluated.corpus().split(split)
+        if self.index and isinstance(self.store, Encode) and {"encode", "datastore"} & stages:
+            entries = self.store.windows(self.stored.corpus()).scored()
+            check_k(self.most_neighbours, entries)
+            if (width := self.config.model.get("width")) and not self.config.checkpoint:
+                check_index(self.config.index, entries, width)
+        self.check_windows()
+
+    def check_windows(self) -> None:
+        """UserError where a line, or a sentence, is longer than the model allows."""
+        if self.config.evaluate.lines and not self.config.checkpoint:
+            for split in (self.valid, self.test):
+                longest = int(split.windows(self.evaluated.corpus()).length.max())
+                check_positions(self.config.model.backbone.get("positions"), self.config, longest)
+
+    @property
+    def most_neighbours(self) -> int:
+        """K, or the largest of several."""
+        return int(self.config.index.k)
+
+    @cached_property
+    def store(self) -> Artefact:
+        """The encoded external corpus: this run's, or the folder ``datastore.path=DIR`` names."""
+        if self.config.datastore.path:
+            return GivenStore(self.config, self.model)
+        return self.encoder(self.config, "datastore", self.config.datastore.split, self.stored, self.model)
+
+    @cached_property
+    def index(self) -> Index | None:
+        return Index(self.config, self.store) if uses_external(self.config) else None
+
+    @cached_property
+    def tune(self) -> Tune:
+        return tune_of(self.config, self.valid, self.memories)
+
+    @cached_property
+    def memories(self) -> Memories:
+        return Memories(self.config, Sources(self.index, self.stored))
+
+    @cached_property
+    def evaluate(self) -> Evaluate:
+        return Evaluate(self.config, self.test, self.tune)
+
+    @cached_property
+    def analysis(self) -> Analysis | None:
+        return Analysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
+
+    @cached_property
+    def subsets(self) -> Subsets | None:
+        """What each memory of a mixture is worth, where this run fits one."""
+        if not isinstance(self.tune, TuneMixture) or self.config.evaluate.subsets == "none" or given_mixture(self.config):
+            return None
+        return Subsets(self.config, self.test, self.tune)
+
+    @cached_property
+    def record(self) -> Record:
+        return Record(self.config, self.test)
+
+    @cached_property
+    def replay(self) -> Replay:
+        if self.remembers_contexts:
+            return ContextReplay(self.config, self.test, self.tune)
+        return KeyReplay(self.config, self.record)
+
+    @property
+    def remembers_contexts(self) -> bool:
+        """Some row has a long memory: it is what a replay is about, not one inside the model."""
+        return "long" in memories_of(self.config)
+
+    @cached_property
+    def taught(self) -> Teach | None:
+        """The small model that answers where none is named."""
+        return None if self.config.model.get("name") else Teach(self.config)
+
+    @cached_property
+    def answer(self) -> Answer:
+        return Answer(self.config, self.taught)
+
+    @cached_property
+    def logger(self) -> Any:
+        """The run's experiment logger; it opens its run when it is first written to."""
+        return logger_of(self.config.logger, self.run_folder)
+
+    @cached_property
+    def run_folder(self) -> Path:
+        """Where a run's results lie: its name, seed and what determines its figures."""
+        place = Path(self.config.paths.outputs) / "runs" / self.config.name
+        return place / f"seed{self.config.seed}-{self.evaluate.fingerprint[:8]}"
+
+    def made_by(self, stage: str) -> list[Artefact]:
+        """What a stage makes for this experiment, in order."""
+        nodes: dict[str, Callable[[], list[Artefact | None]]] = {
+            "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
+            "prepare": lambda: [self.corpus, self.evaluated, self.stored if self.index else None],
+            "pack": lambda: [self.pack],
+            "fit": lambda: [None if self.config.checkpoint else self.model],
+            "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
+            "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
+            "tune": lambda: [*self.tune.parts(), self.tune],
+            "evaluate": lambda: [self.test, self.evaluate, self.subsets, self.analysis],
+            "initialize": lambda: [Initialize(self.config)],
+            "teach": lambda: [self.taught if is_pretrained(self.config) else None],
+            "answer": lambda: [self.answer],
+            "record": lambda: [self.test, *self.tune.parts(), self.tune] if self.remembers_contexts else [self.record],
+            "replay": lambda: [self.replay],
+        }
+        return list(dict.fromkeys(node for node in nodes[stage]() if node is not None))

@@ -1,0 +1,1 @@
+"""Running an experiment: checks, stages in order, results and their report."""

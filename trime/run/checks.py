@@ -1,0 +1,243 @@
+"""Checks of a configuration before anything is built: a user's mistake costs seconds, not a training."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from trime.data.segments import count_of
+from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.rows import Row
+from trime.models.network import build_network
+from trime.pipeline.artefact import plain
+from trime.pipeline.kinds import (
+    BOOLEAN,
+    NATURAL,
+    NUMBER,
+    POSITIVE,
+    SOME,
+    Kind,
+    demand,
+    each,
+    grid,
+    is_number,
+    one_of,
+    whole,
+)
+from trime.pipeline.model_io import model_of, remember
+from trime.pipeline.processes import node
+from trime.pipeline.rows import FITTED, rows_of
+from trime.pipeline.settings import KINDS, READING, TRANSLATION
+from trime.stages.mixture import given_mixture
+from trime.stages.pretrained import is_pretrained
+from trime.types import UserError
+
+SWITCHES = ("yes", "no", "on", "off")
+SECTION = Kind(lambda value: isinstance(value, dict) and "_target_" in value, "as in conf/mixture")
+SYMBOLS = 2**16  # of a vocabulary, to try a model
+DECAY = Kind(lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
+HISTORY = Kind(lambda value: value == [] or grid(DECAY).holds(value), "a list of numbers from 0 to 1, or []")
+ADAPTIVE = {
+    **{f"mixture.model.{name}": SOME for name in ("hidden", "epochs", "patience", "batch")},
+    **{f"mixture.model.{name}": POSITIVE for name in ("learning_rate", "online_rate")},
+    "mixture.model.history": HISTORY,
+    "mixture.model.online": BOOLEAN,
+}
+TRANSLATES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
+
+
+def check(config: DictConfig) -> None:
+    """Raises UserError at the first setting that cannot work."""
+    check_switches(OmegaConf.to_container(config))  # type: ignore[arg-type]
+    pretrained = is_pretrained(config)
+    demand(config, (TRANSLATION if config.task == "translation" else {}) | KINDS)
+    check_mixture(config)
+    demand(config, {"batching.tokens" if "tokens" in config.batching else "batching.size": SOME})
+    demand(config, {"train.updates": whole(0 if pretrained else 1)})  # a pretrained model may be taken as it is
+    demand(config, {f"tune.{name}": grid(NUMBER) for name in config.tune})
+    for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
+        count_of(OmegaConf.select(config, key))
+    node(config)
+    trains = {"fit", "teach"} & {*config.stages}
+    if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
+    if config.dictionary and not config.checkpoint:
+        raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
+    sizes = list(config.tune.memory_size)
+    if sizes != sorted({*sizes}):
+        raise UserError(f"tune.memory_size={sizes}: list different sizes from the smallest to the largest")
+    for policy in (config.eviction, config.train.eviction):
+        instantiated(policy)
+    check_memories(config)
+    if config.task == "translation":
+        check_translation(config)
+    if pretrained:
+        check_reading(config)
+        return
+    if "memory_size" in config.model:
+        demand(config, {"model.memory_size": whole(0)})
+    if not config.checkpoint:
+        check_model(config)
+
+
+def check_switches(section: dict[str, Any], place: str = "") -> None:
+    """UserError at a switch that is set to no, off, yes or on: Hydra reads these words as text, which would count as true."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            check_switches(value, f"{place}{key}.")
+        elif isinstance(value, str) and value.lower() in SWITCHES and key not in ("name", "path"):
+            raise UserError(f"{place}{key}={value}: write true or false")
+
+
+def check_memories(config: DictConfig) -> None:
+    """UserError where the memories of training or of the rows cannot be had."""
+    if config.index.device == "cuda" and config.index.engine == "local" and not torch.cuda.is_available():
+        raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
+    if config.index.engine == "ray" and not find_spec("ray"):
+        raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local")
+    if config.memory.get("_target_"):
+        instantiated(config.memory)
+    previous = config.memory.get("stale") and "Previous" in (OmegaConf.select(config, "memory.visibility._target_") or "")
+    if previous and "streams" not in config.batching["_target_"]:
+        raise UserError("memory=previous wants rows that read on: set batching=streams")
+    pieces = config.task == "translation" or is_pretrained(config)
+    if pieces and OmegaConf.select(config, "neighbours.analyzer") == "english":
+        raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
+    rows = [row for row in rows_of(config) if isinstance(row, Row)]
+    check_similarity(config)
+    check_fitted(config)
+    joined = [names for row in rows for names in (("vocabulary", *row.joint), *(layer.memories for layer in row.layers))]
+    mixed = any("external" in names and len(names) > 1 for names in joined)
+    if mixed and config.task == "language_model" and config.index.metric != config.similarity:
+        raise UserError(
+            f"index.metric={config.index.metric}: the external memory is joined with what similarity={config.similarity} "
+            "measures: set similarity alone, or rows that interpolate"
+        )
+
+
+def check_mixture(config: DictConfig) -> None:
+    """UserError where the settings of a mixture are of no use, before rows are made of them."""
+    demand(config, {"mixture.kind": one_of("none", "joint", "interpolated", *FITTED)})
+    if config.mixture.kind not in FITTED:
+        return
+    demand(config, {"mixture.folds": whole(3), "mixture.temperatures": grid(POSITIVE), "mixture.model": SECTION})
+    if list(config.mixture.temperatures) != sorted(config.mixture.temperatures):
+        raise UserError(f"mixture.temperatures={config.mixture.temperatures}: list them from the lowest to the highest")
+    own = config.mixture.model
+    demand(config, {key: kind for key, kind in ADAPTIVE.items() if key.split(".")[-1] in own})
+    count_of(config.mixture.tokens)
+    instantiated(own)
+
+
+def check_fitted(config: DictConfig) -> None:
+    """UserError where the memories of an experiment could not be mixed as asked."""
+    fitted = [row for row in rows_of(config) if isinstance(row, FittedRow)]
+    if not fitted:
+        return
+    given_mixture(config)
+    own = config.mixture.model
+    if config.task == "translation" and (own.get("history") or own.get("online")):
+        raise UserError("translations of a beam have no history: set mixture.history=[] and mixture.online=false")
+    if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
+        raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
+    if own.get("history") and config.compatibility.sorted_windows:
+        raise UserError("mixture.history knows a text in its order: set compatibility=none, or mixture.history=[]")
+
+
+def check_similarity(config: DictConfig) -> None:
+    """UserError where a gate could not be learned, or training and test would not mean the same by similar."""
+    learned = config.memory.get("_target_") and not is_pretrained(config)
+    if config.model.get("gate") and not learned and not config.checkpoint:
+        raise UserError(
+            "model.gate=true is learned with a memory in training, and not by pretrained models: choose memory=local"
+        )
+    asked = "index.metric" if config.task == "translation" else "similarity"
+    at_test = OmegaConf.select(config, asked)
+    metric = config.memory.get("metric", at_test)
+    if metric != at_test:
+        raise UserError(f"memory.metric={metric} in training and {at_test} at test: set {asked} alone")
+
+
+def check_translation(config: DictConfig) -> None:
+    """UserError where sentences could not be translated as asked."""
+    stages = set(config.stages) - set(TRANSLATES)
+    if stages:
+        raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
+    if (
+        not config.model.backbone._target_.startswith("trime.models.backbones.encoder_decoder")
+        or "tokens" not in config.batching
+    ):
+        raise UserError("translation wants model=translation and batching=budget or budget_bm25: leave others out")
+    if not config.model.head._target_.endswith(".Softmax"):
+        raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
+    if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
+        raise UserError("translation has no evaluate.dataset, datastore.dataset, evaluate.analysis: leave them out")
+    memories = [row.memories for row in rows_of(config)]
+    first = sum(not own for own in memories)  # rows without memory
+    if set().union(*memories) - {"external"} or any(memories[:first]) or not first:
+        raise UserError("evaluate.rows: of a translation the first row has no memory, and later ones the external memory alone")
+
+
+def check_reading(config: DictConfig) -> None:
+    """UserError where a pretrained model could not be read as asked."""
+    answers = bool({"teach", "answer"} & set(config.stages))
+    demand(config, READING | {"model.memory_size": each(whole(int(answers)))})
+    sizes = plain(config.model.memory_size)
+    if any(0 < least < config.model.chunk for least in (sizes if isinstance(sizes, list) else [sizes])):
+        raise UserError(
+            f"model.memory_size={sizes} is less than model.chunk={config.model.chunk}, which it must hold: lower that"
+        )
+    if isinstance(sizes, list) and 0 in sizes:
+        raise UserError(f"model.memory_size={sizes}: every layer wants entries, or none does (model.memory_size=0)")
+    if answers:
+        check_questions(config)
+    elif sizes and config.evaluate.context and {"encode", "evaluate"} & set(config.stages):
+        raise UserError("with model.memory_size the model reads on from window to window: set evaluate.context=0")
+    if not config.model.backbone._target_.startswith("trime.models.pretrained"):
+        raise UserError("model=pretrained has layers of its own: leave backbone= and head= out")
+    lora = plain(config.model.lora)
+    if lora is not None and not (isinstance(lora, dict) and {"rank", "alpha"} <= lora.keys() <= {"rank", "alpha", "dropout"}):
+        raise UserError(f"model.lora={lora}: it must be null, or as in 'model.lora={{rank: 8, alpha: 16, dropout: 0.0}}'")
+    for name, value in (lora or {}).items():
+        if not (NATURAL if name == "dropout" else SOME).holds(value):
+            raise UserError(f"model.lora.{name}={value}: rank and alpha are whole numbers above 0, dropout at least 0")
+    if config.taught.spread and config.taught.model.kind != "decoder":
+        raise UserError("taught.spread=true is for taught.model.kind=decoder: a T5 tells no distances beyond 128 apart")
+
+
+def check_questions(config: DictConfig) -> None:
+    """UserError where there are no such questions, or those that are to be answered have no answers to judge by."""
+    questions, split = instantiated(config.questions), config.answering.split
+    if "answer" in config.stages and split not in questions.splits:
+        raise UserError(
+            f"answering.split={split}: the {split} questions of questions={questions.name} have no answers: "
+            f"set answering.split={questions.splits[-1]}"
+        )
+
+
+def instantiated(part: DictConfig) -> Any:
+    """What a part of the configuration describes; UserError where it cannot be."""
+    try:
+        return instantiate(part, _convert_="all")
+    except InstantiationException as error:
+        raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
+
+
+def check_model(config: DictConfig) -> None:
+    """UserError where the model could not be built, or evaluation's memory inside it: after training it would be late."""
+    model = model_of(config)
+    if "memory_size" in config.model:
+        if config.evaluate.context:
+            raise UserError("this model reads on from window to window: set evaluate.context=0")
+        remember(model, config)
+    try:
+        with torch.device("meta"):
+            build_network(OmegaConf.create(model), SYMBOLS)
+    except (RuntimeError, ZeroDivisionError, IndexError) as error:  # what PyTorch says of sizes below 1
+        said = " ".join(str(error).split())
+        raise UserError(f"the model cannot be built ({said}): see model.* and model.backbone.*") from error

@@ -1,0 +1,168 @@
+"""report: results.json, table, picture and page of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from trime.inspection.samples import samples_of
+from trime.metrics import bits, perplexity
+from trime.pipeline.artefact import copied, plain, told_briefly, write_aside
+from trime.plan.language_model import Plan
+from trime.report.answers import answers_table
+from trime.report.figures.run import analysis_panels, analysis_picture, run_panels, run_picture
+from trime.report.figures.several import replay_picture
+from trime.report.groups import is_fitted
+from trime.report.memories import memories_picture, memories_section, memories_text
+from trime.report.page import Page, Section, Table, commands, pictured, sampled, write_page
+from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, analysis_text, evaluated, markdown, replay_text, run_table
+from trime.run.provenance import provenance
+from trime.stages.evaluate import named
+from trime.stages.prepare import Prepare
+
+
+def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Writes results.json, config.yaml, metrics.csv, table, picture and page; prints the table and where they lie.
+
+    The results, and the samples of the page.
+    """
+    config, folder = plan.config, plan.run_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    results = collected(plan)
+    write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_aside(folder / "results.json", told_briefly(results))
+    if config.logger.history:
+        copied(plan.model.path() / "metrics.csv", folder / "metrics.csv")
+    table = markdown(*run_table(results))
+    table += f"\n{EDGE_NOTE}\n" * (EDGE in table) + f"\n{FITTED_NOTE}\n" * is_fitted(results)
+    write_aside(folder / "table.md", table)
+    if "subsets" in results:
+        text = memories_text(results)
+        write_aside(folder / "memories.md", text)
+        print(f"\n{text}\nweights: {memories_picture(results, folder / 'memories.png')}")
+    if "analysis" in results:
+        text = analysis_text(results)
+        write_aside(folder / "analysis.md", text)
+        print(f"\n{text}\nanalysis: {analysis_picture(results, folder / 'analysis.png')}")
+    picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
+    samples = samples_of(plan)
+    page = write_page(run_page(results, folder / "metrics.csv", samples), folder / "page.html")
+    print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{table}")
+    print(f"results: {folder / 'results.json'}\npicture: {picture}\npage: {page}")
+    return results, samples
+
+
+def run_page(results: dict[str, Any], history: Path, samples: list[dict[str, Any]]) -> Page:
+    """All that is known of a run."""
+    text, train, machine = evaluated(results), results["train"], results["hardware"]
+    facts = [
+        f"text: {text[0]}, {text[2]:,} tokens of test",
+        f"seed {results['seed']}",
+        *([f"{results['parameters']:,} parameters"] if results["parameters"] else []),
+        *([f"{train['updates']:,} updates"] if train.get("updates") else []),
+        f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores",
+        f"commit {(results['commit'] or 'unknown')[:12]}",
+    ]
+    note = "The last row is the experiment's own. Temperatures, shares and sizes were chosen on dev; test was scored once."
+    note += f" {FITTED_NOTE}" * is_fitted(results)
+    table = Table(*run_table(results), own=True)
+    note += f" {EDGE_NOTE}." * any(EDGE in cell for line in table.lines for cell in line)
+    return Page(
+        results["name"],
+        facts,
+        [
+            Section("Results", note, [table]),
+            *pictured("Curves", run_panels(results, history)),
+            *memories_section(results),
+            *pictured("Analysis", analysis_panels(results)),
+            *sampled(samples),
+            commands([results]),
+        ],
+    )
+
+
+def report_replay(plan: Plan) -> None:
+    """Table and picture of what every policy retains."""
+    folder, found = plan.run_folder, plan.replay.found()
+    folder.mkdir(parents=True, exist_ok=True)
+    text = replay_text(found)
+    write_aside(folder / "replay.json", json.dumps(found, indent=1))
+    write_aside(folder / "replay.md", text)
+    print(f"\n{text}\nreplay: {replay_picture(found, folder / 'replay.png')}")
+
+
+def report_answers(plan: Plan) -> Path:
+    """results.json of an answering run, and its line; the folder that holds it."""
+    config, found = plan.config, plan.answer.found()
+    folder = Path(config.paths.outputs) / "runs" / config.name / f"seed{config.seed}-{plan.answer.fingerprint[:8]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    row = found | plan.answer.reading() | {"eviction": named(plain(config.eviction)), "last": config.answering.last}
+    results = provenance(config) | {
+        "questions": plain(config.questions),
+        "answering": {"split": config.answering.split, "question_first": config.answering.question_first},
+        "model": config.model.name or str(plan.taught.path()),  # type: ignore[union-attr]
+        "taught": plan.taught.recipe() if plan.taught else None,
+        "metrics": {config.answering.split: [row]},
+    }
+    write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_aside(folder / "results.json", told_briefly(results))
+    header, lines = answers_table([results])
+    print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, lines)}\nresults: {folder / 'results.json'}")
+    return folder
+
+
+def collected(plan: Plan) -> dict[str, Any]:
+    """The run contract."""
+    config, model = plan.config, plan.model.path()
+    train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
+    tuned = plan.tune.tuned()
+    characters = plan.test.information()["characters"]
+    results = provenance(config) | {
+        "dataset": dataset_of(plan.corpus),
+        "parameters": train.pop("parameters", None),
+        "train": train,
+        "tuned": tuned["rows"][-1]["tuned"],
+        "metrics": {
+            "valid": [with_bits(row, characters) for row in tuned["rows"]],
+            "test": [with_bits(row, characters) for row in plan.evaluate.rows()],
+        },
+        "artefacts": {"fit": str(model), "evaluate": str(plan.evaluate.folder)},
+    }
+    if (model / "staleness.json").exists():
+        results["staleness"] = json.loads((model / "staleness.json").read_text())
+    if plan.subsets:
+        results["subsets"] = plan.subsets.found()
+    if plan.analysis:
+        results["analysis"] = plan.analysis.found()
+    if (model / "imported.json").exists():
+        results["imported"] = json.loads((model / "imported.json").read_text())
+        results["parameters"] = results["imported"]["parameters"]
+    if plan.evaluated is not plan.corpus:
+        results["evaluated"] = dataset_of(plan.evaluated)
+    if plan.index:
+        source = plan.index.information()
+        results["datastore"] = (
+            plan.index.statistics() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
+        )
+    return results
+
+
+def dataset_of(prepared: Prepare) -> dict[str, Any]:
+    """Name, fingerprint, tokens and vocabulary of a corpus."""
+    statistics = prepared.corpus().statistics
+    return {
+        "name": statistics["name"],
+        "fingerprint": statistics["fingerprint"],
+        "tokens": {name: split["tokens"] for name, split in statistics["splits"].items()},
+        "vocabulary": statistics["vocabulary"],
+        "notes": statistics["notes"],
+    }
+
+
+def with_bits(row: dict[str, Any], characters: bool) -> dict[str, Any]:
+    """A row with bits per character beside its loss, where tokens are characters."""
+    found = row | {"perplexity": perplexity(row["loss"])}
+    return found | ({"bits_per_character": bits(row["loss"])} if characters else {})

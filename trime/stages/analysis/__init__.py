@@ -1,0 +1,1 @@
+"""Analyses of an evaluated run."""

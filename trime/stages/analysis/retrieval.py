@@ -1,0 +1,113 @@
+"""Analysis of a run on dev and test (evaluate.analysis=true): frequency buckets, retrieval accuracy, size of the long memory.
+
+TRIME Table 14 (buckets by frequency on dev), Table 13 (is the target among those of the top K?), Figure 3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trime.evaluation.rows import Row
+from trime.memory.external import ExternalMemory
+from trime.memory.retrieval.datastore import Nearest
+from trime.memory.retrieval.search import Once
+from trime.metrics import perplexity
+from trime.pipeline.artefact import Artefact
+from trime.stages.analysis.frequency import BUCKETS, ByToken, frequency
+from trime.stages.encode import Encode
+from trime.stages.tune import Tune, scorer_of, watched
+from trime.types import Bool, Contexts, Tensor
+
+TOP = (1, 8, 64, 1024)
+
+
+class Analysis(Artefact):
+    """``analysis.json``."""
+
+    kind, stage = "analysis", "evaluate"
+
+    def __init__(self, config: Any, test: Encode, tune: Tune):
+        super().__init__(config)
+        self.test, self.tune = test, tune
+
+    def needs(self) -> list[Artefact]:
+        return [self.test, self.tune]
+
+    def settings(self) -> Any:
+        return {"buckets": BUCKETS, "top": TOP}
+
+    def build(self, folder: Path) -> None:
+        content = {"dev": self.of(self.tune.encoded), "test": self.of(self.test)}
+        (folder / "analysis.json").write_text(json.dumps(content, indent=1, ensure_ascii=False))
+
+    def of(self, encoded: Encode) -> dict[str, Any]:
+        """One split's."""
+        rows = list(self.tune.rows())
+        sized = max(number for number, row in enumerate(rows) if isinstance(row, Row))  # the last one of the papers'
+        chosen = [0] * len(rows)  # which of a row's memory sizes was tuned
+        long = "long" in rows[sized].memories
+        if long:
+            every = tuple(self.config.tune.memory_size)
+            chosen[sized], rows[sized] = every.index(rows[sized].sizes[0]), replace(rows[sized], sizes=every)
+        scorer = scorer_of(self.config, rows, self.tune.memories, encoded)
+        external = scorer.memories.get("external")
+        hits = Hits(external.nearest) if isinstance(external, ExternalMemory) else None
+        if hits:
+            hits.nearest.search = Once(hits.nearest.search)
+        corpus = encoded.corpus.corpus()
+        tables = [ByToken(len(corpus.vocabulary)) for _ in rows]
+        sizes = torch.zeros(len(rows[sized].sizes), dtype=torch.float64)
+        for window, scores in scorer.scores(watched(encoded, "analyse")):
+            for table, score, number in zip(tables, scores, chosen, strict=True):
+                table.add(window.query.token, -score[number, 0])
+            sizes += -scores[sized][:, 0].double().sum(-1).cpu()
+            if hits:
+                hits.add(window.query)
+        counts = frequency(corpus)
+        by_size = dict(zip(map(str, rows[sized].sizes), (sizes / tables[-1].tokens).tolist(), strict=True))
+        return {
+            "buckets": {
+                row.label: [told(bucket) for bucket in table.buckets(counts)] for row, table in zip(rows, tables, strict=True)
+            },
+            "retrieval": hits.accuracy() if hits else {},
+            "by_memory_size": by_size if long else {},  # the other settings as tuned
+        }
+
+    def found(self) -> dict[str, Any]:
+        return self.read("analysis.json")
+
+
+def told(bucket: dict[str, Any]) -> dict[str, Any]:
+    """A bucket's mean as loss and as perplexity."""
+    loss = bucket["mean"]
+    return {
+        "bucket": bucket["bucket"],
+        "tokens": bucket["tokens"],
+        "loss": loss,
+        "perplexity": None if loss is None else perplexity(loss),
+    }
+
+
+class Hits:
+    """How often the target is among the targets of the K nearest entries."""
+
+    def __init__(self, nearest: Nearest):
+        self.nearest, self.queries = nearest, 0
+        self.hits = {k: 0 for k in TOP if k <= nearest.k}
+
+    def add(self, query: Contexts) -> None:
+        score, token, _ = self.nearest.entries(query)
+        order = score.argsort(dim=1, descending=True, stable=True)  # rescoring and hiding change it
+        hit: Bool[Tensor, "n k"] = (token == query.token[:, None]) & (score > -math.inf)
+        hit = hit.gather(1, order)
+        self.queries += len(hit)
+        self.hits = {k: found + int(hit[:, :k].any(1).sum()) for k, found in self.hits.items()}
+
+    def accuracy(self) -> dict[str, float]:
+        return {str(k): found / max(1, self.queries) for k, found in self.hits.items()}

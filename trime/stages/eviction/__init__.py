@@ -1,0 +1,1 @@
+"""Recording a run and replaying eviction policies over it."""

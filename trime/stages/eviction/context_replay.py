@@ -1,0 +1,101 @@
+"""replay of TRIME's long memory: its entries are contexts, which the encoded test split holds already.
+
+What the model computes does not depend on this memory, so that a replay is the run itself: perplexity is that
+of the experiment's last row without external memory, at the temperatures that tune chose for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from omegaconf import DictConfig
+
+from trime.evaluation.rows import Row
+from trime.evaluation.scorer import Scorer
+from trime.eviction.base import EvictionPolicy
+from trime.memory.base import Window
+from trime.memory.local import LocalMemory
+from trime.memory.long import LongMemory
+from trime.memory.similarity import similarity
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.processes import device_of
+from trime.stages.encode import Encode, windows_of
+from trime.stages.eviction.replay import Document, Kept, Replay
+from trime.stages.tune import Tune
+from trime.types import Float, Int, Tensor, UserError
+
+WANTED = "stages=[replay] wants a row with long memory and without external: experiment=trime_long; or experiment=memorizing"
+
+
+class ContextReplay(Replay):
+    """The long memory over the encoded test split."""
+
+    def __init__(self, config: DictConfig, encoded: Encode, tune: Tune):
+        super().__init__(config)
+        self.encoded, self.tune = encoded, tune
+
+    def needs(self) -> list[Artefact]:
+        return [self.encoded, self.tune]
+
+    def row(self) -> Row:
+        """The last row with long and without external memory, at its best setting."""
+        every = [row for row in self.tune.rows() if isinstance(row, Row)]
+        rows = [row for row in every if "long" in row.memories and "external" not in row.memories]
+        if not rows:
+            raise UserError(WANTED)
+        return replace(rows[-1], sizes=tuple(self.sizes))
+
+    def exact(self) -> bool:
+        return True
+
+    def unit(self) -> str:
+        return "bits/char" if self.encoded.information()["characters"] else "perplexity"
+
+    def memories(self) -> list[str]:
+        return ["long memory"]
+
+    def documents(self, memory: str) -> Iterator[Document]:
+        if self.config.compatibility.sorted_windows:
+            raise UserError("stages=[replay] reads a text in its order: set compatibility.sorted_windows=false")
+        crossing, row = self.config.long.crossing, self.row()
+        windows = windows_of(self.encoded.path(), device_of(self.config))
+        for _, own in groupby(windows, lambda window: 0 if crossing else int(window.contexts.place.document[0])):
+            yield ContextDocument(list(own), row, self.config)
+
+
+class ContextDocument:
+    """The windows between two resets of the memory."""
+
+    def __init__(self, windows: list[Window], row: Row, config: DictConfig):
+        self.windows, self.row, self.config = windows, row, config
+        lengths = torch.tensor([len(window.query.token) for window in windows])
+        self.starts = lengths.cumsum(0) - lengths
+        self.g = torch.cat([window.query.g for window in windows])
+        self.mass = torch.stack([self.received(number) for number in range(len(windows))]).cpu()
+
+    def received(self, number: int) -> Float[Tensor, " n"]:
+        """What a window's queries give the contexts that an unlimited memory holds."""
+        found, query = self.g.new_zeros(len(self.g)), self.windows[number].query.g
+        overlap = 0 if self.config.long.repeats else self.windows[number].context
+        held = max(int(self.starts[number]) - overlap, 0)
+        if held:
+            score = similarity(query, self.g[:held], self.config.similarity) / query.shape[1] ** 0.5
+            found[:held] = score.softmax(-1).sum(0)
+        return found
+
+    def replayed(self, policy: EvictionPolicy, sizes: list[int]) -> list[Kept]:
+        """One pass for all sizes."""
+        long, metric = self.config.long, self.config.similarity
+        memory = LongMemory(sizes, policy, long.crossing, long.repeats, metric, selective=True)
+        memories = {"local": LocalMemory(metric), "long": memory}
+        scorer = Scorer([self.row], memories, self.config.evaluate.scaled_interpolation)
+        mass, loss = [0.0] * len(sizes), torch.zeros(len(sizes), dtype=torch.float64)
+        for step, (_, (score,)) in enumerate(scorer.scores(iter(self.windows))):
+            loss -= score[:, 0].double().sum(-1).cpu()
+            for number, held in enumerate(memory.kept):
+                position: Int[Tensor, " m"] = held.ranking.position[0].cpu()
+                mass[number] += float(self.mass[step, position[position >= 0]].sum())
+        return [Kept(*found, len(self.g)) for found in zip(mass, loss.tolist(), strict=True)]

@@ -1,0 +1,113 @@
+"""record: queries and keys of a model's memory layer over the test text, under unlimited memory; a file a document.
+
+Where one layer alone has a memory, its queries and keys do not depend on what the memory holds: any policy
+and size can be replayed from them, without the model, exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from trime.data.segments import Segments, collate
+from trime.models.backbones.memorizing.transformer import Attention
+from trime.models.network import Reader
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.model_io import open_network
+from trime.pipeline.processes import device_of
+from trime.pipeline.training import resolved_precision
+from trime.stages.encode import Encode
+from trime.tasks.callbacks.staleness import remembering
+from trime.types import Tensor, UserError
+
+WANTED = "stages=[record] wants a model with a memory inside: experiment=memorizing"
+
+
+class Record(Artefact):
+    """``00000.safetensors`` and so on: query and key [tokens h d] of each memory layer; ``record.json``."""
+
+    kind, stage = "record", "record"
+
+    def __init__(self, config: DictConfig, encoded: Encode):
+        super().__init__(config)
+        self.encoded = encoded  # the same windows, without a memory's limits
+
+    def needs(self) -> list[Artefact]:
+        return [self.encoded.corpus, self.encoded.model]
+
+    def settings(self) -> Any:
+        return {key: value for key, value in self.encoded.settings().items() if key not in ("memory", "dtype")}
+
+    def build(self, folder: Path) -> None:
+        corpus = self.encoded.corpus.corpus()
+        text, windows = corpus.split(self.encoded.split), self.encoded.windows(corpus)
+        if "top_k" not in self.config.model.backbone.get("memory", {}):
+            raise UserError(WANTED)
+        network, described = open_network(self.encoded.model.path(), self.unlimited(windows))
+        device, backbone = device_of(self.config), network.backbone
+        network.to(device)
+        layers = remembering(backbone)  # type: ignore[arg-type]
+        if not layers:
+            raise UserError(WANTED)
+        heard = {number: Heard(backbone.attentions[number]) for number in layers}  # type: ignore[index, arg-type]
+        documents, reader = np.unique(windows.document), Reader(network)
+        with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc="record", mininterval=1) as bar:
+            for number, document in enumerate(documents):
+                file = folder / f"{number:05d}.safetensors"
+                rows = np.flatnonzero(windows.document == document).tolist()
+                if not file.exists():
+                    for row in rows:
+                        batch = collate(text, windows, [row], corpus.vocabulary.ends).to(device)
+                        with torch.no_grad():
+                            reader.encode(batch)
+                    aside = file.with_suffix(".partial")
+                    save_file({f"{n}.{name}": part for n, own in heard.items() for name, part in own.taken().items()}, aside)
+                    aside.replace(file)
+                bar.update(int(windows.length[rows].sum()))
+        memory, evaluate = described["model"]["backbone"]["memory"], self.config.evaluate
+        alike = memory["search"] == "exact" and not memory["per_head"] and not evaluate.lines
+        content = {
+            "layers": layers,
+            "documents": len(documents),
+            "segment": int(evaluate.block),
+            "as_replayed": alike and resolved_precision(self.config) == "32-true",  # what a replay does is what the run does
+        }
+        (folder / "record.json").write_text(json.dumps(content, indent=1))
+
+    def unlimited(self, windows: Segments) -> DictConfig:
+        """The configuration with a memory that no document fills, first in first out."""
+        longest = int((windows.start + windows.length).max())
+        step = math.lcm(16, int(self.config.model.backbone.memory.top_k))
+        changed = {"model": {"memory_size": -(-longest // step) * step}, "eviction": {"_target_": "trime.eviction.fifo.FIFO"}}
+        return OmegaConf.merge(self.config, {"eviction": None}, changed)  # type: ignore[return-value]
+
+    def information(self) -> dict[str, Any]:
+        return self.read("record.json")
+
+
+class Heard:
+    """Queries and keys of an attention layer, as it computes them."""
+
+    def __init__(self, attention: Attention):
+        self.attention = attention
+        self.parts: list[tuple[Tensor, Tensor]] = []
+        attention.register_forward_hook(self.hear)
+
+    def hear(self, attention: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        query, key, _ = attention.projected(inputs[0])
+        (query, key), _ = attention.scaled(query, key)
+        self.parts.append((query[0].transpose(0, 1).cpu(), key[0].transpose(0, 1).cpu()))
+
+    def taken(self) -> dict[str, Tensor]:
+        """What was heard since the last time, [tokens h d]."""
+        query, key = (torch.cat(own).contiguous() for own in zip(*self.parts, strict=True))
+        self.parts = []
+        return {"query": query, "key": key}

@@ -1,0 +1,77 @@
+"""import: a released checkpoint in fairseq's format and its dictionary, as a model of our own."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trime.data.corpus import content_hash
+from trime.data.vocabulary import Vocabulary
+from trime.models.checkpoints.fairseq import Released, network_of, read_checkpoint
+from trime.models.layers.embeddings import AdaptiveInput, PlainInput
+from trime.models.network import Network, save_network
+from trime.pipeline.artefact import Artefact, write_aside
+from trime.pipeline.model_io import describe
+from trime.types import UserError
+
+TOLD = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")  # of the checkpoint's arguments
+
+
+class Import(Artefact):
+    """``model.safetensors``, ``model.json``, ``vocabulary.json``, and ``imported.json``, which says where they came from."""
+
+    kind, stage = "import", "import"
+
+    @property
+    def file(self) -> Path:
+        file = Path(self.config.checkpoint).expanduser()
+        if not file.is_file():
+            raise UserError(f"checkpoint={file} does not exist: name a folder fit-… or import-…, or a released checkpoint")
+        return file
+
+    @property
+    def dictionary(self) -> Path:
+        if not isinstance(self.config.dictionary, str):
+            raise UserError(f"checkpoint={self.file} is a file: name its fairseq dictionary too, dictionary=dict.txt")
+        return Path(self.config.dictionary).expanduser()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The dictionary's; texts are tokenised in it."""
+        return Vocabulary.of_dictionary(self.dictionary)
+
+    @cached_property
+    def content(self) -> str:
+        """The hash of the checkpoint, read once."""
+        return content_hash(self.file)
+
+    def settings(self) -> Any:
+        return {"checkpoint": self.content, "vocabulary": self.vocabulary.fingerprint}
+
+    def build(self, folder: Path) -> None:
+        released = read_checkpoint(self.file)
+        network = self.write(folder, released)
+        told = {name: released.args.get(name) for name in TOLD} | {k: v for k, v in released.history.items() if v is not None}
+        content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count, **told}
+        write_aside(folder / "imported.json", json.dumps(content, indent=1))
+        print(f"import: {told['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")
+
+    def write(self, folder: Path, released: Released) -> Network:
+        """Write weights, vocabulary and description; return the network."""
+        network, description = network_of(released)
+        check_size(self.dictionary, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
+        save_network(network, folder / "model.safetensors")
+        self.vocabulary.save(folder / "vocabulary.json")
+        describe(folder, description, self.vocabulary)
+        return network
+
+
+def check_size(dictionary: Path, vocabulary: Vocabulary, table: PlainInput | AdaptiveInput) -> None:
+    """Raise UserError where a dictionary has another number of symbols than the checkpoint's table."""
+    if table.vocabulary != len(vocabulary):
+        raise UserError(
+            f"{dictionary} has {len(vocabulary):,} symbols with the four special ones, the checkpoint {table.vocabulary:,}: "
+            "name the dict.txt that belongs to it"
+        )

@@ -1,0 +1,1 @@
+"""Stages of reading and answering over long contexts (Attendre)."""

@@ -1,0 +1,34 @@
+"""initialize: a small model with random weights and the pieces of a dataset, for model=pretrained to train like others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+
+from trime.models.pretrained.tokenizer import byte_pairs
+from trime.pipeline.artefact import Artefact, plain
+from trime.stages.prepare import Prepare
+
+
+class Initialize(Artefact):
+    """A folder in the transformers format: ``taught.model``, and a tokenizer of ``taught.vocabulary`` byte pairs."""
+
+    kind, stage = "initialize", "initialize"
+
+    def settings(self) -> Any:
+        text = Prepare(self.config, self.config.dataset).dataset.fingerprint()
+        taught = self.config.taught
+        return {"model": plain(taught.model), "vocabulary": taught.vocabulary, "text": text, "seed": self.config.seed}
+
+    def build(self, folder: Path) -> None:
+        documents = Prepare(self.config, self.config.dataset).dataset.documents("train")
+        lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
+        tokenizer = byte_pairs(lines, self.config.taught.vocabulary, folder)
+        torch.manual_seed(self.config.seed)
+        small = instantiate(self.config.taught.model, _convert_="all")
+        model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+        model.save_pretrained(folder)
+        print(f"initialize: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")

@@ -1,0 +1,30 @@
+"""A callback that translates valid at every validation, so that the best weights may be those of the highest BLEU."""
+
+from __future__ import annotations
+
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig
+
+from trime.evaluation.rows import Row
+from trime.stages.translation.pairs import ParallelCorpus
+from trime.stages.translation.translate import Translator, scores
+
+MODEL_ALONE = Row((), ())
+
+
+class BleuValidation(pl.Callback):
+    """Log ``valid/bleu``, the BLEU of the model's own translations of valid, without memories, by this run's beam search."""
+
+    def __init__(self, corpus: ParallelCorpus, config: DictConfig):
+        self.corpus, self.config = corpus, config
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        translator = Translator(pl_module.network, MODEL_ALONE, None, self.corpus, self.config)  # type: ignore[arg-type]
+        references = self.corpus.references("valid")[: self.config.translation.sentences]
+        source, size, texts = self.corpus.sources.split("valid"), self.config.translation.sentences_at_once, []
+        for start in range(0, len(references), size):
+            numbers = range(start, min(start + size, len(references)))
+            sentences = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
+            texts += translator(sentences, torch.tensor(numbers))
+        pl_module.log("valid/bleu", scores(texts, references)["bleu"])

@@ -1,0 +1,71 @@
+"""import for translation: an encoder-decoder in fairseq's format and the dictionaries of both languages."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trime.data.vocabulary import Vocabulary
+from trime.models.checkpoints.fairseq import Released
+from trime.models.checkpoints.fairseq_translation import translation_network_of
+from trime.models.network import Network, save_network
+from trime.pipeline.artefact import plain
+from trime.pipeline.model_io import describe
+from trime.stages.import_checkpoint import Import, check_size
+from trime.types import UserError
+
+SOURCE, TARGET = "source.vocabulary.json", "vocabulary.json"
+
+
+class Dictionaries(NamedTuple):
+    """The vocabularies of both languages."""
+
+    source: Vocabulary
+    target: Vocabulary
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Name both."""
+        return [self.source.fingerprint, self.target.fingerprint]
+
+    @staticmethod
+    def of_folder(folder: Path) -> Dictionaries | None:
+        """Load those of an imported model; a model that was trained here has none of its own, but those of its corpus."""
+        if not (folder / SOURCE).is_file():
+            return None
+        return Dictionaries(Vocabulary.load(folder / SOURCE), Vocabulary.load(folder / TARGET))
+
+
+class ImportTranslation(Import):
+    """The same, and ``source.vocabulary.json``; ``dictionary`` names two files, the source language's first."""
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The dictionaries of source and target; UserError where there are not two."""
+        given = plain(self.config.dictionary)
+        if not isinstance(given, list) or len(given) != 2:
+            raise UserError(
+                f"checkpoint={self.file} is a file: name its fairseq dictionaries too, 'dictionary=[dict.de.txt,dict.en.txt]', "
+                "the source language's first"
+            )
+        return [Path(file).expanduser() for file in given]
+
+    @cached_property
+    def dictionaries(self) -> Dictionaries:
+        """Those that the text is read in."""
+        return Dictionaries(*map(Vocabulary.of_dictionary, self.files))
+
+    def settings(self) -> Any:
+        return {"checkpoint": self.content, "vocabulary": self.dictionaries.fingerprints}
+
+    def write(self, folder: Path, released: Released) -> Network:
+        network, description = translation_network_of(released)
+        tables = network.backbone.source_embedding, network.backbone.embedding
+        for file, vocabulary, table in zip(self.files, self.dictionaries, tables, strict=True):
+            check_size(file, vocabulary, table)  # type: ignore[arg-type]
+        save_network(network, folder / "model.safetensors")
+        self.dictionaries.source.save(folder / SOURCE)
+        self.dictionaries.target.save(folder / TARGET)
+        describe(folder, description, self.dictionaries.target, source=self.dictionaries.source)
+        return network
