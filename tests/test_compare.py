@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from trime.memory.base import Window
+from trime.report.command_lines import without_places
 from trime.report.compare import compare_table, ordering
 from trime.report.differences import difference
 from trime.report.figures.several import policies_picture
 from trime.report.groups import Group, grouped, labels, opponent, ranked
 from trime.report.tables import EDGE, run_table
-from trime.run.provenance import without_places
 from trime.stages.tune import FEW, PARTS, STRETCH, Sums, at_edge
 from trime.types import Contexts, Mass, Place
 

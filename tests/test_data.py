@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -348,12 +347,6 @@ def test_the_okapi_variant_is_rank_bm25s() -> None:
         best = scores[reference.nearest([i], 10)[0]]
         for backend in (fast, sparse):
             np.testing.assert_allclose(scores[backend.nearest([i], 10)[0]], best, rtol=1e-4)
-
-
-def test_without_numba_another_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trime.data.bm25", None)
-    with pytest.raises(UserError, match="neighbours=sparse"):
-        Fast().fit([np.array([1, 2])])
 
 
 def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> None:

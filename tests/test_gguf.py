@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.conftest import composed
-from trime.inspection.ledger import config_hash
 from trime.models.pretrained.gguf import convert, packaged
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.stages.pretrained import provide
+from trime.pipeline.config_hash import config_hash
+from trime.pipeline.pretrained import provide
 from trime.types import UserError
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")

@@ -20,10 +20,10 @@ from trime.models.network import Network, build_network, load_network, save_netw
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import Pieces, encoded, prompted, word_level
+from trime.pipeline.pretrained import identity
 from trime.plan.language_model import Plan
 from trime.report.tables import evaluated
 from trime.run.runner import run
-from trime.stages.pretrained import identity
 from trime.types import UserError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

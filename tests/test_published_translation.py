@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, experiment
-from trime.pipeline.artefact import plain
+from trime.io import plain
 
 COMMANDS = json.loads((Path(__file__).parent / "published_commands.json").read_text())["evaluate"]
 PREPROCESS, VANILLA, KNN, TRIME, STORE, TRAIN, BM25 = (

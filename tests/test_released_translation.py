@@ -28,8 +28,8 @@ from tests.fairseq_translation import (
 from trime.models.checkpoints.fairseq import network_of, read_checkpoint
 from trime.models.checkpoints.fairseq_translation import translation_network_of
 from trime.models.network import build_network
+from trime.plan.translation import TranslationPlan
 from trime.run.runner import run
-from trime.stages.translation.fit import TranslationPlan
 from trime.types import UserError
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")

@@ -34,11 +34,11 @@ from trime.models.backbones.encoder_decoder import EncoderDecoder
 from trime.models.layers.embeddings import PlainInput
 from trime.models.network import Network
 from trime.pipeline.model_io import open_network
+from trime.plan.translation import TranslationPlan
 from trime.report.differences import bleu_difference, bleu_of
 from trime.report.groups import Group
 from trime.report.tables import EDGE
 from trime.run.runner import run
-from trime.stages.translation.fit import TranslationPlan
 from trime.stages.translation.translate import Translator, statistics
 from trime.types import Contexts, UserError
 

@@ -18,12 +18,14 @@ from tests.conftest import ROOT, composed, experiment
 from tests.golden.published import parametrized
 from tests.golden.scored import CASES
 from tests.golden.test_pipeline import overrides
-from trime.inspection.ledger import Cell, answered, cells_of, config_hash, experiments, page, results_in, write_ledger
+from trime.inspection.ledger import Cell, answered, cells_of, experiments, page, write_ledger
 from trime.inspection.published import Published, published_figures
 from trime.memory.fifo import Recent
 from trime.memory.visibility import Local, same
+from trime.pipeline.config_hash import config_hash
+from trime.pipeline.pretrained import reading
+from trime.report.results import results_in
 from trime.run.runner import run
-from trime.stages.pretrained import reading
 from trime.types import Place
 
 LOCAL = [

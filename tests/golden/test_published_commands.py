@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from tests.conftest import ROOT, composed
 from tests.conftest import experiment as composed_once
 from trime.inspection.ledger import experiments
-from trime.pipeline.artefact import plain
+from trime.io import plain
 
 COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())
 TRAIN_TOKENS = {"wikitext103": 103_227_021, "enwik8": 90_000_000}  # of the training streams, ends of lines included

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.data.neighbours import alone, idf_of
 from trime.kernels.numba_kernels import compiled, on_threads
 from trime.types import Tensor
 
@@ -236,3 +235,16 @@ def arrange(number, score):  # type: ignore[no-untyped-def]
         order = np.argsort(number[row])
         order = order[np.argsort(-score[row][order], kind="mergesort")]
         number[row], score[row] = number[row][order], score[row][order]
+
+
+def idf_of(df: np.ndarray, segments: int, okapi: bool) -> np.ndarray:
+    """The weight of terms that stand in ``df`` of the segments."""
+    if not okapi:
+        return np.log1p((segments - df + 0.5) / (df + 0.5))
+    idf = np.log(segments - df + 0.5) - np.log(df + 0.5)
+    return np.where(idf < 0, 0.25 * idf.mean(), idf)
+
+
+def alone(queries: np.ndarray) -> np.ndarray:
+    """Return, as ``Backend.nearest`` takes it, that each query alone is left out."""
+    return np.stack([queries, queries + 1], 1)

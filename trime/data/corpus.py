@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from trime.data.datasets import Dataset, Document
+from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.types import UserError
 
@@ -184,3 +185,11 @@ def differences(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> list
         for split, count in dataset.published.items()
         if split in statistics and statistics[split]["tokens"] != count
     ]
+
+
+class VocabularySource(NamedTuple):
+    """Where a text's ids come from, if not from the text itself: another corpus, or an imported or pretrained model."""
+
+    name: str  # of the vocabulary, known before it is made
+    vocabulary: Callable[[], Vocabulary]
+    tokenizer: Tokenizer | None = None  # null: the dataset's own

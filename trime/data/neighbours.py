@@ -1,7 +1,7 @@
 """SimSeg(I, c, k) of TRIME's Algorithm 1: each segment's most similar segments by BM25, itself left out. Terms are token ids.
 
-``Fast`` and ``Sparse`` compute the same, the first by compiled loops, the second where numba is not to be had; ``Reference``
-is rank_bm25. Two variants: Lucene's idf, log(1 + (N - df + 1/2) / (df + 1/2)), is always positive; Okapi's, of rank_bm25, is
+``Fast`` and ``Sparse`` compute the same, the first by compiled loops, the second by sparse matrices of scipy; ``Reference`` is
+rank_bm25. Two variants: Lucene's idf, log(1 + (N - df + 1/2) / (df + 1/2)), is always positive; Okapi's, of rank_bm25, is
 negative for words of more than half the segments, which then count a quarter of the mean, so that they outrank rarer ones
 (facts, section 4).
 """
@@ -13,17 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from trime.types import UserError
+from trime.data.bm25 import alone, idf_of, index_of, nearest
 
 SCORES = 2**24  # that Sparse holds at a time
-
-
-def idf_of(df: np.ndarray, segments: int, okapi: bool) -> np.ndarray:
-    """The weight of terms that stand in ``df`` of the segments."""
-    if not okapi:
-        return np.log1p((segments - df + 0.5) / (df + 0.5))
-    idf = np.log(segments - df + 0.5) - np.log(df + 0.5)
-    return np.where(idf < 0, 0.25 * idf.mean(), idf)
 
 
 EXCLUDE = ("none", "document", "near_copies")
@@ -64,11 +56,6 @@ class Backend(Protocol):
         """
 
 
-def alone(queries: np.ndarray) -> np.ndarray:
-    """Return, as ``Backend.nearest`` takes it, that each query alone is left out."""
-    return np.stack([queries, queries + 1], 1)
-
-
 def hidden_of(queries: list[int], document: np.ndarray, exclude: str) -> tuple[np.ndarray, float]:
     """Return what is no neighbour of each query, as ``Backend.nearest`` takes it; ``document`` [n]: rising, of each segment."""
     if exclude == "document":
@@ -84,15 +71,9 @@ class Fast:
         self.k1, self.b, self.okapi, self.analyzer, self.exclude = k1, b, okapi, analyzer, exclude
 
     def fit(self, segments: list[np.ndarray]) -> None:
-        try:
-            from trime.data.bm25 import index_of
-        except ImportError as error:
-            raise UserError(f"neighbours=fast needs numba ({error}): install it, or choose neighbours=sparse") from None
         self.index = index_of(segments, self.k1, self.b, self.okapi)
 
     def nearest(self, queries: list[int], k: int, hidden: np.ndarray | None = None, most: float = math.inf) -> np.ndarray:
-        from trime.data.bm25 import nearest
-
         return nearest(self.index, np.array(queries), k, hidden, most)[0]
 
 

@@ -24,11 +24,11 @@ from tqdm import tqdm
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
 from trime.evaluation.fitted_rows import FittedRow
+from trime.io import write_atomically
 from trime.memory.base import Window
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import Datastore, Nearest
 from trime.models.network import Reader
-from trime.pipeline.artefact import write_aside
 from trime.pipeline.model_io import open_network
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
@@ -204,7 +204,7 @@ def audit(plan: Plan) -> dict[str, Any]:
         "tolerance": TOLERANCE,
     }
     plan.run_folder.mkdir(parents=True, exist_ok=True)
-    write_aside(plan.run_folder / "audit.json", json.dumps(found, indent=1))
+    write_atomically(plan.run_folder / "audit.json", json.dumps(found, indent=1))
     wrong = violations(found)
     if wrong:
         raise UserError(f"audit: {'; '.join(wrong)} (see {plan.run_folder / 'audit.json'})")

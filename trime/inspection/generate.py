@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from trime.inspection.writers import Told, writer_of
-from trime.pipeline.artefact import plain, write_aside
+from trime.io import plain, write_atomically
 from trime.plan.language_model import Plan
 from trime.types import UserError
 
@@ -32,7 +32,7 @@ def generate(plan: Plan) -> None:
     asked = {name: plain(plan.config[name]) for name in ("generate", "seed", "model", "eviction", "explain")}
     file = writer.folder / f"generated-{sha256(json.dumps([prompt, asked]).encode()).hexdigest()[:8]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(file, json.dumps(content, indent=1, ensure_ascii=False))
+    write_atomically(file, json.dumps(content, indent=1, ensure_ascii=False))
     print(f"\n\ngenerated: {file}")
 
 

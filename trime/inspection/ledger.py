@@ -7,45 +7,22 @@ command that answers for each; a figure is *ok* or *off* only where a results.js
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from trime.inspection.published import Published, published_figures
+from trime.io import plain, write_atomically
 from trime.metrics import perplexity
-from trime.pipeline.artefact import plain, write_aside
+from trime.pipeline.compose import CONF, composed
+from trime.pipeline.config_hash import config_hash
+from trime.report.results import results_in
 from trime.report.tables import markdown
-from trime.types import UserError
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 REPRODUCE = "reproduce"
-APART = (
-    "paths",
-    "logger",
-    "report",
-    "frontier",
-    "stages",
-    "seed",
-    "expected",
-    "name",
-    "dictionary",
-)  # no figure depends on them
-HARMLESS = {
-    "train": ("checkpoint_every", "log_every"),
-    "evaluate": ("batch_tokens", "analysis", "subsets"),
-    "trainer": ("accelerator", "devices", "enable_progress_bar"),
-    "answering": ("batch",),
-    "questions": ("path", "babi", "background"),
-}
-VALIDATION = ("validate_every", "validate_tokens")
 STATES = ("ok", "off", "other machine", "not run")
-PLACES = ("path", "cache")  # of a dataset: what is read there is known by its counts
 
 
 @dataclass(frozen=True)
@@ -70,39 +47,10 @@ class Cell:
         return "ok" if abs(self.value - self.target) <= self.tolerance else "off"
 
 
-def config_hash(config: DictConfig) -> str:
-    """Names what decides a run's figures: its configuration without places, loggers, devices and seeds.
-
-    A released checkpoint counts by the name of its folder, text by its dataset's settings, not by where it lies.
-    """
-    content = {key: value for key, value in plain(config).items() if key not in APART}
-    content["checkpoint"] = content["checkpoint"] and Path(content["checkpoint"]).parent.name
-    for section, names in HARMLESS.items():
-        content[section] = {key: value for key, value in content[section].items() if key not in names}
-    if content["train"]["keep"] == "last":  # else they decide which weights are kept
-        content["train"] = {key: value for key, value in content["train"].items() if key not in VALIDATION}
-    content["batching"].pop("seed", None)
-    for part in (content, content["evaluate"], content["datastore"]):
-        if part.get("dataset"):
-            part["dataset"] = {key: value for key, value in part["dataset"].items() if key not in PLACES}
-    text = json.dumps(content, sort_keys=True)
-    if packaged := content["model"].get("hub"):  # wherever the folder lies that was made of it
-        text = text.replace(json.dumps(content["model"]["folder"]), json.dumps(packaged))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 def is_published_text(run: dict[str, Any]) -> bool:
     """No split of the run's texts has another count than the published one."""
     notes = [*run["dataset"].get("notes", []), *run.get("evaluated", {}).get("notes", [])]
     return not any("are published" in note for note in notes)
-
-
-def composed(*overrides: str) -> DictConfig:
-    """Return the configuration of a command line."""
-    if GlobalHydra.instance().is_initialized():
-        return compose("config", [*overrides])
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [*overrides])
 
 
 def experiments() -> list[str]:
@@ -162,23 +110,6 @@ def answered(published: Published, runs: list[dict[str, Any]]) -> Cell:
     return Cell(table, row, column, figure, tolerance, command, name, values[-1] if values else None)
 
 
-def results_in(places: list[Path]) -> list[dict[str, Any]]:
-    """Every results.json below some folders, oldest first."""
-    paths = sorted({path for place in places for path in place.rglob("results.json")}, key=lambda path: path.stat().st_mtime)
-    return [read_run(path) for path in paths]
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """A results.json; UserError where it is truncated or none."""
-    try:
-        found = json.loads(path.read_text())
-        if not {"name", "seed", "metrics"} <= found.keys():
-            raise ValueError("no run")
-    except (ValueError, AttributeError):
-        raise UserError(f"{path} is truncated or no run's results: delete it and run its experiment again") from None
-    return found
-
-
 def page(cells: list[Cell]) -> str:
     """The ledger: a summary, then a table of cells for each table of the papers."""
     states = [cell.state for cell in cells]
@@ -206,7 +137,7 @@ def write_ledger(config: DictConfig) -> Path:
     cells += [answered(published, runs) for published in published_figures()]
     path = outputs / "ledger.md"
     outputs.mkdir(parents=True, exist_ok=True)
-    write_aside(path, page(sorted(cells, key=lambda cell: order(cell.table))))
+    write_atomically(path, page(sorted(cells, key=lambda cell: order(cell.table))))
     states = [cell.state for cell in cells]
     print(f"ledger: {path}: " + ", ".join(f"{states.count(state)} {state}" for state in STATES))
     return path

@@ -11,9 +11,10 @@ import numpy as np
 from trime.evaluation.generation import Step
 from trime.inspection.generate import added
 from trime.inspection.writers import Writer, own_memories
-from trime.pipeline.artefact import Artefact, plain
+from trime.io import plain
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.pretrained import is_pretrained
 from trime.plan.language_model import Plan
-from trime.stages.pretrained import is_pretrained
 
 BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}
 

@@ -15,19 +15,19 @@ from trime.data.vocabulary import Vocabulary
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.generation import Choice, Continuation, Step, Windows, attended, strongest
 from trime.evaluation.rows import Row
+from trime.io import plain
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import TextNgrams
 from trime.memory.retrieval.datastore import Datastore
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer, prompted
-from trime.pipeline.artefact import plain
 from trime.pipeline.model_io import open_network
+from trime.pipeline.pretrained import answerer_of, is_pretrained
 from trime.pipeline.processes import device_of
 from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.stages.evaluate import named
-from trime.stages.pretrained import answerer_of, is_pretrained
 from trime.types import UserError
 
 AROUND = 8  # tokens of an entry's context that are shown

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import shutil
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from filelock import FileLock, Timeout
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from trime.io import write_atomically
 from trime.types import UserError
 
 MANIFEST = "manifest.json"
@@ -112,7 +111,9 @@ def write_manifest(folder: Path) -> None:
     for debris in folder.rglob("*.partial"):
         debris.unlink()
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
-    write_aside(folder / MANIFEST, json.dumps({str(path.relative_to(folder)): path.stat().st_size for path in files}, indent=0))
+    write_atomically(
+        folder / MANIFEST, json.dumps({str(path.relative_to(folder)): path.stat().st_size for path in files}, indent=0)
+    )
 
 
 def check_manifest(folder: Path) -> None:
@@ -125,40 +126,3 @@ def check_manifest(folder: Path) -> None:
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
             raise UserError(f"{path} is missing or truncated: delete {folder} and run again")
-
-
-def plain(config: Any) -> Any:
-    """A configuration as dicts and lists, resolved."""
-    return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
-
-
-def told_briefly(content: Any) -> str:
-    """JSON of which every list of numbers is one line."""
-    text = json.dumps(content, indent=1, ensure_ascii=False)  # strings hold no line breaks: these are the layout's
-    return re.sub(r"\[\n\s+([-+.\deE,\s]+?)\n\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
-
-
-def write_aside(path: Path, content: str) -> None:
-    """Writes a text file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(content, encoding="utf-8")
-    partial.replace(path)
-
-
-def whole_lines(file: Path) -> list[str]:
-    """The lines that a killed run has written; one that it left unfinished is dropped from the file."""
-    if not file.exists():
-        return []
-    content = file.read_bytes()
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        file.write_bytes(content[:end])
-    return content[:end].decode("utf-8").split("\n")[:-1]
-
-
-def copied(source: Path, target: Path) -> None:
-    """Copies a file whole or not at all, where there is one."""
-    if source.is_file():
-        partial = target.with_name(target.name + ".partial")
-        shutil.copyfile(source, partial)
-        partial.replace(target)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from trime.pipeline.artefact import plain
+from trime.io import plain
 from trime.types import UserError
 
 

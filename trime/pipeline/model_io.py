@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.vocabulary import Vocabulary
+from trime.io import plain, write_atomically
 from trime.models.network import Network, load_network
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.pipeline.artefact import plain, write_aside
-from trime.stages.pretrained import identity, is_pretrained
+from trime.pipeline.pretrained import identity, is_pretrained
 from trime.types import UserError
 
 
@@ -58,7 +58,7 @@ def describe(
     if source is not None:
         content["source_fingerprint"] = source.fingerprint
     content["trained"] = trained or model
-    write_aside(folder / "model.json", json.dumps(content, indent=1))
+    write_atomically(folder / "model.json", json.dumps(content, indent=1))
 
 
 def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, Any]]:

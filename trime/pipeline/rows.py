@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Layer, Row, papers_rows
 from trime.evaluation.scorer import names_of
-from trime.pipeline.artefact import plain
+from trime.io import plain
 from trime.types import UserError
 
 FITTED = ("calibrated", "adaptive")

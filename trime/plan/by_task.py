@@ -5,7 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from trime.plan.language_model import Plan
-from trime.stages.translation.fit import TranslationPlan
+from trime.plan.translation import TranslationPlan
 
 PLANS: dict[str, type[Plan]] = {"language_model": Plan, "translation": TranslationPlan}
 

@@ -10,9 +10,11 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.data.corpus import VocabularySource
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
+from trime.pipeline.pretrained import is_pretrained, source_of
 from trime.pipeline.rows import memories_of
 from trime.pipeline.tracking import logger_of
 from trime.stages.analysis.retrieval import Analysis
@@ -31,8 +33,7 @@ from trime.stages.long_context.teach import Teach
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, given_mixture, tune_of
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare, Source
-from trime.stages.pretrained import is_pretrained, source_of
+from trime.stages.prepare import Prepare
 from trime.stages.tune import Tune
 
 
@@ -55,14 +56,14 @@ class Plan:
         return Prepare(self.config, self.config.dataset, self.dictated)
 
     @cached_property
-    def dictated(self) -> Source | None:
+    def dictated(self) -> VocabularySource | None:
         """The vocabulary of an imported or pretrained model: all text is read in it."""
         if is_pretrained(self.config):
             return source_of(self.config)
         if not self.config.checkpoint:
             return None
         vocabulary = self.model.vocabulary  # type: ignore[attr-defined]
-        return Source(vocabulary.fingerprint, lambda: vocabulary) if vocabulary else None
+        return VocabularySource(vocabulary.fingerprint, lambda: vocabulary) if vocabulary else None
 
     @cached_property
     def evaluated(self) -> Prepare:

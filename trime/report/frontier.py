@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from trime.io import write_atomically
 from trime.metrics import MEASURES
-from trime.pipeline.artefact import write_aside
 from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill, saved
 from trime.report.groups import memory_size, size_text
 from trime.report.page import Page, Section, Table, commands, pictured, write_page
@@ -169,10 +169,10 @@ def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path
         best = markdown(header, [line for line in lines if line[-1]])
         print(f"\n{title}, Pareto rows of {len(points)}:\n\n{best}\n{sentence}\n")
         name = "frontier" if len(models) == 1 else f"frontier-{len(texts)}"
-        write_aside(folder / f"{name}.csv", csv_of(header, lines))
+        write_atomically(folder / f"{name}.csv", csv_of(header, lines))
         print(f"table: {folder / f'{name}.csv'}\npicture: {frontier_picture(panels, title, folder / f'{name}.png')}")
         sections += [Section(title, f"{sentence} {NOTE}", [Table(header, lines)]), *pictured(f"Pictures of {title}", panels)]
-    write_aside(folder / "frontier.md", "\n".join(texts))
+    write_atomically(folder / "frontier.md", "\n".join(texts))
     page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands(runs)])
     print(f"table: {folder / 'frontier.md'}\npage: {write_page(page, folder / 'frontier.html')}")
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trime.report.command_lines import PLACES, words
 from trime.report.tables import evaluated, measure, units
-from trime.run.provenance import PLACES, words
 
 Run = dict[str, Any]
 VOCABULARY = "vocabulary"  # the row without memory

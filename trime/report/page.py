@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from trime.pipeline.artefact import write_aside
+from trime.io import write_atomically
 from trime.report.figures.canvas import BLUE, GREY, ORANGE, Panel, drawn
 from trime.report.tables import Lines, is_numeric
 
@@ -61,7 +61,7 @@ class Page:
 def write_page(page: Page, path: Path) -> Path:
     """The page as one file that needs no other; all text is escaped."""
     room = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
-    write_aside(path, room.get_template("page.html").render(page=page))
+    write_atomically(path, room.get_template("page.html").render(page=page))
     return path
 
 

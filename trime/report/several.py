@@ -10,16 +10,16 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.inspection.ledger import read_run
-from trime.pipeline.artefact import plain, told_briefly, write_aside
+from trime.io import compact_json, plain, write_atomically
 from trime.report.answers import answers_panels, answers_picture, answers_table, policies_grid
+from trime.report.command_lines import without_places
 from trime.report.compare import Published, compare_table, ordering
 from trime.report.figures.several import compare_picture, curves_picture, policies_picture, several_panels
 from trime.report.frontier import report_frontier
 from trime.report.groups import by_mixture, grouped, is_fitted
 from trime.report.page import Page, Section, Table, commands, pictured, write_page
+from trime.report.results import read_run
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, csv_of, evaluated, markdown
-from trime.run.provenance import without_places
 from trime.types import UserError
 
 
@@ -34,8 +34,8 @@ def report_several(config: DictConfig, patterns: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if answering := [run for run in runs if "questions" in run]:
         header, lines = answers_table(answering)
-        write_aside(folder / "answers.md", markdown(header, lines))
-        write_aside(folder / "answers.csv", csv_of(header, lines))
+        write_atomically(folder / "answers.md", markdown(header, lines))
+        write_atomically(folder / "answers.csv", csv_of(header, lines))
         print(f"\n{markdown(header, lines)}\ntable: {folder / 'answers.md'}, {folder / 'answers.csv'}")
         report_policies(answering, folder)
         sections = [
@@ -61,7 +61,7 @@ def kept(runs: list[dict[str, Any]], folder: Path) -> None:
         own["command"] = without_places(run.get("command"))
         text = "" if "questions" in run else evaluated(run)[1][:4]  # the hash knows no paths
         name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{text}.json"
-        write_aside(folder / name, told_briefly(own))
+        write_atomically(folder / name, compact_json(own))
     print(f"kept: {len(runs)} results in {folder}")
 
 
@@ -75,7 +75,7 @@ def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
     """Exact match by policy over sizes, where there are several."""
     header, lines = policies_grid(runs)
     if len(header) > 5 or len(lines) > 1:
-        write_aside(folder / "policies.md", markdown(header, lines))
+        write_atomically(folder / "policies.md", markdown(header, lines))
         print(f"\n{markdown(header, lines)}\npicture: {answers_picture(runs, folder / 'policies.png')}")
 
 
@@ -88,10 +88,10 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
     header, lines = compare_table(groups, against, published)
     order = ordering(groups, published)
     ordered = f"\n{markdown(*order)}\n{verdicts(order[1])}\n" if order[1] else ""
-    write_aside(folder / "table.csv", csv_of(header, lines))
+    write_atomically(folder / "table.csv", csv_of(header, lines))
     picture = compare_picture(groups, folder / "picture.png")
     text = markdown(header, lines) + ordered
-    write_aside(folder / "table.md", text)
+    write_atomically(folder / "table.md", text)
     edges = EDGE_NOTE if EDGE in text else ""
     text += f"\n{FITTED_NOTE}\n" * any(map(is_fitted, runs))
     print(f"\n{text}\n* published dev / test (one figure: test), for the order of rows" + f"\n{edges}" * bool(edges))

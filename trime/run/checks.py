@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from trime.data.segments import count_of
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
+from trime.io import plain
 from trime.models.network import build_network
-from trime.pipeline.artefact import plain
 from trime.pipeline.kinds import (
     BOOLEAN,
     NATURAL,
@@ -30,11 +30,11 @@ from trime.pipeline.kinds import (
     whole,
 )
 from trime.pipeline.model_io import model_of, remember
+from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node
 from trime.pipeline.rows import FITTED, rows_of
 from trime.pipeline.settings import KINDS, READING, TRANSLATION
 from trime.stages.mixture import given_mixture
-from trime.stages.pretrained import is_pretrained
 from trime.types import UserError
 
 SWITCHES = ("yes", "no", "on", "off")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import subprocess
 from importlib import metadata
@@ -16,9 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from trime.inspection.ledger import config_hash
+from trime.pipeline.config_hash import config_hash
 
-PLACES = re.compile(r"((?:[\w.]*path|paths\.\w+|report\.keep)=).+")  # settings that say where things lie on a machine
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
 
 
@@ -43,19 +41,6 @@ def command() -> str | None:
     own = [word for word in hydra.overrides.task if not word.startswith("sweep=")]
     alone = ["hydra.mode=RUN"] if hydra.mode == RunMode.MULTIRUN else []  # an ablation is a sweep by itself
     return shlex.join(["python", "cli.py", *own, *alone])
-
-
-def words(command: str | None) -> list[str]:
-    """Of a command line, as a shell reads it."""
-    try:
-        return shlex.split(command or "")
-    except ValueError:  # kept by an earlier version, a quotation mark short
-        return (command or "").split()
-
-
-def without_places(command: str | None) -> str | None:
-    """A command line that says nothing of a machine."""
-    return " ".join(PLACES.sub(r"\1…", word) if PLACES.match(word) else shlex.quote(word) for word in words(command)) or None
 
 
 def versions() -> dict[str, str]:

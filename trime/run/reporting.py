@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from trime.inspection.samples import samples_of
+from trime.io import compact_json, copy_file, plain, write_atomically
 from trime.metrics import bits, perplexity
-from trime.pipeline.artefact import copied, plain, told_briefly, write_aside
 from trime.plan.language_model import Plan
 from trime.report.answers import answers_table
 from trime.report.figures.run import analysis_panels, analysis_picture, run_panels, run_picture
@@ -32,20 +32,20 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     config, folder = plan.config, plan.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     results = collected(plan)
-    write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-    write_aside(folder / "results.json", told_briefly(results))
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_atomically(folder / "results.json", compact_json(results))
     if config.logger.history:
-        copied(plan.model.path() / "metrics.csv", folder / "metrics.csv")
+        copy_file(plan.model.path() / "metrics.csv", folder / "metrics.csv")
     table = markdown(*run_table(results))
     table += f"\n{EDGE_NOTE}\n" * (EDGE in table) + f"\n{FITTED_NOTE}\n" * is_fitted(results)
-    write_aside(folder / "table.md", table)
+    write_atomically(folder / "table.md", table)
     if "subsets" in results:
         text = memories_text(results)
-        write_aside(folder / "memories.md", text)
+        write_atomically(folder / "memories.md", text)
         print(f"\n{text}\nweights: {memories_picture(results, folder / 'memories.png')}")
     if "analysis" in results:
         text = analysis_text(results)
-        write_aside(folder / "analysis.md", text)
+        write_atomically(folder / "analysis.md", text)
         print(f"\n{text}\nanalysis: {analysis_picture(results, folder / 'analysis.png')}")
     picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
     samples = samples_of(plan)
@@ -89,8 +89,8 @@ def report_replay(plan: Plan) -> None:
     folder, found = plan.run_folder, plan.replay.found()
     folder.mkdir(parents=True, exist_ok=True)
     text = replay_text(found)
-    write_aside(folder / "replay.json", json.dumps(found, indent=1))
-    write_aside(folder / "replay.md", text)
+    write_atomically(folder / "replay.json", json.dumps(found, indent=1))
+    write_atomically(folder / "replay.md", text)
     print(f"\n{text}\nreplay: {replay_picture(found, folder / 'replay.png')}")
 
 
@@ -107,8 +107,8 @@ def report_answers(plan: Plan) -> Path:
         "taught": plan.taught.recipe() if plan.taught else None,
         "metrics": {config.answering.split: [row]},
     }
-    write_aside(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-    write_aside(folder / "results.json", told_briefly(results))
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_atomically(folder / "results.json", compact_json(results))
     header, lines = answers_table([results])
     print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, lines)}\nresults: {folder / 'results.json'}")
     return folder

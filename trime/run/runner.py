@@ -12,17 +12,18 @@ from omegaconf import DictConfig, ListConfig
 from trime.inspection.audit import audit
 from trime.inspection.generate import generate
 from trime.inspection.ledger import write_ledger
+from trime.io import plain
 from trime.kernels.cpu import prepare_cpu
-from trime.pipeline.artefact import plain
 from trime.pipeline.kinds import demand
+from trime.pipeline.pretrained import provide
 from trime.pipeline.processes import device_of, follows
 from trime.pipeline.settings import REPORT
-from trime.pipeline.tracking import closing, log_results
+from trime.pipeline.tracking import closing
 from trime.plan.by_task import plan_of
 from trime.report.several import report_several
 from trime.run.checks import check
+from trime.run.log_results import log_results
 from trime.run.reporting import report_answers, report_replay, report_run
-from trime.stages.pretrained import provide
 from trime.types import UserError
 
 STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")

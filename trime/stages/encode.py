@@ -24,11 +24,12 @@ from tqdm import tqdm
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import WindowLoader, in_order
 from trime.data.segments import Segments, count_of, cut, cut_lines, document_edges
+from trime.io import complete_lines
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
 from trime.metrics import Meter
 from trime.models.network import Reader
-from trime.pipeline.artefact import Artefact, whole_lines
+from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions, open_network, reading_of
 from trime.pipeline.processes import device_of
 from trime.pipeline.training import resolved_precision
@@ -119,7 +120,7 @@ class Encode(Artefact):
                 bar.update(part.scored())
         content = {
             "tokens": windows.scored(),
-            "seconds": round(sum(map(float, whole_lines(folder / "seconds.txt"))), 3),
+            "seconds": round(sum(map(float, complete_lines(folder / "seconds.txt"))), 3),
             "peak_memory_mb": meter.peak_memory_mb,
             "width": network.width,
             "vocabulary_fingerprint": corpus.vocabulary.fingerprint,

@@ -10,12 +10,13 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.frequency import ByToken, frequency
 from trime.evaluation.rows import Row
+from trime.io import plain, write_atomically
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.metrics import Meter
-from trime.pipeline.artefact import Artefact, plain, write_aside
-from trime.stages.analysis.frequency import ByToken, frequency
+from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
 from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
 
@@ -64,7 +65,7 @@ class Evaluate(Artefact):
             "tokens_per_second": round(found["tokens"] / max(seconds, 1e-9), 1),
             "peak_memory_mb": max(meter.peak_memory_mb, information["peak_memory_mb"]),
         }
-        write_aside(aside, json.dumps(found))
+        write_atomically(aside, json.dumps(found))
         return found
 
     def kept(self, long: int | None) -> dict[str, Any]:

@@ -21,15 +21,16 @@ from trime.data.corpus import content_hash
 from trime.data.module import PlannedLoader, TextModule, WindowLoader, in_order
 from trime.data.segments import count_of, cut, document_edges
 from trime.data.vocabulary import Vocabulary
+from trime.io import plain, write_atomically
 from trime.metrics import Meter
 from trime.models.network import Network, build_network, save_network
-from trime.pipeline.artefact import Artefact, plain, write_aside
+from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions, describe, export, model_of, trained_part
+from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import devices_of, follows, share_of, together, world_of
 from trime.pipeline.training import quiet, resolved_precision, run_training, watched_training
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
-from trime.stages.pretrained import is_pretrained
 from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.callbacks.history import History
 from trime.tasks.callbacks.staleness import Staleness
@@ -113,7 +114,7 @@ class Fit(Artefact):
             "parameters": network.parameter_count,
             "devices": world_of(self.config),
         }
-        write_aside(folder / "train.json", json.dumps(report, indent=1))
+        write_atomically(folder / "train.json", json.dumps(report, indent=1))
 
     def network(self, corpus: Any) -> Network:
         """Return a new network for the corpus's vocabulary."""

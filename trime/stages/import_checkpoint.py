@@ -9,10 +9,11 @@ from typing import Any
 
 from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
+from trime.io import write_atomically
 from trime.models.checkpoints.fairseq import Released, network_of, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
-from trime.pipeline.artefact import Artefact, write_aside
+from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import describe
 from trime.types import UserError
 
@@ -55,7 +56,7 @@ class Import(Artefact):
         network = self.write(folder, released)
         told = {name: released.args.get(name) for name in TOLD} | {k: v for k, v in released.history.items() if v is not None}
         content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count, **told}
-        write_aside(folder / "imported.json", json.dumps(content, indent=1))
+        write_atomically(folder / "imported.json", json.dumps(content, indent=1))
         print(f"import: {told['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")
 
     def write(self, folder: Path, released: Released) -> Network:

@@ -10,10 +10,11 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.io import plain
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import TextNgrams
-from trime.pipeline.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact
 from trime.pipeline.rows import memories_of
 from trime.stages.datastore import Index
 from trime.stages.prepare import Prepare

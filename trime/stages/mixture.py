@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from trime.data.corpus import content_hash
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
+from trime.io import plain
 from trime.metrics import Meter
 from trime.mixtures.experts import Evidence, History, Mixture, mixed
-from trime.pipeline.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import STRETCH, Sums, Tune, outcome

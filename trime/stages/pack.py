@@ -15,7 +15,8 @@ from trime.data.corpus import Split
 from trime.data.module import terms_of
 from trime.data.neighbours import hidden_of
 from trime.data.segments import Segments, check_length, cut, document_edges
-from trime.pipeline.artefact import Artefact, plain
+from trime.io import plain
+from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
 from trime.types import UserError
 

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.corpus import FLUSH, Corpus, build_corpus, counted
+from trime.data.corpus import FLUSH, Corpus, VocabularySource, build_corpus, counted
 from trime.data.datasets import Dataset
-from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
-from trime.pipeline.artefact import Artefact, plain
+from trime.io import plain
+from trime.pipeline.artefact import Artefact
 from trime.types import UserError
 
 PLACES = ("path", "cache")  # where text lies does not decide what it is
-
-
-class Source(NamedTuple):
-    """Where a text's ids come from, if not from the text itself: another corpus, or an imported or pretrained model."""
-
-    name: str  # of the vocabulary, known before it is made
-    vocabulary: Callable[[], Vocabulary]
-    tokenizer: Tokenizer | None = None  # null: the dataset's own
 
 
 class Prepare(Artefact):
@@ -35,7 +26,7 @@ class Prepare(Artefact):
 
     kind, stage = "prepare", "prepare"
 
-    def __init__(self, config: DictConfig, own: DictConfig, given: Source | None = None):
+    def __init__(self, config: DictConfig, own: DictConfig, given: VocabularySource | None = None):
         super().__init__(config)
         self.own, self.given = own, given
 
@@ -75,10 +66,10 @@ class Prepare(Artefact):
         make = Vocabulary.as_published if settings.fairseq else Vocabulary.of_counts
         return make(counted(self.dataset), settings.limit, 1 if self.dataset.characters else settings.minimum)
 
-    def source(self) -> Source:
+    def source(self) -> VocabularySource:
         """This corpus's vocabulary, for other texts."""
         tokenizer = self.given.tokenizer if self.given else None
-        return Source(self.fingerprint, lambda: self.corpus().vocabulary, tokenizer)
+        return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary, tokenizer)
 
     def corpus(self) -> Corpus:
         """The finished corpus."""

@@ -16,13 +16,14 @@ from trime.data.segments import count_of
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.evaluation.scorer import Scorer, names_of
+from trime.io import plain
 from trime.memory.base import Memory, Window
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import Nearest
 from trime.memory.retrieval.search import Exact, found_of
 from trime.metrics import Meter, perplexity
 from trime.mixtures.experts import Evidence, evidence_of, joined
-from trime.pipeline.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import device_of
 from trime.pipeline.rows import rows_of
 from trime.stages.encode import Encode, windows_of

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from trime.evaluation.frequency import BUCKETS, ByToken, frequency
 from trime.evaluation.rows import Row
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import Nearest
 from trime.memory.retrieval.search import Once
 from trime.metrics import perplexity
 from trime.pipeline.artefact import Artefact
-from trime.stages.analysis.frequency import BUCKETS, ByToken, frequency
 from trime.stages.encode import Encode
 from trime.stages.tune import Tune, scorer_of, watched
 from trime.types import Bool, Contexts, Tensor

@@ -15,12 +15,12 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trime.evaluation.fitted_rows import FittedRow, Reading
+from trime.evaluation.frequency import frequency
 from trime.evaluation.memory_cost import Metered, now
 from trime.evaluation.rows import Row
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import Evidence
 from trime.pipeline.artefact import Artefact
-from trime.stages.analysis.frequency import frequency
 from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
 from trime.stages.evaluate import searching

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from trime.evaluation.frequency import ByToken
 from trime.memory.base import Memory
 from trime.mixtures.experts import Evidence
-from trime.stages.analysis.frequency import ByToken
 from trime.types import Float, Int, Tensor
 
 BINS = 10  # of tokens, by the similarity of the best entry

@@ -21,9 +21,10 @@ from tqdm import tqdm
 
 from trime.eviction.base import EvictionPolicy, largest
 from trime.eviction.clairvoyant import Clairvoyant
-from trime.inspection.ledger import CONF
+from trime.io import plain
 from trime.memory.bounded import BoundedMemory
-from trime.pipeline.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.compose import CONF
 from trime.stages.eviction.record import Record
 from trime.types import Attended, Float, Int, Tensor, UserError
 

@@ -11,12 +11,13 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.questions.base import Example, exact_match, prompt
+from trime.io import complete_lines, plain
 from trime.metrics import Meter
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer, prompted
-from trime.pipeline.artefact import Artefact, plain, whole_lines
-from trime.stages.pretrained import answerer_of, identity
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.pretrained import answerer_of, identity
 from trime.types import UserError
 
 READING = (
@@ -63,7 +64,7 @@ class Answer(Artefact):
             raise UserError(f"questions: there is none in split {self.config.answering.split}")
         tokenizer, answerer = load_tokenizer(place), answerer_of(self.config, load_pretrained(place, self.config.model.dtype))
         file, meter, size = folder / "answers.jsonl", Meter(), self.config.answering.batch
-        done = [json.loads(line) for line in whole_lines(file)]
+        done = [json.loads(line) for line in complete_lines(file)]
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
             for start in range(len(done), len(examples), size):
                 rows = examples[start : start + size]

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 
+from trime.io import plain
 from trime.models.pretrained.tokenizer import byte_pairs
-from trime.pipeline.artefact import Artefact, plain
+from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
 
 

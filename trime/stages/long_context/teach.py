@@ -16,9 +16,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.questions.base import Example, Questions, prompt
+from trime.io import plain, write_atomically
 from trime.metrics import Meter
 from trime.models.pretrained.tokenizer import encoded, prompted, word_level
-from trime.pipeline.artefact import Artefact, plain, write_aside
+from trime.pipeline.artefact import Artefact
 from trime.pipeline.training import quiet, resolved_precision, run_training, watched_training
 from trime.tasks.answering import Answering, Asked
 from trime.types import Tensor, UserError
@@ -67,7 +68,7 @@ class Teach(Artefact):
             run_training(self.stage, trainer, task, loader, folder)
         model.save_pretrained(folder)
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        write_aside(folder / "train.json", json.dumps(found | {"seconds": round(meter.seconds, 1)}, indent=1))
+        write_atomically(folder / "train.json", json.dumps(found | {"seconds": round(meter.seconds, 1)}, indent=1))
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def trainer(self, folder: Path) -> pl.Trainer:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trime.data.vocabulary import Vocabulary
+from trime.io import plain
 from trime.models.checkpoints.fairseq import Released
 from trime.models.checkpoints.fairseq_translation import translation_network_of
 from trime.models.network import Network, save_network
-from trime.pipeline.artefact import plain
 from trime.pipeline.model_io import describe
 from trime.stages.import_checkpoint import Import, check_size
 from trime.types import UserError

@@ -14,12 +14,13 @@ from trime.evaluation.attribution import experts_of, fitted_spread, spread
 from trime.evaluation.beam import Beam
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
+from trime.io import complete_lines, plain
 from trime.memory.base import Entries
 from trime.memory.retrieval.datastore import Nearest
 from trime.metrics import Meter
 from trime.models.backbones.encoder_decoder import Before, EncoderDecoder, Read
 from trime.models.network import Network
-from trime.pipeline.artefact import Artefact, plain, whole_lines
+from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import open_network
 from trime.pipeline.processes import device_of
 from trime.pipeline.training import resolved_precision
@@ -94,7 +95,7 @@ class Translate(Artefact):
 
 def written(file: Path) -> list[str]:
     """The translations that a file holds."""
-    return [json.loads(line) for line in whole_lines(file)]
+    return [json.loads(line) for line in complete_lines(file)]
 
 
 def statistics(texts: list[str], references: list[str]) -> list[list[int]]:

@@ -11,8 +11,9 @@ from filelock import FileLock
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.corpus import content_hash
+from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
+from trime.io import plain
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
 from trime.models.pretrained.answering import Answerer, DecoderAnswers, EncoderDecoderAnswers, Reading
@@ -21,9 +22,7 @@ from trime.models.pretrained.language import each
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import Pieces
-from trime.pipeline.artefact import plain
 from trime.pipeline.processes import device_of
-from trime.stages.prepare import Source
 from trime.types import UserError
 
 CUTTING = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides a text's tokens
@@ -104,10 +103,10 @@ def reading(config: DictConfig, family: Any) -> Reading:
     return Reading(memories, given.chunk, given.end)
 
 
-def source_of(config: DictConfig) -> Source:
+def source_of(config: DictConfig) -> VocabularySource:
     """The pieces of a model's own tokenizer, for every text."""
     if config.model.name is None:
         raise UserError("model=pretrained is a language model where one is named: add model.name=DIR_OR_NAME")
     pieces = Pieces(config.model.name)
     vocabulary = Vocabulary(pieces.symbols, [0] * len(pieces.symbols), pieces.start, pieces.unknown)
-    return Source(f"{vocabulary.fingerprint} {hashed(config.model.name, *CUTTING)}", lambda: vocabulary, pieces)
+    return VocabularySource(f"{vocabulary.fingerprint} {hashed(config.model.name, *CUTTING)}", lambda: vocabulary, pieces)

@@ -1,0 +1,19 @@
+"""Compose configurations as the command line does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def composed(*overrides: str) -> DictConfig:
+    """Return the configuration of a command line."""
+    if GlobalHydra.instance().is_initialized():
+        return compose("config", [*overrides])
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", [*overrides])

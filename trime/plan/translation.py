@@ -1,0 +1,100 @@
+"""The artefacts of a translation experiment."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from trime.io import plain
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.rows import rows_of
+from trime.plan.language_model import Plan
+from trime.stages.datastore import Index, uses_external
+from trime.stages.fit import Fit
+from trime.stages.memories import Memories, Sources
+from trime.stages.mixture import tune_of
+from trime.stages.pack import Pack
+from trime.stages.translation.evaluate import EvaluatePairs
+from trime.stages.translation.fit import FitTranslation
+from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
+from trime.stages.translation.pairs import (
+    EncodePairs,
+    PackSentences,
+    PreparePairs,
+)
+from trime.stages.translation.translate import Translate
+from trime.stages.translation.tune import TuneByBleu
+from trime.stages.tune import Tune
+from trime.types import UserError
+
+
+class TranslationPlan(Plan):
+    """The same way for parallel text."""
+
+    encoder = EncodePairs
+
+    importer = ImportTranslation
+
+    @cached_property
+    def corpus(self) -> PreparePairs:
+        return PreparePairs(self.config, self.config.dataset, self.dictionaries)
+
+    @cached_property
+    def dictionaries(self) -> Dictionaries | None:
+        """The dictionaries of an imported model, in which all text is read."""
+        if not self.config.checkpoint:
+            return None
+        model = self.model
+        return model.dictionaries if isinstance(model, ImportTranslation) else Dictionaries.of_folder(model.folder)
+
+    @cached_property
+    def pack(self) -> Pack | None:
+        wanted = instantiate(self.config.batching, _convert_="all").needs_neighbours and not self.config.checkpoint
+        return PackSentences(self.config, self.corpus) if wanted else None
+
+    @cached_property
+    def fit(self) -> Fit:
+        return FitTranslation(self.config, self.corpus, self.pack, lambda: self.logger)
+
+    @cached_property
+    def tune(self) -> TuneByBleu:
+        ks = plain(self.config.translation.k) if uses_external(self.config) else [self.config.index.k]
+        tunes = {k: self.tuned_at(k) for k in ks}
+        rows = rows_of(self.config)
+        first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
+        own = {k: Translate(self.config, self.valid, tune, slice(first, None)) for k, tune in tunes.items()}
+        return TuneByBleu(self.config, tunes, Translate(self.config, self.valid, tunes[ks[0]], slice(0, first)), own)
+
+    def tuned_at(self, k: int) -> Tune:
+        """Temperatures and share at K entries."""
+        config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
+        index = Index(config, self.store) if uses_external(config) else None
+        return tune_of(config, self.valid, Memories(config, Sources(index, self.corpus)))
+
+    @cached_property
+    def evaluate(self) -> EvaluatePairs:
+        return EvaluatePairs(self.config, self.test, self.tune, Translate(self.config, self.test, self.tune))
+
+    @property
+    def most_neighbours(self) -> int:
+        return max(self.config.translation.k)
+
+    def check_windows(self) -> None:
+        """UserError where a sentence has more pieces than the model allows."""
+        positions, corpus = self.config.model.backbone.positions, self.corpus.corpus()
+        for split in corpus.statistics["splits"]:
+            for side in (corpus, corpus.sources):
+                longest = int(side.split(split).lengths.max())
+                if longest >= positions:
+                    raise UserError(
+                        f"split {split} has a sentence of {longest} pieces: raise model.backbone.positions={positions}"
+                    )
+
+    def made_by(self, stage: str) -> list[Artefact]:
+        if stage == "tune":
+            return [*self.tune.parts(), self.tune]
+        if stage == "evaluate":
+            return [self.test, self.evaluate.translate, self.evaluate]
+        return super().made_by(stage)
