@@ -16,7 +16,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from trime.metrics import Meter
+from trime.metrics import ResourceUsage
 from trime.report.tables import markdown
 from trime.run.provenance import commit, hardware, versions
 
@@ -59,7 +59,7 @@ def alternately(contestants: dict[Name, Callable[[], Any]], rounds: int, warmup:
     turns = list(contestants.items())
     for number in range(warmup + rounds):
         for name, step in random.Random(number).sample(turns, len(turns)):
-            meter = Meter()
+            meter = ResourceUsage()
             step()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()

@@ -19,8 +19,8 @@ from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.eviction.fifo import FIFO
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import Form, memorizing_transformer
-from trime.models.backbones.stateful import CarryingBackbone
+from trime.models.backbones.memorizing.transformer import AttentionConfig, memorizing_transformer
+from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.heads import Softmax
 from trime.models.layers.sliding import Window
@@ -48,7 +48,7 @@ def network(kind: Kind) -> Network:
     memory = partial(
         KeyValueMemory, size=kind.size, policy=FIFO(), top_k=TOP_K, search=kind.search, candidates=EXACT, scouts=SCOUTS
     )
-    layers, form = None if kind.size else [], Form(normalize=True)
+    layers, form = None if kind.size else [], AttentionConfig(normalize=True)
     backbone = memorizing_transformer(
         table, DEPTH, HEADS, 4 * WIDTH, SEGMENT, memory, Window(SEGMENT), form, memory_layers=layers
     )
@@ -76,7 +76,7 @@ class Steps:
         self.read()
 
     def read(self) -> torch.Tensor:
-        backbone: CarryingBackbone = self.network.backbone  # type: ignore[assignment]
+        backbone: StatefulBackbone = self.network.backbone  # type: ignore[assignment]
         start = self.number % (self.text.shape[1] // SEGMENT - 1) * SEGMENT
         tokens, self.number = self.text[:, start : start + SEGMENT + 1], self.number + 1
         encoding, self.state = backbone(tokens[:, :-1], self.state)

@@ -32,7 +32,7 @@ from trime.metrics import process_peak, reset_process_peak
 from trime.mixtures.joint import joint
 from trime.models.layers.embeddings import AdaptiveInput
 from trime.models.layers.heads import AdaptiveSoftmax
-from trime.types import Contexts, Mass, Place
+from trime.types import Contexts, Mass, TokenPosition
 
 SEGMENT, WORDS, CUTOFFS = 512, 50_000, [20_000]
 SIGHTS: dict[str, Visibility] = {"external": External(), "local": Local(), "long": Long()}
@@ -48,7 +48,7 @@ class Contest:
         self.g = F.layer_norm(torch.randn(n, d, device=device), (d,)).requires_grad_()
         token = torch.from_numpy(np.minimum(np.random.default_rng(0).zipf(1.3, n), WORDS - 1)).to(device)
         order = torch.arange(n, device=device)
-        self.contexts = Contexts(self.g, token, Place(order // (6 * SEGMENT), order // SEGMENT, order))
+        self.contexts = Contexts(self.g, token, TokenPosition(order // (6 * SEGMENT), order // SEGMENT, order))
         self.vocabulary = Mass(torch.zeros(n, device=device), torch.full((n,), 8.0, device=device))
         self.others = torch.full((n,), math.log(math.expm1(8.0)), device=device)  # the vocabulary's mass without the target's
         self.divisor = torch.tensor([math.sqrt(d)], device=device)

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.data.neighbours import Fast, Reference
-from trime.metrics import Meter, process_peak
+from trime.metrics import ResourceUsage, process_peak
 
 WORDS, DOCUMENT, OWN, SHARE, K = 32_000, 100, 300, 0.15, 20
 WHOLE = 690_000  # segments of 150 tokens: WikiText-103 in the 150M model's training (TRIME Table 9)
@@ -89,7 +89,7 @@ def of_size(segments: list[np.ndarray], options: argparse.Namespace, beside: boo
     backends: dict[str, Any] = {"trime": Fast()} | ({"bm25s": Bm25s(), "rank_bm25": Reference()} if beside else {})
     rows, ways = dict[str, dict[str, Any]](), dict[str, Callable[[], Any]]()
     for name, backend in backends.items():
-        meter, before = Meter(), process_peak()
+        meter, before = ResourceUsage(), process_peak()
         backend.fit(segments)
         first = len(segments) // 3  # queries follow each other, as in the stage pack
         asked = list(range(first, min(first + ASKED.get(name, options.queries), len(segments))))

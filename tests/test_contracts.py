@@ -12,8 +12,8 @@ from trime.eviction.fifo import FIFO
 from trime.eviction.initial import Constant
 from trime.eviction.lra_sum import LRASum
 from trime.eviction.reading import Raw
-from trime.memory.evicting import Selective
-from trime.memory.fifo import Recent
+from trime.memory.evicting import EvictingTokenMemory
+from trime.memory.fifo import FifoTokenMemory
 from trime.memory.in_batch import InBatch
 from trime.types import Contexts, Mass
 
@@ -58,7 +58,7 @@ def test_nothing_later_moves_an_earlier_evidence(name: str) -> None:
 @pytest.mark.parametrize("sizes", [[3], [2, 5]])
 @pytest.mark.parametrize("overlap", [0, 4])
 def test_recent_holds_no_more_than_its_capacity_and_forgets_the_oldest(sizes: list[int], overlap: int) -> None:
-    memory, written = Recent(sizes), contexts(3, [(0, 0, 40)])
+    memory, written = FifoTokenMemory(sizes), contexts(3, [(0, 0, 40)])
     for start in range(0, 40, 4):
         memory.write(written.take(slice(start, start + 4)), overlap)
         assert memory.seen is not None and len(memory.seen.token) <= sizes[-1] + overlap
@@ -72,7 +72,7 @@ def test_recent_holds_no_more_than_its_capacity_and_forgets_the_oldest(sizes: li
 def test_recent_is_bounded_by_documents_unless_crossing() -> None:
     before, query = contexts(4, [(0, 0, 8)]), contexts(5, [(1, 0, 3)])
     for crossing in (False, True):
-        memory = Recent([8], crossing)
+        memory = FifoTokenMemory([8], crossing)
         memory.write(before)
         assert memory.evidence(query, DIVISOR).total.isfinite().all() == crossing
 
@@ -81,7 +81,7 @@ def test_recent_is_bounded_by_documents_unless_crossing() -> None:
 @pytest.mark.parametrize("repeats", [False, True])
 def test_selective_memory_by_age_is_the_recent_one(overlap: int, repeats: bool) -> None:
     """First in, first out keeps the last entries: windows with context of their own, over a document's border."""
-    recent, selective = Recent([5, 12], repeats=repeats), Selective([5, 12], FIFO(), repeats=repeats)
+    recent, selective = FifoTokenMemory([5, 12], repeats=repeats), EvictingTokenMemory([5, 12], FIFO(), repeats=repeats)
     for document in (0, 1):
         whole = contexts(7 + document, [(document, 0, 40)])
         for start in range(0, 40, 4):
@@ -95,7 +95,7 @@ def test_selective_memory_by_age_is_the_recent_one(overlap: int, repeats: bool) 
 
 def test_selective_memory_keeps_what_received_mass() -> None:
     """By the sum of mass: entries that every query resembles stay, though others are newer."""
-    memory = Selective([3], LRASum(Constant(0.0), Raw()))
+    memory = EvictingTokenMemory([3], LRASum(Constant(0.0), Raw()))
     whole = contexts(9, [(0, 0, 30)])
     wanted = whole.g[3].clone()
     g = 0.01 * whole.g - wanted
@@ -115,8 +115,8 @@ def test_one_entry_in_two_windows_counts_once_unless_repeats() -> None:
     whole = contexts(6, [(0, 0, 8)])
     query = whole.take(slice(6, 8))
     for repeats, held in ((False, 3), (True, 6)):
-        memory = Recent([100], repeats=repeats)
+        memory = FifoTokenMemory([100], repeats=repeats)
         memory.write(whole.take(slice(0, 6)))
-        alone = Recent([100])
+        alone = FifoTokenMemory([100])
         alone.write(whole.take(slice(0, held)))
         assert torch.equal(memory.evidence(query, DIVISOR, overlap=3).total, alone.evidence(query, DIVISOR).total)

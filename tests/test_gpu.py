@@ -16,13 +16,13 @@ from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.retrieval.search import Exact
 from trime.memory.visibility import External
 from trime.run.runner import run
-from trime.types import Contexts, Place
+from trime.types import Contexts, TokenPosition
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 def on_device(seen: Contexts) -> Contexts:
-    return Contexts(seen.g.cuda(), seen.token.cuda(), Place(*(column.cuda() for column in seen.place)))
+    return Contexts(seen.g.cuda(), seen.token.cuda(), TokenPosition(*(column.cuda() for column in seen.place)))
 
 
 def test_blockwise_mass() -> None:

@@ -14,7 +14,7 @@ from trime.data.batching.base import generator
 from trime.data.batching.bm25 import chain
 from trime.evaluation.rows import row_of
 from trime.memory.drawn import Drawn
-from trime.memory.fifo import Recent
+from trime.memory.fifo import FifoTokenMemory
 from trime.memory.in_batch import InBatch, local_draw
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.retrieval.search import Exact
@@ -32,7 +32,7 @@ from trime.memory.visibility import (
 )
 from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint, memory_share, union
-from trime.types import Contexts, Mass, Place
+from trime.types import Contexts, Mass, TokenPosition
 
 VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), Nothing(), SameDocument(), OtherDocuments()]
 WORDS = 11
@@ -44,7 +44,7 @@ def contexts(seed: int, rows: list[tuple[int, int, int]], width: int = 6) -> Con
     places = [(document, row, start + i) for row, (document, start, length) in enumerate(rows) for i in range(length)]
     columns = torch.tensor(places, dtype=torch.long).reshape(-1, 3).T
     g = torch.randn(len(places), width, dtype=torch.float64)
-    return Contexts(g, torch.randint(WORDS, (len(places),)), Place(*columns))
+    return Contexts(g, torch.randint(WORDS, (len(places),)), TokenPosition(*columns))
 
 
 ROWS = [(0, 0, 7), (0, 7, 7), (0, 14, 4), (1, 0, 5), (1, 20, 6), (2, 3, 1)]
@@ -225,7 +225,7 @@ def test_reading_segments_with_recent_is_one_batch_with_long(overlap: int) -> No
     whole = contexts(10, [(0, 0, 20), (1, 0, 12)])
     divisor = torch.tensor([1.0, 3.0], dtype=torch.float64)
     expected = blockwise_mass(whole, whole, Long(), divisor)
-    recent, found = Recent([1000]), []
+    recent, found = FifoTokenMemory([1000]), []
     for document, length in ((0, 20), (1, 12)):
         own = whole.take(whole.place.document == document)
         for start in range(0, length, 4):
@@ -243,7 +243,7 @@ def test_reading_segments_with_recent_is_one_batch_with_long(overlap: int) -> No
 def test_nested_sizes_are_memories_of_each_size() -> None:
     written, query = contexts(11, [(0, 0, 30)]), contexts(12, [(0, 30, 5)])
     divisor = torch.tensor([1.0], dtype=torch.float64)
-    nested = Recent([4, 9, 50])
+    nested = FifoTokenMemory([4, 9, 50])
     for start in range(0, 30, 6):
         nested.write(written.take(slice(start, start + 6)))
     together = nested.evidence(query, divisor)

@@ -25,7 +25,7 @@ def bits(loss: float) -> float:
 MEASURES = {"perplexity": perplexity, "bits/char": bits}  # of a mean loss, by the name of the unit
 
 
-class Meter:
+class ResourceUsage:
     """Seconds and peak memory from here on: of the device where there is one, else of the process."""
 
     def __init__(self) -> None:

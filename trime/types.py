@@ -42,15 +42,15 @@ class Batch(NamedTuple):
         return Batch(*moved)  # type: ignore[arg-type]
 
 
-class Place(NamedTuple):
+class TokenPosition(NamedTuple):
     """Where a context stands; visibilities decide by these three numbers alone."""
 
     document: Int[Tensor, " n"]
     segment: Int[Tensor, " n"]
     position: Int[Tensor, " n"]  # in the document, counted in tokens
 
-    def take(self, index: Tensor | slice) -> Place:
-        return Place(self.document[index], self.segment[index], self.position[index])
+    def take(self, index: Tensor | slice) -> TokenPosition:
+        return TokenPosition(self.document[index], self.segment[index], self.position[index])
 
 
 class Contexts(NamedTuple):
@@ -58,7 +58,7 @@ class Contexts(NamedTuple):
 
     g: Float[Tensor, "n d"]
     token: Int[Tensor, " n"]  # the token that followed the context
-    place: Place
+    place: TokenPosition
 
     def take(self, index: Tensor | slice) -> Contexts:
         """The entries at an index, a mask or a slice."""
@@ -72,7 +72,7 @@ class Contexts(NamedTuple):
     @staticmethod
     def joined(parts: list[Contexts]) -> Contexts:
         """Entries of all parts, in order."""
-        places = Place(*(torch.cat(column) for column in zip(*(part.place for part in parts), strict=True)))
+        places = TokenPosition(*(torch.cat(column) for column in zip(*(part.place for part in parts), strict=True)))
         return Contexts(torch.cat([p.g for p in parts]), torch.cat([p.token for p in parts]), places)
 
 
@@ -106,7 +106,7 @@ class Ranking(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionBlock:
     """A block of queries and what they thought of the entries of a memory."""
 
     score: Float[Tensor, "b h q m"]  # after bias and scale, before the softmax; -inf where a query may not look
@@ -118,11 +118,11 @@ class Attended:
         return (self.score > -torch.inf) & (self.position >= 0)[:, None, :, None]
 
 
-def places_of(batch: Batch) -> Place:
+def positions_of(batch: Batch) -> TokenPosition:
     """Document, segment and position of every cell of a batch, flattened row after row."""
     length = batch.tokens.shape[1]
     position = batch.start[:, None] + torch.arange(length, device=batch.start.device)
-    return Place(batch.document.repeat_interleave(length), batch.segment.repeat_interleave(length), position.flatten())
+    return TokenPosition(batch.document.repeat_interleave(length), batch.segment.repeat_interleave(length), position.flatten())
 
 
 def is_token(batch: Batch) -> Bool[Tensor, "b l"]:
@@ -132,11 +132,11 @@ def is_token(batch: Batch) -> Bool[Tensor, "b l"]:
 
 def contexts_of(batch: Batch, g: Float[Tensor, "b l d"]) -> Contexts:
     """Every cell of a batch as a context, padding included, flattened row after row."""
-    return Contexts(g.flatten(0, 1), batch.targets.flatten(), places_of(batch))
+    return Contexts(g.flatten(0, 1), batch.targets.flatten(), positions_of(batch))
 
 
 __all__ = [
-    "Attended",
+    "AttentionBlock",
     "Batch",
     "Bool",
     "Contexts",
@@ -144,11 +144,11 @@ __all__ = [
     "Float",
     "Int",
     "Mass",
-    "Place",
     "Ranking",
     "Tensor",
+    "TokenPosition",
     "UserError",
     "contexts_of",
     "is_token",
-    "places_of",
+    "positions_of",
 ]

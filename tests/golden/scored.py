@@ -19,7 +19,7 @@ from trime.memory.base import Memory, Window
 from trime.memory.external import ExternalMemory
 from trime.memory.local import LocalMemory
 from trime.memory.long import LongMemory
-from trime.memory.retrieval.datastore import Datastore, Nearest
+from trime.memory.retrieval.datastore import Datastore, KNNMemory
 from trime.memory.retrieval.search import Exact
 from trime.models.network import Reader
 from trime.tasks.language_model import vocabulary_evidence
@@ -117,6 +117,6 @@ def scorer(case: dict, folder: Path, rescore: bool = False) -> Scorer:
         memories["long"] = LongMemory(list(row.sizes), FIFO(), crossing=True, repeats=True)
     if "external" in row.memories:
         store, metric = datastore(folder, case["datastore"]), case["faiss"]
-        nearest = Nearest(store, Exact(store.keys.blocks, metric, 700), case["k"], metric, rescore)
+        nearest = KNNMemory(store, Exact(store.keys.blocks, metric, 700), case["k"], metric, rescore)
         memories["external"] = ExternalMemory(nearest)
     return Scorer([row], memories, scaled, jumps_clear=True)

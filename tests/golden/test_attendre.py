@@ -15,7 +15,7 @@ from tests.golden.policies import policy_of
 from tests.golden.published import parametrized
 from trime.memory.bounded import BoundedMemory
 from trime.models import attendre
-from trime.models.attendre import Attendre, Left, Queries, Waiting
+from trime.models.attendre import Attendre, AttentionOutput, Queries, Waiting
 from trime.models.layers.rotary import Rotary, RotaryScore
 
 RUNS = description("attendre_layer")
@@ -56,7 +56,7 @@ class Run:
         bias = self.bias[:, at.clamp(min=0)[:, :, None], of.clamp(min=0)[:, None]].transpose(0, 1)
         return query.transpose(1, 2) @ key.permute(0, 2, 3, 1) / query.shape[-1] ** 0.5 + bias
 
-    def note(self, number: int, left: Left, state: Waiting) -> None:
+    def note(self, number: int, left: AttentionOutput, state: Waiting) -> None:
         for row, places in enumerate(left.position):
             there = places >= 0
             self.out[row, places[there]] = left.attended[row, there]

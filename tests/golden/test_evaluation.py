@@ -17,7 +17,7 @@ from tests.golden.published import ROOT, arrays, assert_near, index, parametrize
 from tests.golden.scored import CASES, encoded, scorer, windows_of
 from tests.golden.texts import stream
 from trime.data.segments import collate, cut, cut_lines
-from trime.memory.fifo import Recent
+from trime.memory.fifo import FifoTokenMemory
 from trime.memory.long import LongMemory
 
 
@@ -44,7 +44,7 @@ def test_what_the_long_memory_holds(name: str, tmp_path: Path) -> None:
     traced, cleared = index(f"eval/{name}.mem.json"), []
     own = scorer(case, tmp_path)
     long = own.memories["long"]
-    assert isinstance(long, LongMemory) and isinstance(long.held, Recent)
+    assert isinstance(long, LongMemory) and isinstance(long.held, FifoTokenMemory)
     recent, size = long.held, long.sizes[-1]
     for number, (trace, (_, _)) in enumerate(zip(traced, own.scores(encoded(case)), strict=True)):
         before = [] if recent.seen is None else recent.seen.token.tolist()

@@ -17,7 +17,7 @@ from trime.eviction.lra_sum import LRASum
 from trime.eviction.reading import Softmax
 from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory, taken
-from trime.types import Attended
+from trime.types import AttentionBlock
 
 CASES = [(stream, name) for stream, group in description("evict_policies").items() for name in group["policies"]]
 BLOCK = 3  # queries: the policy sees a step's attention in several blocks
@@ -37,12 +37,12 @@ class Stream:
         low, high = span.tolist()
         return torch.arange(low, high).expand(len(valid), -1).masked_fill(~valid[:, low:high], -1)
 
-    def block(self, query: torch.Tensor, kept: torch.Tensor) -> Attended:
+    def block(self, query: torch.Tensor, kept: torch.Tensor) -> AttentionBlock:
         b, h = self.score.shape[:2]
         rows = taken(self.score.transpose(1, 2), query.clamp(min=0)).transpose(1, 2)
         score = rows.gather(3, kept.clamp(min=0)[:, None, None].expand(b, h, query.shape[1], -1))
         seen = taken(self.allowed, query.clamp(min=0)).gather(2, kept.clamp(min=0)[:, None].expand(-1, query.shape[1], -1))
-        return Attended(score.masked_fill(~(seen & (kept >= 0)[:, None])[:, None], -torch.inf), query)
+        return AttentionBlock(score.masked_fill(~(seen & (kept >= 0)[:, None])[:, None], -torch.inf), query)
 
 
 def ascending(position: torch.Tensor, *columns: torch.Tensor) -> list[torch.Tensor]:
@@ -101,7 +101,7 @@ def attended(policy: EvictionPolicy, text: Stream, ranking: Any, span: torch.Ten
     summary = policy.begin(ranking)
     for query in text.positions(text.query, span).split(BLOCK, dim=1):
         summary = policy.observe(summary, text.block(query, ranking.position))
-    return policy.settle(ranking, summary)
+    return policy.finalize(ranking, summary)
 
 
 PRESSES = description("kvpress_scores")["presses"]
@@ -117,14 +117,14 @@ class Prompt:
         causal = torch.ones(self.length, self.length).tril().bool()
         score = (query @ key[:, None].transpose(-1, -2) / given["D"] ** 0.5).masked_fill(~causal, -torch.inf)
         self.position, self.heads = torch.arange(self.length).expand(rows, -1), given["Hkv"]
-        self.block, self.kept, self.rows = Attended(score, self.position), given["n_kept"], rows
+        self.block, self.kept, self.rows = AttentionBlock(score, self.position), given["n_kept"], rows
 
     def scores(self, policy: EvictionPolicy, last: int) -> torch.Tensor:
         """What a policy makes of the ``last`` queries."""
         memory = BoundedMemory(self.length, policy)
         held, _ = memory.insert(memory.empty((self.position[:, :0].double(),)), (self.position.double(),), self.position)
-        block = Attended(self.block.score[:, :, -last:], self.position[:, -last:])
-        settled = policy.settle(held.ranking, policy.observe(policy.begin(held.ranking), block))
+        block = AttentionBlock(self.block.score[:, :, -last:], self.position[:, -last:])
+        settled = policy.finalize(held.ranking, policy.observe(policy.begin(held.ranking), block))
         return ascending(settled.position, settled.score)[1]
 
 

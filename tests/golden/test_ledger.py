@@ -20,13 +20,13 @@ from tests.golden.scored import CASES
 from tests.golden.test_pipeline import overrides
 from trime.inspection.ledger import Cell, answered, cells_of, experiments, page, write_ledger
 from trime.inspection.published import Published, published_figures
-from trime.memory.fifo import Recent
+from trime.memory.fifo import FifoTokenMemory
 from trime.memory.visibility import Local, same
 from trime.pipeline.config_hash import config_hash
 from trime.pipeline.pretrained import reading
 from trime.report.results import results_in
 from trime.run.runner import run
-from trime.types import Place
+from trime.types import TokenPosition
 
 LOCAL = [
     name
@@ -176,11 +176,11 @@ def test_the_page(tmp_path: Path) -> None:
     assert states == ["not run", "ok", "off", "off"] and "1 off" in page([Cell(**{**cell.__dict__, "value": 3.0})])
 
 
-def off_by_one(self: Local, query: Place, memory: Place) -> torch.Tensor:
+def off_by_one(self: Local, query: TokenPosition, memory: TokenPosition) -> torch.Tensor:
     return same(query.segment, memory.segment) & (memory.position[None, :] <= query.position[:, None])
 
 
-def late_write(self: Recent, seen: object, overlap: int = 0) -> None:
+def late_write(self: FifoTokenMemory, seen: object, overlap: int = 0) -> None:
     """A long memory that leaves out the newest entry of each window."""
     newest = seen.take(slice(None, -1))  # type: ignore[attr-defined]
     joined = newest if self.seen is None else type(newest).joined([self.seen, newest])
@@ -211,7 +211,7 @@ def test_a_planted_off_by_one_turns_a_cell_red(
 
     assert states(tmp_path / "right") == ["ok"]
     if "--use-long" in case["flags"]:
-        monkeypatch.setattr(Recent, "write", late_write)
+        monkeypatch.setattr(FifoTokenMemory, "write", late_write)
     else:
         monkeypatch.setattr(Local, "sees", off_by_one)
         monkeypatch.setattr(Local, "rules_out", lambda *_: False)

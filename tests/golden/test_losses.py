@@ -22,7 +22,7 @@ from trime.memory.distributed import gathered
 from trime.memory.in_batch import InBatch
 from trime.models.network import Network
 from trime.tasks.language_model import LanguageModel, Training
-from trime.types import Batch, Encoding, places_of
+from trime.types import Batch, Encoding, positions_of
 
 INDEX = index("losses/index.json")
 ALONE = {name: case for name, case in INDEX.items() if "criterion" in case and "ranks" not in case}
@@ -121,7 +121,7 @@ def test_own_settings_differ_in_the_quirks_alone(name: str) -> None:
 def test_what_is_visible(name: str) -> None:
     """The masses of both sides, and the visible sets themselves."""
     case, found = ALONE[name], arrays(f"losses/{name}.npz")
-    place, memory = places_of(batch_of(found)), task(case, found, True).memory
+    place, memory = positions_of(batch_of(found)), task(case, found, True).memory
     assert memory is not None
     seen = memory.seen_by(draw(case)).sees(place, place)
     assert torch.equal(seen, torch.as_tensor(found["visible"]).bool())

@@ -13,9 +13,9 @@ import torch
 from tests.golden.memories import description, tensors
 from tests.golden.published import copy, parametrized
 from trime.eviction.fifo import FIFO
-from trime.memory.bounded import Held
+from trime.memory.bounded import MemoryState
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import Attention, Carried, Form
+from trime.models.backbones.memorizing.transformer import Attention, AttentionConfig, Carried
 from trime.models.backbones.stateful import Layer, Sizes
 from trime.models.layers import topk_attention as retrieval
 from trime.models.layers.relative import in_window
@@ -38,7 +38,7 @@ def attention(name: str, search: str, local_empty: bool, memory_empty: bool, bia
     heads, width = given["H"], given["H"] * given["D"]
     memory = KeyValueMemory(heads, width, given["M"], FIFO(), given["k"], search, empty_take_mass=memory_empty)
     window = Window(given["W"], itself=False, empty_take_mass=local_empty)
-    layer = Attention(width, heads, 0.0, window, Form(normalize=given.get("normalize", True)), memory).double()
+    layer = Attention(width, heads, 0.0, window, AttentionConfig(normalize=given.get("normalize", True)), memory).double()
     copy(layer.bias.table, found["rel_embedding"])
     copy(memory.bias, found["memory_bias"] if bias is None else torch.full((heads,), bias))
     if layer.scale is not None:
@@ -56,8 +56,8 @@ class Step(NamedTuple):
     number: int
     inputs: tuple[torch.Tensor, ...]
     out: torch.Tensor
-    before: Held
-    after: Held
+    before: MemoryState
+    after: MemoryState
 
 
 def steps(name: str, layer: Attention) -> Iterator[Step]:
@@ -160,7 +160,7 @@ def test_bias_and_mask(name: str) -> None:
 def test_the_whole_layer(name: str) -> None:
     """Projections, norms and the feed-forward block of the official layer."""
     found, given = arrays(name), META[name]["config"]
-    form = Form("rms", biases=False, normalize=given.get("normalize", True), head_width=given["D"])
+    form = AttentionConfig("rms", biases=False, normalize=given.get("normalize", True), head_width=given["D"])
     window = Window(given["W"], itself=False, empty_take_mass=True)
     memory = KeyValueMemory(given["H"], given["E"], given["M"], FIFO(), given["k"], "buckets", empty_take_mass=True)
     attention = Attention(given["E"], given["H"], 0.0, window, form, memory)

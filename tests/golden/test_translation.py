@@ -11,7 +11,7 @@ from tests.golden.published import PAD, arrays, index, parametrized
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.memory.visibility import Others
 from trime.mixtures.joint import joint
-from trime.types import Contexts, Mass, Place
+from trime.types import Contexts, Mass, TokenPosition
 
 CASES = index("misc/mt_loss.json")
 
@@ -28,7 +28,7 @@ def test_loss(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = torch.arange(len(target))[:, None].expand_as(target)
     kept = target != PAD  # neither queries nor memories are padding here
     order = torch.arange(int(kept.sum()))
-    contexts = Contexts(x[kept], target[kept], Place(order * 0, sentence[kept], order))
+    contexts = Contexts(x[kept], target[kept], TokenPosition(order * 0, sentence[kept], order))
     logits = contexts.g @ words.T
     vocabulary = Mass(logits.gather(1, contexts.token[:, None]).squeeze(1), logits.logsumexp(1))
     memory = NearestInBatch(Others(), case["topk_mem"], case["temp"], case["dist"])

@@ -16,7 +16,7 @@ from trime.memory.base import Entries
 from trime.types import Float, Int, Tensor
 
 
-class Spread(NamedTuple):
+class Attribution(NamedTuple):
     """Probability of each token, part by part (they sum to the whole), and each entry's share of its own token's."""
 
     parts: dict[str, Float[Tensor, "*n v"]]
@@ -35,7 +35,7 @@ def spread(
     width: int,
     scaled_interpolation: bool,
     gate: Float[Tensor, "*n 1"] | None = None,
-) -> Spread:
+) -> Attribution:
     """For a row with one choice of everything; ``vocabulary`` is each token's log-mass; ``gate`` as in Mass.
 
     What is of the vocabulary's size has its dtype, all else is float64.
@@ -60,7 +60,7 @@ def spread(
             weights[name] = weights[name] + share * (score - total.nan_to_num(neginf=0)).exp()
     none = torch.zeros_like(base)
     parts = {name: none.scatter_add(-1, found[name].token, weight.to(none)) for name, weight in weights.items()}
-    return Spread({"vocabulary": base} | parts, weights)
+    return Attribution({"vocabulary": base} | parts, weights)
 
 
 class Experts(NamedTuple):
@@ -94,7 +94,7 @@ def experts_of(
     return Experts(vocabulary.softmax(-1), torch.cat(totals, -1), entries, {name: found[name].token for name in row.joint})
 
 
-def fitted_spread(row: FittedRow, experts: Experts, log_weights: Float[Tensor, "*n e"]) -> Spread:
+def fitted_spread(row: FittedRow, experts: Experts, log_weights: Float[Tensor, "*n e"]) -> Attribution:
     """The same for a row with a fitted mixture, of which these are the weights after each context."""
     weights, first = log_weights.double().exp(), 1
     parts = {"vocabulary": weights[..., :1].to(experts.vocabulary) * experts.vocabulary}
@@ -105,7 +105,7 @@ def fitted_spread(row: FittedRow, experts: Experts, log_weights: Float[Tensor, "
         shares[name] = (own * experts.entries[name].double()).sum(-2)
         none = torch.zeros_like(experts.vocabulary)
         parts[name] = none.scatter_add(-1, experts.token[name], shares[name].to(none))
-    return Spread(parts, shares)
+    return Attribution(parts, shares)
 
 
 def scored(found: dict[str, Entries], names: tuple[str, ...], divisor: float) -> dict[str, Float[Tensor, "*n k"]]:

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import torch
 
-from trime.evaluation.attribution import Experts, Spread, experts_of, fitted_spread, spread
+from trime.evaluation.attribution import Attribution, Experts, experts_of, fitted_spread, spread
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row, scales
 from trime.memory.base import Entries, Memory, Window
 from trime.mixtures.experts import Evidence, History, evidence_of
-from trime.models.attention_trace import Looked
+from trime.models.attention_trace import AttentionTrace
 from trime.models.network import Network
-from trime.types import Contexts, Float, Mass, Place, Tensor
+from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Step(NamedTuple):
     """A token, how its probability came about, and the entries of each memory."""
 
     token: int
-    spread: Spread
+    spread: Attribution
     found: dict[str, Entries]
-    looked: Looked | None = None  # where attention went in layers that carry something on
+    looked: AttentionTrace | None = None  # where attention went in layers that carry something on
 
 
 class Continuation:
@@ -120,7 +120,7 @@ class Continuation:
         encoding, self.after = self.network.backbone(inputs, self.state, fresh)
         self.f = encoding.f[0]
         position = torch.arange(begin, begin + length, device=self.device)
-        place = Place(torch.zeros_like(position), torch.full_like(position, first // self.windows.block), position)
+        place = TokenPosition(torch.zeros_like(position), torch.full_like(position, first // self.windows.block), position)
         contexts = Contexts(encoding.g[0].float(), torch.tensor(followed[:length], device=self.device), place)
         none = contexts.g.new_zeros(length - (first - begin))
         return Window(contexts, first - begin, Mass(none, none))
@@ -128,11 +128,11 @@ class Continuation:
     def close(self, forgotten: bool = False) -> None:
         """Ends a full window: its new contexts go into the memories that fill; ``forgotten``: the history need not know."""
         filling = [memory for memory in self.memories.values() if memory.fills]
-        if not (filling or self.network.carries or (self.history and not forgotten)):
+        if not (filling or self.network.is_stateful or (self.history and not forgotten)):
             self.told = len(self.tokens)
             return
         window = self.encoded(len(self.tokens) - self.windows.block)
-        if self.network.carries:
+        if self.network.is_stateful:
             self.state = self.after
         if self.history and not forgotten:
             evidence = self.tell(window, self.memories)
@@ -160,7 +160,7 @@ class Continuation:
         return evidence
 
     @torch.no_grad()
-    def next(self) -> tuple[Spread, dict[str, Entries]]:
+    def next(self) -> tuple[Attribution, dict[str, Entries]]:
         """The probability of the next token, and what the memories show."""
         window = self.encoded(self.first)
         if self.history and self.told < len(self.tokens):  # in copies of the memories, which this must not change
@@ -176,7 +176,7 @@ class Continuation:
         self.experts = experts_of(self.row, vocabulary, found, width, self.scaled)
         return self.weighed(self.row, self.experts), found
 
-    def weighed(self, row: FittedRow, experts: Experts) -> Spread:
+    def weighed(self, row: FittedRow, experts: Experts) -> Attribution:
         """The mixture of what the experts say."""
         assert self.mixture is not None and self.history
         unknown = experts.total.new_zeros(1, len(experts.total), dtype=torch.float)

@@ -13,7 +13,7 @@ import torch
 
 from trime.eviction.initial import Initial
 from trime.eviction.reading import Reading
-from trime.types import Attended, Bool, Float, Int, Ranking, Tensor
+from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
 
 class Summary(NamedTuple):
@@ -41,23 +41,23 @@ class EvictionPolicy:
         """An empty step."""
         return Summary(torch.zeros_like(ranking.score), torch.zeros_like(ranking.attended), torch.full_like(ranking.clock, -1))
 
-    def observe(self, summary: Summary, block: Attended) -> Summary:
+    def observe(self, summary: Summary, block: AttentionBlock) -> Summary:
         """Adds what a block of queries saw."""
-        return self.added(summary, block) if block.position.shape[1] else summary
+        return self.accumulate(summary, block) if block.position.shape[1] else summary
 
-    def added(self, summary: Summary, block: Attended) -> Summary:
+    def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         """The summary with a block of at least one query; here, attention changes nothing but the clock."""
         return summary._replace(last=latest(summary, block))
 
-    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+    def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         """Scores after a step; here, what was seen has its new value."""
         return torch.where(summary.seen, summary.value, ranking.score)
 
-    def settle(self, ranking: Ranking, summary: Summary) -> Ranking:
+    def finalize(self, ranking: Ranking, summary: Summary) -> Ranking:
         """Ends the step; one without queries changes nothing."""
         changed = (summary.last >= 0)[:, None] & (ranking.position >= 0)
         return ranking._replace(
-            score=torch.where(changed, self.renewed(ranking, summary), ranking.score),
+            score=torch.where(changed, self.update_scores(ranking, summary), ranking.score),
             attended=ranking.attended | (summary.seen & changed),
             clock=torch.maximum(ranking.clock, summary.last),
         )
@@ -71,12 +71,12 @@ class ByScore(EvictionPolicy):
         self.reading = reading
 
 
-def latest(summary: Summary, block: Attended) -> Int[Tensor, " b"]:
+def latest(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:
     """Largest position of a query up to and with this block."""
     return torch.maximum(summary.last, block.position.amax(1))
 
 
-def used(block: Attended, top_k: int | None, of_all: int | None) -> Bool[Tensor, "b h q m"]:
+def used(block: AttentionBlock, top_k: int | None, of_all: int | None) -> Bool[Tensor, "b h q m"]:
     """Return the entries that each query retrieved, or with ``top_k`` the best so many of them.
 
     A memory without a top-k of its own retrieves all that is seen, of which the ``of_all`` best count; null: all of it.

@@ -25,5 +25,5 @@ class Clairvoyant(EvictionPolicy):
     def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         return self.future(position, position.amax(1))
 
-    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+    def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         return self.future(ranking.position, summary.last)

@@ -7,7 +7,7 @@ import torch
 from trime.eviction.base import ByScore, Summary, latest
 from trime.eviction.initial import Initial
 from trime.eviction.reading import Reading
-from trime.types import Attended, Float, Int, Ranking, Tensor
+from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 
 class LFA(ByScore):
@@ -24,14 +24,14 @@ class LFA(ByScore):
             raise ValueError(f"eviction.gamma={gamma}: older queries weigh less, not more: choose 0 or above")
         self.gamma, self.replaces = gamma, replaces
 
-    def added(self, summary: Summary, block: Attended) -> Summary:
+    def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last = latest(summary, block)
         weight = self.decay(last[:, None] - block.position)[:, None, :, None]
         score = (weight * self.reading(block)).masked_fill(~block.seen, 0.0).sum((1, 2))
         value = self.decay(last - summary.last)[:, None] * summary.value + score
         return Summary(value, summary.seen | block.seen.any(2).any(1), last)
 
-    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+    def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         passed = torch.where(ranking.clock >= 0, summary.last - ranking.clock, 0)
         old = self.decay(passed)[:, None] * ranking.score
         if self.replaces:

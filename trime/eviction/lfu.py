@@ -6,7 +6,7 @@ import torch
 
 from trime.eviction.base import EvictionPolicy, Summary, latest, used
 from trime.eviction.initial import Initial
-from trime.types import Attended, Float, Ranking, Tensor
+from trime.types import AttentionBlock, Float, Ranking, Tensor
 
 UNITS = ("step", "query", "query_head")
 
@@ -30,11 +30,11 @@ class LFU(EvictionPolicy):
             raise ValueError(f"eviction.count={count}: choose one of {', '.join(UNITS)}")
         self.top_k, self.count, self.of_all = top_k, count, of_all
 
-    def added(self, summary: Summary, block: Attended) -> Summary:
+    def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         hit = used(block, self.top_k, self.of_all)
         times = hit.sum((1, 2)) if self.count == "query_head" else hit.any(1).sum(1)
         return Summary(summary.value + times, summary.seen | (times > 0), latest(summary, block))
 
-    def renewed(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+    def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         times = summary.seen.double() if self.count == "step" else summary.value
         return torch.where(summary.seen, ranking.score + times, ranking.score)

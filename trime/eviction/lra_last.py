@@ -7,7 +7,7 @@ import torch
 from trime.eviction.base import ByScore, Summary, latest
 from trime.eviction.initial import Initial
 from trime.eviction.reading import Reading
-from trime.types import Attended
+from trime.types import AttentionBlock
 
 
 class LRALast(ByScore):
@@ -19,7 +19,7 @@ class LRALast(ByScore):
             raise ValueError(f"eviction.heads={heads}: choose sum or max")
         self.heads = heads
 
-    def added(self, summary: Summary, block: Attended) -> Summary:
+    def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last, query = block.position.max(1)
         index = query[:, None, None, None].expand(-1, block.score.shape[1], 1, block.score.shape[3])
         score, seen = self.reading(block).gather(2, index).squeeze(2), block.seen.gather(2, index).squeeze(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trime.eviction.base import ByScore, Summary, latest
-from trime.types import Attended, Ranking
+from trime.types import AttentionBlock, Ranking
 
 
 class LRAMax(ByScore):
@@ -15,6 +15,6 @@ class LRAMax(ByScore):
         empty = super().begin(ranking)
         return empty._replace(value=torch.full_like(empty.value, -torch.inf))
 
-    def added(self, summary: Summary, block: Attended) -> Summary:
+    def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         score = self.reading(block).masked_fill(~block.seen, -torch.inf).amax((1, 2))
         return Summary(torch.maximum(summary.value, score), summary.seen | block.seen.any(2).any(1), latest(summary, block))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from trime.eviction.base import ByScore, Summary, latest
-from trime.types import Attended
+from trime.types import AttentionBlock
 
 
 class LRASum(ByScore):
     """Over all queries and heads; each step overwrites the last one."""
 
-    def added(self, summary: Summary, block: Attended) -> Summary:
+    def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         score = self.reading(block).masked_fill(~block.seen, 0.0).sum((1, 2))
         return Summary(summary.value + score, summary.seen | block.seen.any(2).any(1), latest(summary, block))

@@ -6,7 +6,7 @@ import torch
 
 from trime.eviction.base import EvictionPolicy, Summary, latest, used
 from trime.eviction.initial import Initial
-from trime.types import Attended
+from trime.types import AttentionBlock
 
 
 class LRU(EvictionPolicy):
@@ -16,7 +16,7 @@ class LRU(EvictionPolicy):
         super().__init__(initial, newest_first)
         self.top_k, self.of_all = top_k, of_all
 
-    def added(self, summary: Summary, block: Attended) -> Summary:
+    def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         hit = used(block, self.top_k, self.of_all).any(1)
         position = block.position[:, :, None].double().expand(hit.shape).masked_fill(~hit, -1.0).amax(1)
         seen = summary.seen | hit.any(1)

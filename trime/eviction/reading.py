@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from trime.types import Attended, Float, Tensor
+from trime.types import AttentionBlock, Float, Tensor
 
 
 @runtime_checkable
 class Reading(Protocol):
-    def __call__(self, block: Attended) -> Float[Tensor, "b h q m"]:
+    def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
         """Importance, float64; what it says of an entry that a query does not see is not used."""
         ...
 
@@ -17,14 +17,14 @@ class Reading(Protocol):
 class Raw:
     """The score after bias and scale, before the softmax."""
 
-    def __call__(self, block: Attended) -> Float[Tensor, "b h q m"]:
+    def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
         return block.score.double()
 
 
 class Softmax:
     """The attention weight over all entries that the query sees."""
 
-    def __call__(self, block: Attended) -> Float[Tensor, "b h q m"]:
+    def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
         return block.score.double().softmax(-1)
 
 
@@ -36,5 +36,5 @@ class Clipped:
             raise ValueError(f"eviction.reading: low={low} must lie below high={high}")
         self.low, self.high = low, high
 
-    def __call__(self, block: Attended) -> Float[Tensor, "b h q m"]:
+    def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
         return block.score.double().clamp(self.low, self.high)

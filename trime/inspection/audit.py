@@ -27,7 +27,7 @@ from trime.evaluation.fitted_rows import FittedRow
 from trime.io import write_atomically
 from trime.memory.base import Window
 from trime.memory.external import ExternalMemory
-from trime.memory.retrieval.datastore import Datastore, Nearest
+from trime.memory.retrieval.datastore import Datastore, KNNMemory
 from trime.models.network import Reader
 from trime.pipeline.model_io import open_network
 from trime.pipeline.processes import device_of
@@ -58,7 +58,7 @@ class Audit:
         self.unaltered: dict[int, list[Tensor]] = {}  # by the window's number
 
     @property
-    def nearest(self) -> Nearest | None:
+    def nearest(self) -> KNNMemory | None:
         """The external memory, where some row has it."""
         external = self.scorer.memories.get("external")
         return external.nearest if isinstance(external, ExternalMemory) else None
@@ -69,7 +69,7 @@ class Audit:
         scored = self.windows.length - self.windows.context
         while first > 0 and room > -int(self.windows.context[last]):
             first, room = first - 1, room - int(scored[first - 1])
-        if self.network.carries or any(
+        if self.network.is_stateful or any(
             memory.remembers_all for memory in self.scorer.memories.values()
         ):  # from the start of its document
             first = min(first, int(np.searchsorted(self.windows.begin, self.windows.begin[last])))
@@ -169,7 +169,7 @@ class Audit:
             return {}
         return self.own_entries(self.nearest) if self.own_datastore else in_runs(self.text, self.nearest.store)
 
-    def own_entries(self, nearest: Nearest) -> dict[str, float]:
+    def own_entries(self, nearest: KNNMemory) -> dict[str, float]:
         """Of what is found for a document's tokens in a datastore of the same text: the share that is its own."""
         found: dict[str, list[float]] = {}
         every = windows_of(self.plan.test.path(), torch.device("cpu"))

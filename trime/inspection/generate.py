@@ -7,7 +7,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
-from trime.inspection.writers import Told, writer_of
+from trime.inspection.writers import GeneratedToken, writer_of
 from trime.io import plain, write_atomically
 from trime.plan.language_model import Plan
 from trime.types import UserError
@@ -18,7 +18,7 @@ def generate(plan: Plan) -> None:
     prompt, writer = prompt_of(plan.config.prompt_file), writer_of(plan)
     ids = writer.read(prompt)
     print(f"generate: {len(ids):,} tokens of prompt; {writer.label}", flush=True)
-    told: list[Told] = []
+    told: list[GeneratedToken] = []
     shown = ""
     for one in writer.write():
         told.append(one)
@@ -58,7 +58,7 @@ def prompt_of(file: str | None) -> str:
     return text
 
 
-def line(told: Told) -> str:
+def line(told: GeneratedToken) -> str:
     """A token's line: probability, its parts, and the entries that gave most."""
     parts = "  ".join(f"{name} {part:.4f}" for name, part in told.parts.items())
     entries = "".join(f"\n      {own['share']:.4f} {own['memory']}: … {own['text']} ({own['place']})" for own in told.entries)

@@ -33,7 +33,7 @@ from trime.types import UserError
 AROUND = 8  # tokens of an entry's context that are shown
 
 
-class Told(NamedTuple):
+class GeneratedToken(NamedTuple):
     """A token, its probability, how that splits, and the entries that gave most."""
 
     text: str
@@ -53,7 +53,7 @@ class Writes(Protocol):
     def read(self, prompt: str) -> list[int]:
         """The prompt's tokens."""
 
-    def write(self) -> Iterator[Told]:
+    def write(self) -> Iterator[GeneratedToken]:
         """Token after token."""
 
     def text(self, tokens: list[int]) -> str:
@@ -107,7 +107,7 @@ class LongWriter:
         self.steps = self.answerer.read([self.prompt], self.config.explain)
         return self.prompt
 
-    def write(self) -> Iterator[Told]:
+    def write(self) -> Iterator[GeneratedToken]:
         """Until the model ends its text."""
         given, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
         choice = Choice(given.temperature, given.top_p)
@@ -118,7 +118,7 @@ class LongWriter:
             share = float(probability[token])
             entries = self.entries(given.entries) if self.config.explain else []
             self.written.append(token)
-            yield Told(self.text([token]), share, {"vocabulary": share}, entries)
+            yield GeneratedToken(self.text([token]), share, {"vocabulary": share}, entries)
 
     def entries(self, count: int) -> list[dict[str, Any]]:
         """The places that got most attention."""
@@ -149,7 +149,7 @@ class Writer:
         prompt = {"text": None, "bounded": True, "split": "prompt"}
         memories = plan.memories.opened(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate
-        windows = Windows(evaluate.block, 0 if network.carries else evaluate.context)
+        windows = Windows(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
         self.sources = sources_of(plan, memories)
         size = len(self.vocabulary)
@@ -165,7 +165,7 @@ class Writer:
         self.continuation.read(ids)
         return ids
 
-    def write(self) -> Iterator[Told]:
+    def write(self) -> Iterator[GeneratedToken]:
         """Token after token."""
         given = self.plan.config.generate
         for step in self.continuation.generate(given.tokens, Choice(given.temperature, given.top_p), self.plan.config.seed):
@@ -173,12 +173,12 @@ class Writer:
             self.written.append(step.token)
             yield told
 
-    def told(self, step: Step, count: int) -> Told:
+    def told(self, step: Step, count: int) -> GeneratedToken:
         """What is known of a step, for a reader, with as many entries."""
         parts = {name: float(part[step.token]) for name, part in step.spread.parts.items()}
         told = [*strongest(step, count), *attended(step, count)] if count else []
         entries = [self.entry(*own) for own in told]
-        return Told(self.text([step.token]), float(step.spread.whole[step.token]), parts, entries)
+        return GeneratedToken(self.text([step.token]), float(step.spread.whole[step.token]), parts, entries)
 
     def entry(self, memory: str, share: float, place: int) -> dict[str, Any]:
         """An entry with its text and place."""

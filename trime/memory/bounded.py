@@ -14,7 +14,7 @@ from trime.eviction.base import EvictionPolicy
 from trime.types import Bool, Int, Ranking, Tensor
 
 
-class Held(NamedTuple):
+class MemoryState(NamedTuple):
     """The state: what is stored, column by column [b m ...], and what the policy knows of it."""
 
     columns: tuple[Tensor, ...]
@@ -36,16 +36,16 @@ class BoundedMemory:
             raise ValueError(f"memory_size={size}: the number of entries that a memory holds, at least 0")
         self.size, self.policy = size, policy
 
-    def empty(self, columns: tuple[Tensor, ...]) -> Held:
+    def empty(self, columns: tuple[Tensor, ...]) -> MemoryState:
         """Nothing stored, for columns [b n ...] of that kind."""
         b, device, m = len(columns[0]), columns[0].device, self.size
         none = torch.full((b, m), -1, dtype=torch.long, device=device)
         scores = torch.full((b, m), -torch.inf, dtype=torch.float64, device=device)
         clock = none.new_full((b,), -1)
         ranking = Ranking(none, scores, none >= 0, clock, torch.zeros_like(clock))
-        return Held(tuple(column.new_zeros(b, m, *column.shape[2:]) for column in columns), ranking)
+        return MemoryState(tuple(column.new_zeros(b, m, *column.shape[2:]) for column in columns), ranking)
 
-    def reset(self, held: Held, rows: Bool[Tensor, " b"]) -> Held:
+    def reset(self, held: MemoryState, rows: Bool[Tensor, " b"]) -> MemoryState:
         """Rows without their entries, the columns zero."""
         old, none = held.ranking, rows[:, None]
         ranking = Ranking(
@@ -55,26 +55,28 @@ class BoundedMemory:
             old.clock.masked_fill(rows, -1),
             old.written.masked_fill(rows, 0),
         )
-        return Held(tuple(c.masked_fill(rows.view(-1, *[1] * (c.dim() - 1)), 0) for c in held.columns), ranking)
+        return MemoryState(tuple(c.masked_fill(rows.view(-1, *[1] * (c.dim() - 1)), 0) for c in held.columns), ranking)
 
-    def insert(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[Held, Evicted]:
+    def insert(
+        self, held: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]
+    ) -> tuple[MemoryState, Evicted]:
         """The best of old and new entries, and those that had to go; position -1 is no entry."""
         moved, ranking, kept = self.decided(held.ranking, position)
         gone = self.gone(held, columns, torch.cat([held.ranking.position, position], 1), kept)
-        return Held(tuple(map(moved.into, held.columns, columns)), ranking), gone
+        return MemoryState(tuple(map(moved.into, held.columns, columns)), ranking), gone
 
-    def update(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> Held:
+    def update(self, held: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
         """The best of old and new entries; what had to go is lost."""
         moved, ranking, _ = self.decided(held.ranking, position)
-        return Held(tuple(map(moved.into, held.columns, columns)), ranking)
+        return MemoryState(tuple(map(moved.into, held.columns, columns)), ranking)
 
-    def overwrite(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> Held:
+    def overwrite(self, held: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
         """The same within the tensors of ``held``, at the cost of the new entries alone.
 
         ``held`` itself may be written to again with the same entries: the same slots are freed for them.
         """
         moved, ranking, _ = self.decided(held.ranking, position)
-        return Held(tuple(map(moved.onto, held.columns, columns)), ranking)
+        return MemoryState(tuple(map(moved.onto, held.columns, columns)), ranking)
 
     def decided(self, old: Ranking, position: Int[Tensor, "b n"]) -> tuple[Moved, Ranking, Bool[Tensor, "b c"]]:
         """Which new entries enter and where, the ranking after that, and which candidates stay, old ones first."""
@@ -104,7 +106,9 @@ class BoundedMemory:
         best = torch.zeros_like(position, dtype=torch.bool).scatter(1, order[:, : self.size], True)
         return best & there
 
-    def gone(self, held: Held, columns: tuple[Tensor, ...], position: Int[Tensor, "b c"], kept: Bool[Tensor, "b c"]) -> Evicted:
+    def gone(
+        self, held: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b c"], kept: Bool[Tensor, "b c"]
+    ) -> Evicted:
         """What leaves: never more than came."""
         leaves = ~kept & (position >= 0)
         ages = position.masked_fill(~leaves, torch.iinfo(position.dtype).max)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from trime.types import Contexts, Place, Tensor
+from trime.types import Contexts, Tensor, TokenPosition
 
 
 def gathered(seen: Contexts, gradient: bool = True) -> Contexts:
@@ -22,7 +22,7 @@ def gathered(seen: Contexts, gradient: bool = True) -> Contexts:
     g = gather(seen.g, counts)
     numbers = torch.stack([seen.token, *seen.place], 1)
     token, *place = torch.cat(collected(numbers, counts)).unbind(1)
-    return Contexts(g, token, Place(*place))
+    return Contexts(g, token, TokenPosition(*place))
 
 
 def processes() -> int:
@@ -55,7 +55,7 @@ def collected(rows: Tensor, counts: list[int]) -> list[Tensor]:
     return [part[:count] for part, count in zip(every, counts, strict=True)]
 
 
-def of_every_process(rows: Tensor) -> list[Tensor]:
+def all_gather_varlen(rows: Tensor) -> list[Tensor]:
     """Rows of all processes, whatever their type, as copies on the host."""
     if processes() == 1:
         return [rows.detach().cpu().clone()]

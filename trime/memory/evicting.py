@@ -9,15 +9,15 @@ from __future__ import annotations
 import torch
 
 from trime.eviction.base import EvictionPolicy
-from trime.memory.bounded import BoundedMemory, Held
+from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.memory.fifo import rising
 from trime.memory.objective.blockwise import BLOCK, blockwise_mass
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Everything, SameDocument
-from trime.types import Attended, Contexts, Float, Int, Mass, Place, Tensor
+from trime.types import AttentionBlock, Contexts, Float, Int, Mass, Tensor, TokenPosition
 
 
-class Selective:
+class EvictingTokenMemory:
     """One memory for each of ``sizes``; cleared at the start of a document unless ``crossing``.
 
     The newest entries wait while a window holds them itself as context, unless ``repeats``.
@@ -33,7 +33,7 @@ class Selective:
 
     def reset(self) -> None:
         """Forgets everything."""
-        self.held: list[Held] | None = None
+        self.held: list[MemoryState] | None = None
         self.waiting: Contexts | None = None
         self.count = 0  # contexts that came before those which wait
 
@@ -82,16 +82,16 @@ class Selective:
         self.held = [memory.update(held, columns, position[None]) for memory, held in pairs]
         self.waiting, self.count = self.waiting.take(slice(ready, None)), self.count + ready
 
-    def attended(self, policy: EvictionPolicy, held: Held, query: Contexts, position: Int[Tensor, " n"]) -> Held:
+    def attended(self, policy: EvictionPolicy, held: MemoryState, query: Contexts, position: Int[Tensor, " n"]) -> MemoryState:
         """The memory after what a window's queries made of it."""
-        place, filled = Place(*(column[0] for column in held.columns[2:])), held.ranking.position[0] >= 0
+        place, filled = TokenPosition(*(column[0] for column in held.columns[2:])), held.ranking.position[0] >= 0
         summary = policy.begin(held.ranking)
         for rows in torch.arange(len(position), device=position.device).split(BLOCK):
             seen = self.visibility.sees(query.place.take(rows), place) & filled
             score = similarity(query.g[rows], held.columns[0][0].to(query.g), self.metric) / query.g.shape[1] ** 0.5
             mass = score.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, -torch.inf)
-            summary = policy.observe(summary, Attended(mass[None, None], position[rows][None]))
-        return held._replace(ranking=policy.settle(held.ranking, summary))
+            summary = policy.observe(summary, AttentionBlock(mass[None, None], position[rows][None]))
+        return held._replace(ranking=policy.finalize(held.ranking, summary))
 
 
 def columns_of(seen: Contexts) -> tuple[Tensor, ...]:
@@ -99,8 +99,8 @@ def columns_of(seen: Contexts) -> tuple[Tensor, ...]:
     return tuple(column[None] for column in (seen.g, seen.token, *seen.place))
 
 
-def contexts_in(held: Held) -> Contexts:
+def contexts_in(held: MemoryState) -> Contexts:
     """The entries of one row, in no order."""
     filled = held.ranking.position[0] >= 0
     g, token, *place = (column[0][filled] for column in held.columns)
-    return Contexts(g, token, Place(*place))
+    return Contexts(g, token, TokenPosition(*place))

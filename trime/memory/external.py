@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trime.memory.base import Entries, Memory, Window
-from trime.memory.retrieval.datastore import Nearest, mass_of
+from trime.memory.retrieval.datastore import KNNMemory, mass_of
 from trime.types import Contexts, Float, Mass, Tensor
 
 
@@ -14,7 +14,7 @@ class ExternalMemory(Memory):
 
     looks_ahead = True
 
-    def __init__(self, nearest: Nearest, size: int = 0):
+    def __init__(self, nearest: KNNMemory, size: int = 0):
         self.nearest, self.size = nearest, size
 
     @property

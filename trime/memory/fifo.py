@@ -12,7 +12,7 @@ from trime.memory.visibility import Everything, SameDocument
 from trime.types import Contexts, Float, Mass, Tensor
 
 
-class Recent:
+class FifoTokenMemory:
     """First in, first out: holds the ``max(sizes)`` last contexts written, and answers for every size at once.
 
     ``crossing`` shows entries of earlier documents too (the published way). The ``overlap`` newest

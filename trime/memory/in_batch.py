@@ -6,10 +6,10 @@ from collections import deque
 
 import torch
 
-from trime.memory.distributed import gathered, of_every_process, own_part
+from trime.memory.distributed import all_gather_varlen, gathered, own_part
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import External, Others, Visibility
-from trime.types import Contexts, Float, Mass, Place, Tensor
+from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
 
 
 class InBatch:
@@ -76,13 +76,13 @@ class Stale:
 
     def saved(self) -> list[list[list[Tensor]]]:
         """Batch by batch, column by column, process by process."""
-        return [[of_every_process(part) for part in (own.g, own.token, *own.place)] for own in self.kept]
+        return [[all_gather_varlen(part) for part in (own.g, own.token, *own.place)] for own in self.kept]
 
     def restore(self, saved: list[list[list[Tensor]]], rank: int, world: int, device: torch.device) -> None:
         """Goes on from what was saved, by however many processes: each has some, and all see them all."""
         for batch in saved:
             g, token, *place = (part.to(device) for part in own_part(batch, rank, world))
-            self.kept.append(Contexts(g, token, Place(*place)))
+            self.kept.append(Contexts(g, token, TokenPosition(*place)))
 
 
 def local_draw(seed: int, update: int) -> float:

@@ -6,9 +6,9 @@ from typing import Any
 
 from trime.eviction.base import EvictionPolicy
 from trime.memory.base import Entries, Memory, Window
-from trime.memory.bounded import Held
-from trime.memory.evicting import Selective
-from trime.memory.fifo import Recent
+from trime.memory.bounded import MemoryState
+from trime.memory.evicting import EvictingTokenMemory
+from trime.memory.fifo import FifoTokenMemory
 from trime.memory.local import entries_of
 from trime.types import Float, Mass, Tensor
 
@@ -27,11 +27,11 @@ class LongMemory(Memory):
         metric: str = "ip",
         selective: bool = False,
     ):
-        self.held: Recent | Selective
+        self.held: FifoTokenMemory | EvictingTokenMemory
         if policy.is_window and not selective:
-            self.held = Recent(sizes, crossing, repeats, metric)
+            self.held = FifoTokenMemory(sizes, crossing, repeats, metric)
         else:
-            self.held = Selective(sizes, policy, crossing, repeats, metric)
+            self.held = EvictingTokenMemory(sizes, policy, crossing, repeats, metric)
 
     @property
     def sizes(self) -> list[int]:  # type: ignore[override]
@@ -39,12 +39,12 @@ class LongMemory(Memory):
 
     @property
     def remembers_all(self) -> bool:  # type: ignore[override]
-        return isinstance(self.held, Selective)
+        return isinstance(self.held, EvictingTokenMemory)
 
     @property
-    def kept(self) -> list[Held]:
+    def kept(self) -> list[MemoryState]:
         """Return what the memory of each size holds, where they are kept apart (``selective``, whatever the policy)."""
-        return (self.held.held or []) if isinstance(self.held, Selective) else []
+        return (self.held.held or []) if isinstance(self.held, EvictingTokenMemory) else []
 
     def reset(self) -> None:
         self.held.reset()

@@ -26,8 +26,8 @@ def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], met
 def as_products(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> tuple[Tensor, Tensor]:
     """Vectors whose inner products are the similarity; of the same vectors the same, but for l2."""
     if metric == "cosine":
-        lengthened = at_one_length(query)
-        return lengthened, lengthened if query is key else at_one_length(key)
+        lengthened = normalize_keys(query)
+        return lengthened, lengthened if query is key else normalize_keys(key)
     if metric == "l2":
         of_query, of_key = (-x.square().sum(-1, keepdim=True) for x in (query, key))
         ones = torch.ones_like(of_query), torch.ones_like(of_key)
@@ -37,6 +37,6 @@ def as_products(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], me
     return query, key
 
 
-def at_one_length(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+def normalize_keys(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
     """At length sqrt(d), which a normalised g has."""
     return x.shape[-1] ** 0.5 * F.normalize(x, dim=-1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from trime.types import Bool, Int, Place, Tensor
+from trime.types import Bool, Int, Tensor, TokenPosition
 
 
 class Extent(NamedTuple):
@@ -23,7 +23,7 @@ class Extent(NamedTuple):
 class Visibility(Protocol):
     """``sees`` answers pair by pair; of tiles, ``rules_out`` may say that no pair is visible, ``shows_all`` that all are."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]: ...
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]: ...
 
     def rules_out(self, query: Extent, memory: Extent) -> bool: ...
 
@@ -44,14 +44,14 @@ def same(one: Int[Tensor, " n"], other: Int[Tensor, " m"]) -> Bool[Tensor, "n m"
     return one[:, None] == other[None, :]
 
 
-def earlier(query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+def earlier(query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
     return memory.position[None, :] < query.position[:, None]
 
 
 class Local:
     """Preceding contexts of the same segment (Eq. 2)."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return same(query.segment, memory.segment) & earlier(query, memory)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
@@ -64,7 +64,7 @@ class Local:
 class Long:
     """Preceding contexts of the same document, whichever segment they are in (Eq. 3 with Eq. 2)."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return same(query.document, memory.document) & earlier(query, memory)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
@@ -77,7 +77,7 @@ class Long:
 class Previous:
     """Preceding contexts of the same document, in the same segment and in the one before it (TRIME Appendix E)."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         near = query.segment[:, None] - memory.segment[None, :] <= 1
         return same(query.document, memory.document) & earlier(query, memory) & near
 
@@ -93,7 +93,7 @@ class Previous:
 class Others:
     """All contexts of other segments, before or after: section 4.3 with the local memory dropped."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return ~same(query.segment, memory.segment)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
@@ -106,7 +106,7 @@ class Others:
 class External:
     """All contexts of other segments, and the preceding ones of the own segment (section 4.3)."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return ~same(query.segment, memory.segment) | earlier(query, memory)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
@@ -119,7 +119,7 @@ class External:
 class Everything:
     """Every entry: what a memory of earlier windows shows."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         shape = len(query.segment), len(memory.segment)
         return query.segment.new_ones(1, 1).bool().expand(shape)
 
@@ -133,7 +133,7 @@ class Everything:
 class Nothing:
     """No entry."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return query.segment.new_zeros(1, 1).bool().expand(len(query.segment), len(memory.segment))
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
@@ -146,7 +146,7 @@ class Nothing:
 class SameDocument:
     """Every entry of the query's document: a memory of earlier windows that is bounded by documents."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return same(query.document, memory.document)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
@@ -159,7 +159,7 @@ class SameDocument:
 class OtherDocuments:
     """Every entry of another document: a datastore built from the very split that is being scored."""
 
-    def sees(self, query: Place, memory: Place) -> Bool[Tensor, "n m"]:
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return ~same(query.document, memory.document)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:

@@ -17,9 +17,9 @@ import torch
 from torch.nn import functional as F
 
 from trime.eviction.base import largest
-from trime.memory.bounded import BoundedMemory, Held
+from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.models.layers.topk_attention import attention, bucket_top
-from trime.types import Attended, Bool, Float, Int, Tensor
+from trime.types import AttentionBlock, Bool, Float, Int, Tensor
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # query, its position, key, its position to logits [b h q m]
 
@@ -46,7 +46,7 @@ class Queries(NamedTuple):
 class Waiting(NamedTuple):
     """What a layer carries from chunk to chunk: keys, values [b m g d] and more of entries, and the queries that wait."""
 
-    keys: Held
+    keys: MemoryState
     queries: Queries
 
 
@@ -66,7 +66,7 @@ class Retrieved(NamedTuple):
         return similarity, position, tuple(told)
 
 
-class Left(NamedTuple):
+class AttentionOutput(NamedTuple):
     """What queries that attended got from the memory, what had waited along with them, and what they retrieved."""
 
     attended: Float[Tensor, "b q h d"]
@@ -95,19 +95,19 @@ class Attendre:
         """Nothing yet, for entries and queries of that kind."""
         return Waiting(self.keys.empty(own), queries.split(0)[0])
 
-    def step(self, state: Waiting, own: tuple[Tensor, ...], queries: Queries, score: Score) -> tuple[Waiting, Left]:
+    def step(self, state: Waiting, own: tuple[Tensor, ...], queries: Queries, score: Score) -> tuple[Waiting, AttentionOutput]:
         """Reads a chunk: entries, and queries of the same positions."""
         keys = self.keys.update(state.keys, own, queries.position)
         waiting = state.queries.joined(queries)
         return self.release(Waiting(keys, waiting), max(0, waiting.position.shape[1] - self.waiting), score)
 
-    def release(self, state: Waiting, count: int, score: Score) -> tuple[Waiting, Left]:
+    def release(self, state: Waiting, count: int, score: Score) -> tuple[Waiting, AttentionOutput]:
         """The ``count`` queries that waited longest attend; without a chunk, this drains or, all of them, flushes."""
         leaving, waiting = state.queries.split(count)
         keys, left = self.attend(state.keys, leaving, score)
         return Waiting(keys, waiting), left
 
-    def attend(self, held: Held, leaving: Queries, score: Score) -> tuple[Held, Left]:
+    def attend(self, held: MemoryState, leaving: Queries, score: Score) -> tuple[MemoryState, AttentionOutput]:
         """One softmax over what the memory holds; its policy hears of all scores."""
         (query, *along), (key, value, *told), place = leaving.columns, held.columns, held.ranking.position
         logits = score(query, leaving.position, key, place).masked_fill(~self.visible(leaving.position, place), -torch.inf)
@@ -117,10 +117,10 @@ class Attendre:
         attended = (weight.unflatten(1, (value.shape[2], -1)) @ value.transpose(1, 2)[:, :, None]).flatten(1, 2)
         if retrieved is None and self.top_k is not None:
             retrieved = logits > -torch.inf  # the best top_k are all that is visible
-        policy, block = self.keys.policy, Attended(logits, leaving.position, retrieved)
-        ranking = policy.settle(held.ranking, policy.observe(policy.begin(held.ranking), block))
+        policy, block = self.keys.policy, AttentionBlock(logits, leaving.position, retrieved)
+        ranking = policy.finalize(held.ranking, policy.observe(policy.begin(held.ranking), block))
         found = Retrieved(similarity, place, tuple(told))
-        return held._replace(ranking=ranking), Left(attended.transpose(1, 2), tuple(along), leaving.position, found)
+        return held._replace(ranking=ranking), AttentionOutput(attended.transpose(1, 2), tuple(along), leaving.position, found)
 
     def visible(self, query: Int[Tensor, "b q"], key: Int[Tensor, "b m"]) -> Bool[Tensor, "b 1 q m"]:
         """Entries and queries that are there; causal ones not after the query."""

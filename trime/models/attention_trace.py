@@ -9,7 +9,7 @@ import torch
 from trime.types import Float, Int, Tensor
 
 
-class Looked(NamedTuple):
+class AttentionTrace(NamedTuple):
     """Where the last query of each row looked: its attention, the mean over heads and layers, and the entries' positions.
 
     Entries that several heads or layers hold come one after another; position -1 is none.
@@ -27,8 +27,10 @@ class Looked(NamedTuple):
         return [pair for pair in zip(share.tolist(), place[order].tolist(), strict=True) if pair[0] > 0]
 
 
-def mean_of(layers: list[Looked]) -> Looked | None:
+def mean_of(layers: list[AttentionTrace]) -> AttentionTrace | None:
     """Over layers; None where no layer tells."""
     if not layers:
         return None
-    return Looked(torch.cat([own.share for own in layers], 1) / len(layers), torch.cat([own.position for own in layers], 1))
+    return AttentionTrace(
+        torch.cat([own.share for own in layers], 1) / len(layers), torch.cat([own.position for own in layers], 1)
+    )

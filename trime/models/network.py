@@ -13,7 +13,7 @@ from safetensors.torch import load_model, save_file, save_model
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from trime.models.attention_trace import Looked, mean_of
+from trime.models.attention_trace import AttentionTrace, mean_of
 from trime.types import Batch, Encoding, Float, Int, Mass, Tensor, UserError
 
 FIRST_ODDS = -2.0  # of a gate before it has learned: the memories have 12 %
@@ -39,9 +39,9 @@ class Network(nn.Module):
         return self.backbone(*given)
 
     @property
-    def carries(self) -> bool:
+    def is_stateful(self) -> bool:
         """Rows read on from batch to batch: the backbone has a state, and no window has a context of its own."""
-        return bool(self.backbone.carries)
+        return bool(self.backbone.is_stateful)
 
     def figures(self) -> dict[str, Tensor]:
         """What the backbone tells of itself in training, such as gates."""
@@ -49,12 +49,12 @@ class Network(nn.Module):
 
     def tell(self) -> None:
         """From now on ``looked`` is known, where layers carry something on."""
-        if self.carries:
+        if self.is_stateful:
             self.backbone.tell()  # type: ignore[operator]
 
-    def looked(self) -> Looked | None:
+    def looked(self) -> AttentionTrace | None:
         """Where the last query looked among what layers carry on; None where there is nothing to look at."""
-        return mean_of(self.backbone.looked()) if self.carries else None  # type: ignore[operator]
+        return mean_of(self.backbone.looked()) if self.is_stateful else None  # type: ignore[operator]
 
     @property
     def width(self) -> int:

@@ -19,13 +19,13 @@ from trime.pipeline.rows import memories_of
 from trime.pipeline.tracking import logger_of
 from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
-from trime.stages.datastore import GivenStore, Index, check_index, uses_external
+from trime.stages.datastore import ExternalStore, Index, check_index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate
 from trime.stages.eviction.context_replay import ContextReplay
 from trime.stages.eviction.record import Record
 from trime.stages.eviction.replay import KeyReplay, Replay
-from trime.stages.fit import Fit, Given
+from trime.stages.fit import ExternalModel, Fit
 from trime.stages.import_checkpoint import Import
 from trime.stages.long_context.answer import Answer
 from trime.stages.long_context.initialize import Initialize
@@ -81,7 +81,9 @@ class Plan:
     @cached_property
     def model(self) -> Artefact:
         if self.config.checkpoint:
-            return Given(self.config) if Path(self.config.checkpoint).expanduser().is_dir() else self.importer(self.config)
+            return (
+                ExternalModel(self.config) if Path(self.config.checkpoint).expanduser().is_dir() else self.importer(self.config)
+            )
         return self.fit
 
     @cached_property
@@ -126,7 +128,7 @@ class Plan:
     def store(self) -> Artefact:
         """The encoded external corpus: this run's, or the folder ``datastore.path=DIR`` names."""
         if self.config.datastore.path:
-            return GivenStore(self.config, self.model)
+            return ExternalStore(self.config, self.model)
         return self.encoder(self.config, "datastore", self.config.datastore.split, self.stored, self.model)
 
     @cached_property

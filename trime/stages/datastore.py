@@ -15,11 +15,11 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.corpus import content_hash
-from trime.memory.retrieval.datastore import Datastore, Keys, Nearest, Shards
+from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.ray_cluster import cluster
-from trime.memory.retrieval.search import LEAST, Exact, Joined, Search, found_of
+from trime.memory.retrieval.search import LEAST, Exact, Search, ShardedSearch, found_of
 from trime.memory.retrieval.sharded import Part, build_parts, check_factory, parts_of
-from trime.metrics import Meter
+from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.rows import memories_of
 from trime.types import Float, Tensor, UserError
@@ -49,7 +49,7 @@ class Index(Artefact):
         return {"factory": index.factory, "metric": index.metric, **chosen}
 
     def build(self, folder: Path) -> None:
-        meter, place, index = Meter(), self.store.path(), self.config.index
+        meter, place, index = ResourceUsage(), self.store.path(), self.config.index
         entries, width = len(Keys(Shards(place))), self.information()["width"]
         factory = check_index(index, entries, width)
         parts = parts_of(place, index.parts, folder, factory, index.metric)
@@ -112,7 +112,7 @@ class Index(Artefact):
             return searching(parts, probe, index.device)
         return cluster(parts, probe, index.device, index.address, index.cores)
 
-    def nearest(self, asked: dict[str, Any]) -> Nearest:
+    def nearest(self, asked: dict[str, Any]) -> KNNMemory:
         """The memory of the K nearest entries, for queries of an encoded split (its description)."""
         store, index, own = Datastore(self.store.path()), self.config.index, self.information()
         same = own["text"] == asked["text"]
@@ -121,7 +121,7 @@ class Index(Artefact):
                 f"the datastore holds the {asked['split']} split that is scored, and with evaluate.bounded=false no document "
                 "can be told from another: set evaluate.bounded=true, or another datastore.split"
             )
-        return Nearest(store, self.search(), index.k, index.metric, index.rescore, hide_own=same)
+        return KNNMemory(store, self.search(), index.k, index.metric, index.rescore, hide_own=same)
 
 
 def check_index(index: DictConfig, entries: int, width: int) -> str | None:
@@ -173,7 +173,7 @@ def counts(path: Path) -> bool:
 def searching(parts: list[Part], probe: int, device: str = "cpu") -> Search:
     """What answers from all parts, in this process."""
     searches = [part.search(probe, device) for part in parts]
-    return searches[0] if len(parts) == 1 else Joined(searches, [part.first for part in parts])
+    return searches[0] if len(parts) == 1 else ShardedSearch(searches, [part.first for part in parts])
 
 
 def sample_of(keys: Keys, count: int) -> Float[Tensor, "n d"]:
@@ -181,7 +181,7 @@ def sample_of(keys: Keys, count: int) -> Float[Tensor, "n d"]:
     return keys.take(torch.arange(0, len(keys), max(1, len(keys) // count))[:count, None]).squeeze(1)
 
 
-class GivenStore(Artefact):
+class ExternalStore(Artefact):
     """A datastore that another run encoded; refused where the model or the vocabulary is another."""
 
     kind, stage = "encode", "encode"

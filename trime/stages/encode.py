@@ -27,7 +27,7 @@ from trime.data.segments import Segments, count_of, cut, cut_lines, document_edg
 from trime.io import complete_lines
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
-from trime.metrics import Meter
+from trime.metrics import ResourceUsage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions, open_network, reading_of
@@ -35,7 +35,7 @@ from trime.pipeline.processes import device_of
 from trime.pipeline.training import resolved_precision
 from trime.stages.prepare import Prepare
 from trime.tasks.language_model import vocabulary_evidence
-from trime.types import Batch, Contexts, Mass, Place, Tensor, UserError, contexts_of, is_token
+from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, UserError, contexts_of, is_token
 
 SHARD = 2**17  # tokens at most, those of context included
 TOLD, PROBED = 2**17, 4  # tokens from which time and disk are forecast, by how many batches
@@ -93,7 +93,7 @@ class Encode(Artefact):
         return windows.take(np.argsort(windows.length, kind="stable"))
 
     def build(self, folder: Path) -> None:
-        corpus, meter = self.corpus.corpus(), Meter()
+        corpus, meter = self.corpus.corpus(), ResourceUsage()
         network, described = open_network(self.model.path(), self.config)
         if described["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
             raise UserError(
@@ -105,7 +105,7 @@ class Encode(Artefact):
         check_positions(network.backbone.positions, self.config, int(windows.length.max()))  # type: ignore[arg-type]
         device = device_of(self.config)
         network.to(device)
-        if network.carries and (self.config.evaluate.context or self.config.compatibility.sorted_windows):
+        if network.is_stateful and (self.config.evaluate.context or self.config.compatibility.sorted_windows):
             raise UserError("this model reads on from window to window: set evaluate.context=0, compatibility=none")
         reader, per_shard = Reader(network), max(1, SHARD // int(windows.length.max()))
         if windows.scored() > TOLD and not any(folder.iterdir()):
@@ -149,7 +149,7 @@ class Encode(Artefact):
 
     def parts(self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> Iterator[dict[str, Tensor]]:
         """The columns of batch after batch."""
-        rows = 1 if reader.network.carries else self.together(windows)
+        rows = 1 if reader.network.is_stateful else self.together(windows)
         for batch in self.loader(corpus, windows, in_order(windows, rows)):
             with torch.autocast(device.type, torch.bfloat16, enabled=self.mixed(device)):
                 yield self.columns(reader, batch.to(device), first)
@@ -224,7 +224,7 @@ class Encode(Artefact):
 
 def carry_on(reader: Reader, shard: Path) -> None:
     """Keeps what the reader carries on from a shard, until the artefact is whole."""
-    if reader.network.carries:
+    if reader.network.is_stateful:
         parts = {f"{number:04d}": part.contiguous() for number, part in enumerate(reader.saved())}
         save_file(parts, carried_file(shard.parent, int(shard.stem)))
 
@@ -249,7 +249,7 @@ def windows_of(folder: Path, device: torch.device) -> Iterator[Window]:
     gated = "gate" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are no dictionaries)
     for columns in shards.each(*names, *(["gate"] if gated else [])):
         g, token, document, segment, position, target, total, *gate = (column.to(device) for column in columns)
-        place = Place(document.long(), segment.long(), position.long())
+        place = TokenPosition(document.long(), segment.long(), position.long())
         whole = Contexts(g.float(), token.long(), place)
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for low, high in pairwise(edges):

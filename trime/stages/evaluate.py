@@ -15,7 +15,7 @@ from trime.evaluation.rows import Row
 from trime.io import plain, write_atomically
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
-from trime.metrics import Meter
+from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
 from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
@@ -47,7 +47,7 @@ class Evaluate(Artefact):
         corpus, reading = self.encoded.corpus.corpus(), row.reading()
         memories = self.tune.of(number).memories
         scorer = scorer_of(self.config, [row], memories, self.encoded)  # opening an index is no token's time
-        meter, sums, shares = Meter(), Sums(), ByToken(len(corpus.vocabulary))
+        meter, sums, shares = ResourceUsage(), Sums(), ByToken(len(corpus.vocabulary))
         for window, (masses,) in scorer.masses(watched(self.encoded, row.label)):
             score = reading(window, masses)
             sums.add(window, score)

@@ -22,7 +22,7 @@ from trime.data.module import PlannedLoader, TextModule, WindowLoader, in_order
 from trime.data.segments import count_of, cut, document_edges
 from trime.data.vocabulary import Vocabulary
 from trime.io import plain, write_atomically
-from trime.metrics import Meter
+from trime.metrics import ResourceUsage
 from trime.models.network import Network, build_network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions, describe, export, model_of, trained_part
@@ -90,7 +90,7 @@ class Fit(Artefact):
         check_positions(network.backbone.positions, self.config)  # type: ignore[arg-type]
         if not follows(self.config):
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
-        meter, history = Meter(), History(folder / "metrics.csv", self.config.train.log_every)
+        meter, history = ResourceUsage(), History(folder / "metrics.csv", self.config.train.log_every)
         kept = self.config.train.updates
         if self.config.train.updates:
             network, kept = self.updates(network, corpus, folder, history)
@@ -126,7 +126,7 @@ class Fit(Artefact):
 
     def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int]:
         """Train, going on where a killed training stopped; return the network and the update whose weights it has."""
-        task, data = self.task(network), self.data(corpus, network.carries)
+        task, data = self.task(network), self.data(corpus, network.is_stateful)
         best = self.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
             trainer = self.trainer(folder, [history, *self.watching(folder, network), *([best] if best else [])])
@@ -158,10 +158,10 @@ class Fit(Artefact):
             network.load_state_dict({name.removeprefix("network."): own for name, own in weights.items()})
         return network
 
-    def data(self, corpus: Any, carries: bool) -> TextModule:
+    def data(self, corpus: Any, is_stateful: bool) -> TextModule:
         """Training micro-batches in planned order, and the first tokens of the validation split."""
         train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
-        if carries and not batching.reads_on:
+        if is_stateful and not batching.reads_on:
             raise UserError("this backbone's rows read on from batch to batch: set batching=streams")
         text, valid, ends = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.ends
         neighbours, share = self.pack.neighbours() if self.pack else None, share_of(self.config)
@@ -186,7 +186,7 @@ class Fit(Artefact):
     def watching(self, folder: Path, network: Network) -> list[pl.Callback]:
         """How stale a memory inside the model is at the end."""
         train = self.config.train
-        if not network.carries:
+        if not network.is_stateful:
             return []
         steps, length = train.updates * train.accumulate, self.config.segments.length
         return [Staleness(folder / "staleness.json", steps, length, train.memory_size, network.backbone)]  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ class Fit(Artefact):
         )
 
 
-class Given(Artefact):
+class ExternalModel(Artefact):
     """A model that was trained or imported before: the folder ``checkpoint=DIR`` names."""
 
     kind, stage = "fit", "fit"

@@ -17,7 +17,7 @@ from trime.data.corpus import content_hash
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.io import plain
-from trime.metrics import Meter
+from trime.metrics import ResourceUsage
 from trime.mixtures.experts import Evidence, History, Mixture, mixed
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
@@ -50,7 +50,7 @@ class TuneMixture(Tune):
         return {"mixture": kept, "seed": self.config.seed, "given": content}
 
     def build(self, folder: Path) -> None:
-        row, meter = self.row(), Meter()
+        row, meter = self.row(), ResourceUsage()
         evidence, described = self.grid.evidence()
         given = given_mixture(self.config)
         if given:

@@ -10,7 +10,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from trime.memory.ngrams import SuffixArray
-from trime.metrics import Meter
+from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
 
@@ -31,7 +31,7 @@ class Suffixes(Artefact):
         return {"split": self.split}
 
     def build(self, folder: Path) -> None:
-        meter, corpus = Meter(), self.text.corpus()
+        meter, corpus = ResourceUsage(), self.text.corpus()
         tokens = corpus.split(self.split).tokens
         array = SuffixArray.of(tokens, len(corpus.vocabulary))
         np.save(folder / "order.npy", array.order)

@@ -19,9 +19,9 @@ from trime.evaluation.scorer import Scorer, names_of
 from trime.io import plain
 from trime.memory.base import Memory, Window
 from trime.memory.external import ExternalMemory
-from trime.memory.retrieval.datastore import Nearest
+from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import Exact, found_of
-from trime.metrics import Meter, perplexity
+from trime.metrics import ResourceUsage, perplexity
 from trime.mixtures.experts import Evidence, evidence_of, joined
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import device_of
@@ -62,7 +62,7 @@ class Tune(Artefact):
         return [row for row in rows_of(self.config) if isinstance(row, Row)]
 
     def build(self, folder: Path) -> None:
-        meter, encoded = Meter(), self.encoded
+        meter, encoded = ResourceUsage(), self.encoded
         rows, fitted = self.searched(), self.fitted()
         scorer = scorer_of(self.config, [*rows, *fitted], self.memories, encoded)
         sums = [Sums() for _ in rows]
@@ -221,7 +221,7 @@ def at_edge(tuned: dict[str, float], grid: Any) -> list[str]:
     return [name for name, values in grids.items() if len(values) > 2 and tuned[name] in (min(values), max(values))]
 
 
-def recall(nearest: Nearest, folder: Path) -> dict[str, Any]:
+def recall(nearest: KNNMemory, folder: Path) -> dict[str, Any]:
     """The share of the exact K nearest that the index finds, over a sample of validation queries."""
     if nearest.search.kind == "exact":
         return {"recall": 1.0, "queries": 0}

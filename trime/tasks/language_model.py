@@ -10,7 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from trime.memory.distributed import of_every_process, own_part, processes, summed
+from trime.memory.distributed import all_gather_varlen, own_part, processes, summed
 from trime.memory.in_batch import InBatch, Stale, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.mixtures.joint import joint, memory_share
@@ -160,7 +160,7 @@ class LanguageModel(pl.LightningModule):
         for name in self.frozen:
             checkpoint["state_dict"].pop(name, None)
         reader, stale = self.paused or (self.reader, self.stale)
-        checkpoint["carried"] = [of_every_process(part) for part in reader.saved()]
+        checkpoint["carried"] = [all_gather_varlen(part) for part in reader.saved()]
         checkpoint["stale"] = stale.saved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

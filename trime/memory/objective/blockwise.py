@@ -23,7 +23,7 @@ import torch
 from trime.memory.objective import blockwise_cpu
 from trime.memory.similarity import as_products
 from trime.memory.visibility import Extent, Visibility
-from trime.types import Bool, Contexts, Float, Mass, Place, Tensor
+from trime.types import Bool, Contexts, Float, Mass, Tensor, TokenPosition
 
 BLOCK, CUDA_BLOCK = 1024, 4096  # rows and columns of a tile: in the cache of a CPU; on CUDA few launches
 
@@ -46,7 +46,7 @@ def slices(length: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, length)) for start in range(0, length, block)]
 
 
-def extents(place: Place, block: int) -> list[Extent]:
+def extents(place: TokenPosition, block: int) -> list[Extent]:
     """The extent of each block of places; one transfer to the host for all of them."""
     if not len(place.segment):
         return []

@@ -105,7 +105,7 @@ class Datastore:
         return len(self.token)
 
 
-class Nearest:
+class KNNMemory:
     """The K entries of a datastore nearest to each query: kNN(M_ext, g(c)) of TRIME Eq. 7.
 
     ``rescore`` computes the similarity to the stored keys, where the search only estimates it (the

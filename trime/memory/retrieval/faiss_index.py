@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trime.memory.retrieval.search import Blocks, check_enough, indexed
-from trime.memory.similarity import at_one_length
+from trime.memory.similarity import normalize_keys
 from trime.types import Float, Int, Tensor, UserError
 
 SAVED_EVERY = 2**24  # keys: a killed build of an index goes on from the last of these
@@ -46,7 +46,7 @@ class Faiss:
             self.index = moved(self.index)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        asked = at_one_length(query.float()) if self.metric == "cosine" else query.float()
+        asked = normalize_keys(query.float()) if self.metric == "cosine" else query.float()
         found, index = self.index.search(asked.cpu().numpy(), k)
         score = -torch.from_numpy(found) if self.metric == "l2" else torch.from_numpy(found)
         index_ = torch.from_numpy(index)

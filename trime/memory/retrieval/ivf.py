@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trime.memory.retrieval.search import Blocks, indexed
-from trime.memory.retrieval.streaming_topk import Largest
-from trime.memory.similarity import at_one_length, similarity
+from trime.memory.retrieval.streaming_topk import StreamingTopK
+from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor, UserError
 
 SCORES = 2**24  # held at a time, more or less: 64 MiB
@@ -38,15 +38,15 @@ class Cells:
             raise UserError(f"{folder} is truncated or no index ({error}): delete it and run stage datastore") from None
         self.centroid, self.start, self.number = parts["centroid"], parts["start"].numpy(), parts["number"]
         self.probe = min(probe, len(self.centroid))
-        self.largest, self.flat = Largest(1, 1), torch.empty(0)
+        self.largest, self.flat = StreamingTopK(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         asked = query.float().cpu()
-        asked = at_one_length(asked) if self.metric == "cosine" else asked
+        asked = normalize_keys(asked) if self.metric == "cosine" else asked
         visited = similarity(asked, self.centroid, self.metric).topk(self.probe, 1).indices.flatten()
         order = visited.argsort(stable=True)  # pairs of a query and a cell, cell by cell
         cell, row = visited[order], order // self.probe
-        self.largest = self.largest if self.largest.fits(len(asked), k) else Largest(len(asked), k)
+        self.largest = self.largest if self.largest.fits(len(asked), k) else StreamingTopK(len(asked), k)
         self.largest.forget()
         sizes = torch.from_numpy(np.diff(self.start))[cell]
         batch = (sizes.cumsum(0) - sizes) // SCORES

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from trime.memory.retrieval.streaming_topk import Largest
-from trime.memory.similarity import at_one_length, similarity
+from trime.memory.retrieval.streaming_topk import StreamingTopK
+from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor, UserError
 
 Blocks = Callable[[], Iterator[Tensor]]  # all keys, in blocks
@@ -42,7 +42,7 @@ class Exact:
         return (self.on_cpu if query.device.type == "cpu" else self.on_device)(query.float(), k)
 
     def on_cpu(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        largest, start = Largest(len(query), k), 0
+        largest, start = StreamingTopK(len(query), k), 0
         for shard in self.blocks():
             for keys in shard.split(self.rows):
                 largest.take(similarity(query, keys.float(), self.metric), start)
@@ -85,7 +85,7 @@ def free(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
-class Joined:
+class ShardedSearch:
     """Searches over parts of the keys, answered as one: the K best of each part's K best."""
 
     def __init__(self, searches: list[Search], firsts: list[int]):
@@ -109,7 +109,7 @@ def kind_of(kinds: list[str]) -> str:
     return "exact" if {*kinds} == {"exact"} else "approximate"
 
 
-class Once:
+class CachedSearch:
     """Another search, which is asked but once where the same queries come twice in a row."""
 
     def __init__(self, search: Search):
@@ -126,7 +126,7 @@ def indexed(blocks: Blocks, metric: str) -> Blocks:
     """All keys as an index holds them: for cosine at one length."""
     if metric != "cosine":
         return blocks
-    return lambda: (at_one_length(keys.float()).to(keys.dtype) for keys in blocks())
+    return lambda: (normalize_keys(keys.float()).to(keys.dtype) for keys in blocks())
 
 
 def check_enough(factory: str, centroids: int, entries: int) -> None:

@@ -19,7 +19,7 @@ from trime.types import Float, Int, Tensor
 BINS = 512
 
 
-class Largest:
+class StreamingTopK:
     """Candidates of n queries: scores and the numbers (below 2^31) that they belong to."""
 
     def __init__(self, queries: int, k: int):

@@ -134,7 +134,7 @@ class EncoderDecoder(nn.Module):
     ``source_vocabulary`` is the size of the source language's own table, null where one table serves both languages.
     """
 
-    carries = False
+    is_stateful = False
 
     def __init__(
         self,

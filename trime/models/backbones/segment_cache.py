@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from trime.memory.bounded import BoundedMemory, Held, taken
-from trime.models.attention_trace import Looked
-from trime.types import Attended, Bool, Float, Int, Tensor
+from trime.memory.bounded import BoundedMemory, MemoryState, taken
+from trime.models.attention_trace import AttentionTrace
+from trime.types import AttentionBlock, Bool, Float, Int, Tensor
 
 
-class Laid(NamedTuple):
+class CacheAndSegment(NamedTuple):
     """What a segment attends to: the cache by position, empty slots first, and behind it the segment itself."""
 
     states: Float[Tensor, "b k d"]
@@ -26,32 +26,32 @@ class Laid(NamedTuple):
         """No later states, and no empty slots."""
         return ((self.position[:, None] <= position[:, :, None]) & (self.position >= 0)[:, None])[:, None]
 
-    def looked(self, weight: Float[Tensor, "b h l k"]) -> Looked:
+    def looked(self, weight: Float[Tensor, "b h l k"]) -> AttentionTrace:
         """Where the last query looked in the cache."""
         old = self.slot.shape[1]
-        return Looked(weight[:, :, -1, :old].mean(1), self.position[:, :old])
+        return AttentionTrace(weight[:, :, -1, :old].mean(1), self.position[:, :old])
 
 
-def laid(held: Held, x: Float[Tensor, "b l d"], position: Int[Tensor, "b l"]) -> Laid:
+def laid(held: MemoryState, x: Float[Tensor, "b l d"], position: Int[Tensor, "b l"]) -> CacheAndSegment:
     """The cache before a segment, and the segment."""
     slot = held.ranking.position.argsort(1)
     states = torch.cat([taken(held.columns[0], slot), x], 1)
-    return Laid(states, torch.cat([held.ranking.position.gather(1, slot), position], 1), slot)
+    return CacheAndSegment(states, torch.cat([held.ranking.position.gather(1, slot), position], 1), slot)
 
 
 def after(
     cache: BoundedMemory,
-    held: Held,
+    held: MemoryState,
     x: Float[Tensor, "b l d"],
     position: Int[Tensor, "b l"],
     logits: Tensor | None,
     slot: Tensor,
-) -> Held:
+) -> MemoryState:
     """The cache with the segment, kept without gradient. ``logits`` [b h l k] are what the policy goes by, where it does."""
     policy, size = cache.policy, slot.shape[1]
     if policy.by_attention and logits is not None:
         score = torch.full_like(logits[..., :size], -torch.inf)
         score = score.scatter(-1, slot[:, None, None].expand_as(score), logits[..., :size].detach())
-        seen = policy.observe(policy.begin(held.ranking), Attended(score, position))
-        held = held._replace(ranking=policy.settle(held.ranking, seen))
+        seen = policy.observe(policy.begin(held.ranking), AttentionBlock(score, position))
+        held = held._replace(ranking=policy.finalize(held.ranking, seen))
     return cache.update(held, (x.detach(),), position)

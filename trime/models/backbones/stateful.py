@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from trime.models.attention_trace import Looked
+from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.attention import feed_forward
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.types import Bool, Encoding, Float, Int, Tensor
@@ -18,10 +18,10 @@ NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 @runtime_checkable
-class Carrier(Protocol):
+class Stateful(Protocol):
     """What a layer carries on, tuples of tensors, rows first."""
 
-    looked: list[Looked] | None  # where the last query looked among what was carried on; None: that is not kept
+    looked: list[AttentionTrace] | None  # where the last query looked among what was carried on; None: that is not kept
 
     def start(self, rows: int) -> Any:
         """What rows carry that have read nothing."""
@@ -34,7 +34,7 @@ class Carrier(Protocol):
 
 
 @runtime_checkable
-class CarryingAttention(Carrier, Protocol):
+class StatefulAttention(Stateful, Protocol):
     """Attention within a segment and to what was carried on."""
 
     def __call__(self, x: Float[Tensor, "b l d"], carried: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Any]:
@@ -42,13 +42,13 @@ class CarryingAttention(Carrier, Protocol):
 
 
 @runtime_checkable
-class CarryingLayer(Protocol):
+class StatefulLayer(Protocol):
     """A layer that reads on."""
 
     width: int  # of its g
 
     @property
-    def carrier(self) -> Carrier: ...
+    def carrier(self) -> Stateful: ...
 
     def __call__(self, x: Float[Tensor, "b l d"], carried: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Tensor, Any]:
         """The layer's output [b l d], its g [b l e], and what is carried on."""
@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
 class Layer(nn.Module):
     """x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
 
-    def __init__(self, attention: CarryingAttention, sizes: Sizes, norm: str = "layer", biases: bool = True):
+    def __init__(self, attention: StatefulAttention, sizes: Sizes, norm: str = "layer", biases: bool = True):
         super().__init__()
         self.attention_norm, self.feed_norm = (NORMS[norm](sizes.width, eps=1e-6) for _ in range(2))
         self.attention = attention
@@ -74,7 +74,7 @@ class Layer(nn.Module):
         self.dropout, self.width = nn.Dropout(sizes.dropout), sizes.width
 
     @property
-    def carrier(self) -> CarryingAttention:
+    def carrier(self) -> StatefulAttention:
         return self.attention
 
     def forward(
@@ -94,18 +94,18 @@ class State(NamedTuple):
     position: Int[Tensor, " b"]
 
 
-class CarryingBackbone(nn.Module):
+class StatefulBackbone(nn.Module):
     """An embedding without positions, layers, and a last norm; a segment holds at most ``positions`` tokens.
 
     Embeddings are multiplied by ``scale``; null: by the square root of their width.
     """
 
-    carries = True
+    is_stateful = True
 
     def __init__(
         self,
         embedding: AdaptiveInput | PlainInput,
-        layers: Sequence[CarryingLayer],
+        layers: Sequence[StatefulLayer],
         positions: int,
         dropout: float,
         final_norm: nn.Module,
@@ -118,7 +118,7 @@ class CarryingBackbone(nn.Module):
         self.layers = nn.ModuleList(layers)  # type: ignore[arg-type]
 
     @property
-    def attentions(self) -> list[Carrier]:
+    def attentions(self) -> list[Stateful]:
         return [layer.carrier for layer in self.layers]  # type: ignore[misc]
 
     def start(self, rows: int) -> State:
@@ -157,7 +157,7 @@ class CarryingBackbone(nn.Module):
         for attention in self.attentions:
             attention.looked = []
 
-    def looked(self) -> list[Looked]:
+    def looked(self) -> list[AttentionTrace]:
         """Where the last query looked, layer by layer."""
         return [own for attention in self.attentions for own in attention.looked or []]
 

@@ -41,7 +41,7 @@ class Transformer(nn.Module):
     there is none. ``key`` says what memories are keyed by: g, or f, what the output layer reads.
     """
 
-    carries = False
+    is_stateful = False
 
     def __init__(
         self,

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trime.memory.bounded import BoundedMemory, Held
-from trime.models.attention_trace import Looked
+from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.models.attention_trace import AttentionTrace
 from trime.models.backbones.segment_cache import after, laid
-from trime.models.backbones.stateful import CarryingBackbone, Layer, Sizes, without_padding, zeros
+from trime.models.backbones.stateful import Layer, Sizes, StatefulBackbone, without_padding, zeros
 from trime.models.layers.attention import head_width
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.types import Bool, Float, Int, Tensor
@@ -31,7 +31,7 @@ class RelativeAttention(nn.Module):
         super().__init__()
         d = head_width(width, heads)
         self.heads, self.dropout, self.cache = heads, nn.Dropout(dropout), cache
-        self.looked: list[Looked] | None = None
+        self.looked: list[AttentionTrace] | None = None
         self.query, self.outward = nn.Linear(width, width), nn.Linear(width, width)
         self.remembered = nn.Linear(width, 2 * width)  # key, value
         self.distant = nn.Linear(width, width, bias=False)
@@ -42,11 +42,11 @@ class RelativeAttention(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.outward.bias)
 
-    def start(self, rows: int) -> Held:
+    def start(self, rows: int) -> MemoryState:
         """An empty cache."""
         return self.cache.empty((zeros(self.outward.weight, rows, 0, self.outward.weight.shape[0]),))
 
-    def reset(self, carried: Held, rows: Bool[Tensor, " b"]) -> Held:
+    def reset(self, carried: MemoryState, rows: Bool[Tensor, " b"]) -> MemoryState:
         """Without what some rows hold."""
         return self.cache.reset(carried, rows)
 
@@ -55,8 +55,8 @@ class RelativeAttention(nn.Module):
         return {}
 
     def forward(
-        self, x: Float[Tensor, "b l d"], carried: Held, position: Int[Tensor, "b l"]
-    ) -> tuple[Float[Tensor, "b l d"], Held]:
+        self, x: Float[Tensor, "b l d"], carried: MemoryState, position: Int[Tensor, "b l"]
+    ) -> tuple[Float[Tensor, "b l d"], MemoryState]:
         """Attended values, and the cache with this segment."""
         around = laid(carried, x, position)
         key, value = self.split(self.remembered(around.states), 2)
@@ -105,7 +105,7 @@ def transformer_xl(
     final_norm: bool = True,
     longest: int = 4096,
     pad: int | None = None,
-) -> CarryingBackbone:
+) -> StatefulBackbone:
     """``layers`` layers whose caches are like ``memory``; ``longest`` is the largest distance that is told from others."""
     without_padding(pad)
     if memory.policy.is_window:
@@ -116,4 +116,4 @@ def transformer_xl(
         return Layer(RelativeAttention(sizes.width, heads, inner_dropout, memory, longest), sizes)
 
     last: Any = nn.LayerNorm(sizes.width) if final_norm else nn.Identity()
-    return CarryingBackbone(embedding, [layer() for _ in range(layers)], positions, dropout, last)
+    return StatefulBackbone(embedding, [layer() for _ in range(layers)], positions, dropout, last)

@@ -7,9 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from trime.eviction.fifo import FIFO
-from trime.memory.bounded import BoundedMemory, Held
+from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.models.attendre import Attendre
-from trime.models.attention_trace import Looked, mean_of
+from trime.models.attention_trace import AttentionTrace, mean_of
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
@@ -26,7 +26,7 @@ class Steps(Protocol):
     def next(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
         """Logits of the next token of each row; ``so_far`` grows by one at a time."""
 
-    def looked(self) -> Looked:
+    def looked(self) -> AttentionTrace:
         """Where the last step's attention went."""
 
 
@@ -81,7 +81,7 @@ class DecoderSteps:
         return self.family.logits(self.x)[:, 0]
 
     @torch.no_grad()
-    def looked(self) -> Looked:
+    def looked(self) -> AttentionTrace:
         """Where each row's last query looked."""
         found = mean_of(self.reader.stack.looked())
         assert found is not None
@@ -98,7 +98,7 @@ class EncoderDecoderAnswers:
         """Prompts of any lengths side by side."""
         return EncoderDecoderSteps(self.family, self.encoded(prompts))
 
-    def encoded(self, prompts: list[list[int]]) -> Held:
+    def encoded(self, prompts: list[list[int]]) -> MemoryState:
         """The encoder's outputs, as they come."""
         reader, held = self.reading.reader(self.family), None
         tokens, position = padded(prompts, self.family.model.device)
@@ -113,7 +113,7 @@ class EncoderDecoderAnswers:
 class EncoderDecoderSteps:
     """A decoder over what an encoder has read."""
 
-    def __init__(self, family: T5Encoder, held: Held):
+    def __init__(self, family: T5Encoder, held: MemoryState):
         order = held.ranking.position.argsort(1)
         self.family, self.rows, self.device = family, len(order), order.device
         self.encoded = held.columns[0].gather(1, order[..., None].expand_as(held.columns[0]))
@@ -127,9 +127,9 @@ class EncoderDecoderSteps:
         return self.family.logits(self.given, self.encoded, self.position >= 0)[:, -1]
 
     @torch.no_grad()
-    def looked(self) -> Looked:
+    def looked(self) -> AttentionTrace:
         """Where the decoder's last position looked across."""
-        return Looked(self.family.looked(self.given, self.encoded, self.position >= 0), self.position)
+        return AttentionTrace(self.family.looked(self.given, self.encoded, self.position >= 0), self.position)
 
 
 class Last:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, Waiting
-from trime.models.attention_trace import Looked
+from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.heads import by_blocks, linear_picked
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.lora import adapted
@@ -82,10 +82,10 @@ class PretrainedBackbone(nn.Module):
         super().__init__()
         self.decoder, self.chunk = embedding, chunk
         family, (size, policy) = embedding.family, (memory["size"], memory["policy"])
-        self.carries = bool(size)
+        self.is_stateful = bool(size)
         config = embedding.model.config
         self.positions, self.width = config.max_position_embeddings, config.hidden_size
-        if self.carries:
+        if self.is_stateful:
             self.positions = 2**31
             sizes, best = (each(value, len(family.layers), name) for value, name in ((size, "memory_size"), (top_k, "top_k")))
             pairs = zip(sizes, best, family.windows, strict=True)
@@ -99,7 +99,7 @@ class PretrainedBackbone(nn.Module):
         heard: list[Tensor] = []
         hook = self.decoder.feed.register_forward_pre_hook(lambda _, given: heard.append(given[0]))
         try:
-            if not self.carries:
+            if not self.is_stateful:
                 f = self.decoder.family.stack(input_ids=tokens, use_cache=False).last_hidden_state
             else:
                 f, state = self.read(tokens, state, fresh)
@@ -125,7 +125,7 @@ class PretrainedBackbone(nn.Module):
 
     def start(self, rows: int) -> PretrainedState | None:
         """The state of rows that have read nothing."""
-        if not self.carries:
+        if not self.is_stateful:
             return None
         weight = self.decoder.model.get_input_embeddings().weight
         layers = self.stack.start(weight.new_zeros(rows, 0, self.width))
@@ -145,7 +145,7 @@ class PretrainedBackbone(nn.Module):
         """From now on ``looked`` is known."""
         self.stack.last = []
 
-    def looked(self) -> list[Looked]:
+    def looked(self) -> list[AttentionTrace]:
         """Where the last query looked, layer by layer."""
         return self.stack.looked()
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from trime.models.attendre import Attendre, Left, Queries, Waiting
-from trime.models.attention_trace import Looked
+from trime.models.attendre import Attendre, AttentionOutput, Queries, Waiting
+from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.topk_attention import attention
 from trime.models.pretrained.family import Family
 from trime.types import Float, Int, Tensor
@@ -39,7 +39,9 @@ class Stack:
         if len(memories) != len(family.layers):
             raise ValueError(f"{len(memories)} memories for {len(family.layers)} layers")
         self.family, self.memories = family, memories
-        self.last: list[Left] | None = [] if tells else None  # what the queries that left each layer last have retrieved
+        self.last: list[AttentionOutput] | None = (
+            [] if tells else None
+        )  # what the queries that left each layer last have retrieved
 
     def start(self, x: Float[Tensor, "b l e"]) -> list[Waiting]:
         """What layers hold that have read nothing, for inputs like ``x``."""
@@ -62,15 +64,17 @@ class Stack:
             hidden = self.finished(number, left)
         return state, hidden._replace(x=self.family.last(hidden.x))
 
-    def looked(self) -> list[Looked]:
+    def looked(self) -> list[AttentionTrace]:
         """Where the last query of each layer looked, if layers were to tell."""
         return [
-            Looked(attention(left.retrieved.similarity)[rows, :, left.position.argmax(1)].mean(1), left.retrieved.position)
+            AttentionTrace(
+                attention(left.retrieved.similarity)[rows, :, left.position.argmax(1)].mean(1), left.retrieved.position
+            )
             for left in self.last or []
             for rows in (torch.arange(len(left.position), device=left.position.device),)
         ]
 
-    def finished(self, number: int, left: Left) -> Hidden:
+    def finished(self, number: int, left: AttentionOutput) -> Hidden:
         """A layer's output, where its queries have attended."""
         if self.last is not None and bool((left.position >= 0).any()):
             self.last[number : number + 1] = [left]

@@ -16,8 +16,8 @@ import torch
 from trime.evaluation.frequency import BUCKETS, ByToken, frequency
 from trime.evaluation.rows import Row
 from trime.memory.external import ExternalMemory
-from trime.memory.retrieval.datastore import Nearest
-from trime.memory.retrieval.search import Once
+from trime.memory.retrieval.datastore import KNNMemory
+from trime.memory.retrieval.search import CachedSearch
 from trime.metrics import perplexity
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
@@ -59,7 +59,7 @@ class Analysis(Artefact):
         external = scorer.memories.get("external")
         hits = Hits(external.nearest) if isinstance(external, ExternalMemory) else None
         if hits:
-            hits.nearest.search = Once(hits.nearest.search)
+            hits.nearest.search = CachedSearch(hits.nearest.search)
         corpus = encoded.corpus.corpus()
         tables = [ByToken(len(corpus.vocabulary)) for _ in rows]
         sizes = torch.zeros(len(rows[sized].sizes), dtype=torch.float64)
@@ -97,7 +97,7 @@ def told(bucket: dict[str, Any]) -> dict[str, Any]:
 class Hits:
     """How often the target is among the targets of the K nearest entries."""
 
-    def __init__(self, nearest: Nearest):
+    def __init__(self, nearest: KNNMemory):
         self.nearest, self.queries = nearest, 0
         self.hits = {k: 0 for k in TOP if k <= nearest.k}
 

@@ -26,7 +26,7 @@ from trime.memory.bounded import BoundedMemory
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.compose import CONF
 from trime.stages.eviction.record import Record
-from trime.types import Attended, Float, Int, Tensor, UserError
+from trime.types import AttentionBlock, Float, Int, Tensor, UserError
 
 ORACLE = "oracle"
 
@@ -194,12 +194,12 @@ class KeyDocument:
             own = torch.arange(start, min(start + self.segment, self.length))[None]
             if policy.by_attention:
                 summary = policy.observe(policy.begin(held.ranking), self.block(own, position))
-                held = held._replace(ranking=policy.settle(held.ranking, summary))
+                held = held._replace(ranking=policy.finalize(held.ranking, summary))
             held = memory.update(held, (own.float(),), own)
         return found
 
-    def block(self, own: Int[Tensor, "_ q"], position: Int[Tensor, "_ m"]) -> Attended:
+    def block(self, own: Int[Tensor, "_ q"], position: Int[Tensor, "_ m"]) -> AttentionBlock:
         """What a segment's queries think of the entries, and which they retrieve."""
         score = (self.query[:, own[0]] @ self.key[:, position[0].clamp(min=0)].transpose(1, 2))[None]
         score = score.masked_fill((position < 0)[:, None, None], -torch.inf)
-        return Attended(score, own, largest(score, self.top_k))
+        return AttentionBlock(score, own, largest(score, self.top_k))

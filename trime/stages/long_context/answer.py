@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from trime.data.questions.base import Example, exact_match, prompt
 from trime.io import complete_lines, plain
-from trime.metrics import Meter
+from trime.metrics import ResourceUsage
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer, prompted
@@ -63,7 +63,7 @@ class Answer(Artefact):
         if not examples:
             raise UserError(f"questions: there is none in split {self.config.answering.split}")
         tokenizer, answerer = load_tokenizer(place), answerer_of(self.config, load_pretrained(place, self.config.model.dtype))
-        file, meter, size = folder / "answers.jsonl", Meter(), self.config.answering.batch
+        file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch
         done = [json.loads(line) for line in complete_lines(file)]
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
             for start in range(len(done), len(examples), size):

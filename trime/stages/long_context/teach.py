@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.questions.base import Example, Questions, prompt
 from trime.io import plain, write_atomically
-from trime.metrics import Meter
+from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encoded, prompted, word_level
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.training import quiet, resolved_precision, run_training, watched_training
@@ -62,7 +62,10 @@ class Teach(Artefact):
         alone = instantiate(OmegaConf.merge(self.questions, {"words": 0, "least": None}), _convert_="all")
         updates = self.config.train.updates
         first = round(taught.alone_share * updates)
-        loader, meter = Examples([(alone, first), (questions, updates - first)], tokenizer, taught, self.config.seed), Meter()
+        loader, meter = (
+            Examples([(alone, first), (questions, updates - first)], tokenizer, taught, self.config.seed),
+            ResourceUsage(),
+        )
         with quiet():
             trainer = self.trainer(folder)
             run_training(self.stage, trainer, task, loader, folder)

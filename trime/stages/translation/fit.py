@@ -62,7 +62,7 @@ class FitTranslation(Fit):
     def describe(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
         describe(folder, self.model(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
 
-    def data(self, corpus: Any, carries: bool) -> TextModule:
+    def data(self, corpus: Any, is_stateful: bool) -> TextModule:
         """Training batches in planned order, and the first sentences of the validation split."""
         config, share = self.config, share_of(self.config)
         batching = instantiate(config.batching, _convert_="all")

@@ -16,8 +16,8 @@ from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.io import complete_lines, plain
 from trime.memory.base import Entries
-from trime.memory.retrieval.datastore import Nearest
-from trime.metrics import Meter
+from trime.memory.retrieval.datastore import KNNMemory
+from trime.metrics import ResourceUsage
 from trime.models.backbones.encoder_decoder import Before, EncoderDecoder, Read
 from trime.models.network import Network
 from trime.pipeline.artefact import Artefact
@@ -27,7 +27,7 @@ from trime.pipeline.training import resolved_precision
 from trime.stages.encode import Encode
 from trime.stages.translation.pairs import ParallelCorpus
 from trime.stages.tune import Tune
-from trime.types import Contexts, Float, Int, Place, Tensor
+from trime.types import Contexts, Float, Int, Tensor, TokenPosition
 
 LEAST = torch.finfo(torch.float32).tiny  # of a probability: the end of a sentence is never impossible
 SEARCH = ("beam", "penalty", "shortest", "longest", "sentences", "unweighted_external")  # settings that decide translations
@@ -60,7 +60,7 @@ class Translate(Artefact):
             index = self.tune.of(number).memories.sources.index
             nearest = index.nearest(self.encoded.information()) if row.memories and index else None
             translator = Translator(network, row, nearest, corpus, self.config)
-            file, meter = folder / f"row-{number}.jsonl", Meter()
+            file, meter = folder / f"row-{number}.jsonl", ResourceUsage()
             before, texts = len(written(file)), self.texts(file, translator, corpus, len(references))
             rate = round((len(texts) - before) / meter.seconds, 1) if len(texts) > before else None
             rows.append(scores(texts, references) | {"sentences_per_second": rate})
@@ -120,7 +120,7 @@ class Translator:
     """Sources to the most likely translations under a row's mixture of vocabulary and external memory."""
 
     def __init__(
-        self, network: Network, row: Row | FittedRow, nearest: Nearest | None, corpus: ParallelCorpus, config: DictConfig
+        self, network: Network, row: Row | FittedRow, nearest: KNNMemory | None, corpus: ParallelCorpus, config: DictConfig
     ):
         self.network, self.row, self.nearest, self.corpus = network, row, nearest, corpus
         self.device = next(network.parameters()).device
@@ -174,7 +174,7 @@ class Translator:
         if self.nearest is None:
             return logits.log_softmax(1)
         none = torch.zeros(len(g), dtype=torch.long, device=g.device)
-        similarity, token, number = self.nearest.entries(Contexts(g.float(), none, Place(sentence, sentence, none)))
+        similarity, token, number = self.nearest.entries(Contexts(g.float(), none, TokenPosition(sentence, sentence, none)))
         found = {"external": Entries(similarity, token, number.to(token.device))}
         if isinstance(self.row, FittedRow):
             assert self.mixture is not None

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from trime.memory.bounded import Held, taken
+from trime.memory.bounded import MemoryState, taken
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
 from trime.models.backbones.memorizing.transformer import Attention
-from trime.models.backbones.stateful import CarryingBackbone, State
+from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.network import Network
 from trime.types import Batch, Bool, Float, Int, Tensor
 
@@ -32,7 +32,7 @@ class Read(NamedTuple):
 class Staleness(pl.Callback):
     """Keeps the batches whose keys a memory may hold, and those which these keys come from; writes ``path``."""
 
-    def __init__(self, path: Path, steps: int, segment: int, size: int, backbone: CarryingBackbone):
+    def __init__(self, path: Path, steps: int, segment: int, size: int, backbone: StatefulBackbone):
         self.path, self.steps, self.segment = path, steps, segment
         reach = max((reach_of(backbone, number) for number in remembering(backbone)), default=0)
         self.kept: deque[Read] = deque(maxlen=-(-(size + reach) // segment) + 1)
@@ -50,13 +50,13 @@ class Staleness(pl.Callback):
         self.kept.append(Read(batch, state.position.masked_fill(batch.fresh, 0)))
 
 
-def remembering(backbone: CarryingBackbone) -> list[int]:
+def remembering(backbone: StatefulBackbone) -> list[int]:
     """The layers that have a memory of keys and values."""
     every = enumerate(backbone.attentions)
     return [number for number, attention in every if isinstance(attention, Attention) and attention.memory is not None]
 
 
-def reach_of(backbone: CarryingBackbone, number: int) -> int:
+def reach_of(backbone: StatefulBackbone, number: int) -> int:
     """How many tokens before it a layer's key may come from, memories in lower layers aside."""
     return sum(attention.window.length for attention in backbone.attentions[:number] if isinstance(attention, Attention))
 
@@ -64,7 +64,7 @@ def reach_of(backbone: CarryingBackbone, number: int) -> int:
 @torch.no_grad()
 def measured(network: Network, state: State, kept: list[Read], batch: Batch, segment: int) -> list[dict[str, Any]]:
     """For every layer with a memory: entries, distance and retrieval by age."""
-    backbone: CarryingBackbone = network.backbone  # type: ignore[assignment]
+    backbone: StatefulBackbone = network.backbone  # type: ignore[assignment]
     training = backbone.training
     backbone.eval()
     again = backbone.start(len(batch.length))._replace(position=kept[0].position)
@@ -86,7 +86,9 @@ def measured(network: Network, state: State, kept: list[Read], batch: Batch, seg
     return result
 
 
-def distances(stored: Held, now: Held, sure: Int[Tensor, " r"]) -> tuple[Float[Tensor, "r m"], Bool[Tensor, "r m"]]:
+def distances(
+    stored: MemoryState, now: MemoryState, sure: Int[Tensor, " r"]
+) -> tuple[Float[Tensor, "r m"], Bool[Tensor, "r m"]]:
     """|stored - now| / |now| of each stored key, and whether the same entry was read again."""
     order = now.ranking.position.argsort(1)
     places = now.ranking.position.gather(1, order).contiguous()

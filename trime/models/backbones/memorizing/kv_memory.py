@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from trime.eviction.base import ByScore, EvictionPolicy, Summary
-from trime.memory.bounded import BoundedMemory, Held
+from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.memory.objective.blockwise import slices
-from trime.models.attention_trace import Looked
+from trime.models.attention_trace import AttentionTrace
 from trime.models.backbones.memorizing.key_index import Cells
 from trime.models.layers.topk_attention import (
     CELLS,
@@ -27,7 +27,7 @@ from trime.models.layers.topk_attention import (
     search,
     shares,
 )
-from trime.types import Attended, Bool, Float, Int, Tensor
+from trime.types import AttentionBlock, Bool, Float, Int, Tensor
 
 SEARCHES = {"exact": exact_top, "buckets": bucket_top, "approximate": exact_top, "faiss": exact_top}
 PARTIAL = ("approximate", "faiss")  # not every entry is scored
@@ -40,7 +40,7 @@ class Remembered(NamedTuple):
     The entries' tensors are written to then: a state may be read again until the state after it has been.
     """
 
-    held: Held
+    held: MemoryState
     waiting: tuple[Tensor, Tensor]  # keys and values [b h l d]
     position: Int[Tensor, "b l"]
     scout: Float[Tensor, "b h s d"]  # queries of the last segment
@@ -116,7 +116,7 @@ class KeyValueMemory(nn.Module):
         """Something of each batch row as something of each row of the memory."""
         return b.repeat_interleave(self.heads, 0) if self.per_head else b
 
-    def entered(self, state: Remembered) -> Held:
+    def entered(self, state: Remembered) -> MemoryState:
         """The entries with those that wait; the state stays as it is."""
         return self.memory.update(state.held, *self.entering(state))
 
@@ -126,7 +126,7 @@ class KeyValueMemory(nn.Module):
 
     def read(
         self, query: Float[Tensor, "b h l d"], state: Remembered, position: Int[Tensor, "b l"]
-    ) -> tuple[Float[Tensor, "b h l d"], Held]:
+    ) -> tuple[Float[Tensor, "b h l d"], MemoryState]:
         """What the queries make of the memory; the policy hears of their scores."""
         if not self.memory.size:
             return torch.zeros_like(query), state.held
@@ -140,7 +140,7 @@ class KeyValueMemory(nn.Module):
 
         def watch(row: int, block: slice, score: Tensor, best: Tensor) -> None:
             retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True)
-            attended = Attended(score[None], place[row : row + 1, block], retrieved[None])
+            attended = AttentionBlock(score[None], place[row : row + 1, block], retrieved[None])
             summaries[row] = policy.observe(summaries[row], attended)
 
         found = self.found(asked, table, keys, None if self.partial else watch)
@@ -148,10 +148,10 @@ class KeyValueMemory(nn.Module):
             tell(found, self.memory.size, watch)
         result = self.attended(asked, table, found)
         summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
-        return result.view_as(query), held._replace(ranking=policy.settle(held.ranking, summary))
+        return result.view_as(query), held._replace(ranking=policy.finalize(held.ranking, summary))
 
     def searched(
-        self, query: Float[Tensor, "b h l d"], held: Held, scout: Float[Tensor, "b h s d"]
+        self, query: Float[Tensor, "b h l d"], held: MemoryState, scout: Float[Tensor, "b h s d"]
     ) -> tuple[Float[Tensor, "r g l d"], Table, Keys]:
         """Queries of the memory's rows, its entries, and the keys to search."""
         key, value = held.columns
@@ -162,8 +162,8 @@ class KeyValueMemory(nn.Module):
 
     @torch.no_grad()
     def looked(
-        self, query: Float[Tensor, "b h 1 d"], state: Remembered, held: Held, gate: Float[Tensor, "_ h 1 1"]
-    ) -> list[Looked]:
+        self, query: Float[Tensor, "b h 1 d"], state: Remembered, held: MemoryState, gate: Float[Tensor, "_ h 1 1"]
+    ) -> list[AttentionTrace]:
         """What the gate lets through of a query's attention to ``held``, the entries that it has read."""
         if not self.memory.size:
             return []
@@ -171,7 +171,7 @@ class KeyValueMemory(nn.Module):
         found, places = self.found(asked, table, keys), held.ranking.position
         position = places[torch.arange(len(places), device=places.device)[:, None, None, None], found.slot]
         share = shares(asked, table, found, self.empty_take_mass).view(*query.shape[:3], -1) * gate / self.heads
-        return [Looked(share.flatten(1), position.view_as(share).flatten(1))]
+        return [AttentionTrace(share.flatten(1), position.view_as(share).flatten(1))]
 
     def found(self, query: Float[Tensor, "r h l d"], table: Table, keys: Keys, watch: Watch | None = None) -> Found:
         """The best entries of each query."""
@@ -185,7 +185,7 @@ class KeyValueMemory(nn.Module):
             self.told(found.slot)
         return attend(query, table, found, self.empty_take_mass)
 
-    def write(self, held: Held, own: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]) -> Remembered:
+    def write(self, held: MemoryState, own: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]) -> Remembered:
         """The memory, before which a segment's keys and values wait; its queries, keys and values are constants."""
         query, key, value = (part.detach() for part in own)
         scout = query[:, :, :: max(1, -(-query.shape[2] // self.scouts))] if self.scouts else query[:, :, :0]

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from trime.memory.distributed import whole
-from trime.models.attention_trace import Looked
+from trime.models.attention_trace import AttentionTrace
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory, Remembered
-from trime.models.backbones.stateful import NORMS, CarryingBackbone, Layer, Sizes, without_padding, zeros
+from trime.models.backbones.stateful import NORMS, Layer, Sizes, StatefulBackbone, without_padding, zeros
 from trime.models.layers.attention import head_width
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.layers.relative import RelativeBias
@@ -27,7 +27,7 @@ from trime.types import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True)
-class Form:
+class AttentionConfig:
     """What the official layer has otherwise than this project's: RMS norms, no biases, normalised queries and keys.
 
     ``normalize``: queries and keys have length 1, and each head a learned scale instead of 1/sqrt(d).
@@ -54,12 +54,14 @@ class Carried(NamedTuple):
 class Attention(nn.Module):
     """Local attention, and in layers that have one, attention to a memory."""
 
-    def __init__(self, width: int, heads: int, dropout: float, window: Window, form: Form, memory: KeyValueMemory | None):
+    def __init__(
+        self, width: int, heads: int, dropout: float, window: Window, form: AttentionConfig, memory: KeyValueMemory | None
+    ):
         super().__init__()
         d = form.of_head(width, heads)
         self.heads, self.dropout, self.window = heads, dropout, window
         self.memory = memory
-        self.looked: list[Looked] | None = None
+        self.looked: list[AttentionTrace] | None = None
         self.inward = nn.Linear(width, 3 * heads * d, bias=form.biases)  # query, key, value
         self.outward = nn.Linear(heads * d, width, bias=form.biases)
         self.bias = RelativeBias(heads)
@@ -143,13 +145,13 @@ def memorizing_transformer(
     positions: int,
     memory: Callable[..., KeyValueMemory],
     window: Window,
-    form: Form,
+    form: AttentionConfig,
     dropout: float = 0.0,
     inner_dropout: float = 0.0,
     final_norm: bool = True,
     memory_layers: list[int] | None = None,
     pad: int | None = None,
-) -> CarryingBackbone:
+) -> StatefulBackbone:
     """``layers`` layers over a sliding window, those of ``memory_layers`` with a memory; no absolute positions.
 
     ``memory`` builds a layer's memory from its heads and width. ``memory_layers`` counts from 0; null: one,
@@ -171,4 +173,4 @@ def memorizing_transformer(
         return Layer(Attention(sizes.width, heads, inner_dropout, window, form, own), sizes, form.norm, form.biases)
 
     last = NORMS[form.norm](sizes.width) if final_norm else nn.Identity()
-    return CarryingBackbone(embedding, [layer(number) for number in range(layers)], positions, dropout, last)
+    return StatefulBackbone(embedding, [layer(number) for number in range(layers)], positions, dropout, last)

@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.kernels.cpu import attend
-from trime.memory.bounded import BoundedMemory, Held
+from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.memory.distributed import whole
-from trime.models.attention_trace import Looked
-from trime.models.backbones.segment_cache import Laid, after, laid
+from trime.models.attention_trace import AttentionTrace
+from trime.models.backbones.segment_cache import CacheAndSegment, after, laid
 from trime.models.backbones.srupp.recurrence import recurrence
-from trime.models.backbones.stateful import CarryingBackbone, without_padding, zeros
+from trime.models.backbones.stateful import StatefulBackbone, without_padding, zeros
 from trime.models.layers.attention import head_width
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.types import Bool, Float, Int, Tensor
@@ -42,7 +42,7 @@ class Carried(NamedTuple):
     """The recurrence's c, and the cache of normalised inputs."""
 
     cell: Float[Tensor, "b d"]
-    cache: Held
+    cache: MemoryState
 
 
 class SruLayer(nn.Module):
@@ -54,7 +54,7 @@ class SruLayer(nn.Module):
         head_width(inner, sizes.heads)
         self.heads, self.width, self.cache, self.attention_dropout = sizes.heads, inner, cache, sizes.attention_dropout
         self.highway_dropout = 0.0 if last else sizes.dropout
-        self.looked: list[Looked] | None = None
+        self.looked: list[AttentionTrace] | None = None
         self.norm, self.inner_norm, self.dropout = nn.LayerNorm(width), nn.LayerNorm(inner), nn.Dropout(sizes.dropout)
         self.inward, self.remembered = nn.Linear(width, inner, bias=False), nn.Linear(inner, 2 * inner, bias=False)
         self.outward = nn.Linear(inner, 3 * width, bias=False)
@@ -98,7 +98,11 @@ class SruLayer(nn.Module):
         return h, g, Carried(cells[:, -1].detach(), held)
 
     def attended(
-        self, query: Float[Tensor, "b l e"], projected: Float[Tensor, "b k e"], around: Laid, position: Int[Tensor, "b l"]
+        self,
+        query: Float[Tensor, "b l e"],
+        projected: Float[Tensor, "b k e"],
+        around: CacheAndSegment,
+        position: Int[Tensor, "b l"],
     ) -> tuple[Float[Tensor, "b l e"], Tensor | None]:
         """softmax(q k / sqrt(d_h)) v over cache and segment, and the logits where a policy or an explanation wants them."""
         key, value = projected_heads(self.remembered(projected), 2, self.heads)
@@ -132,7 +136,7 @@ def srupp(
     inner_dropout: float = 0.0,
     final_norm: bool = False,
     pad: int | None = None,
-) -> CarryingBackbone:
+) -> StatefulBackbone:
     """``layers`` layers whose attention has width ``inner`` and whose caches are like ``memory``; no norm at the end.
 
     ``inner_dropout`` is of attention weights. Embeddings are not scaled, as published.
@@ -141,4 +145,4 @@ def srupp(
     sizes = Sizes(embedding.width, inner, heads, dropout, inner_dropout)
     every = [SruLayer(sizes, memory, number == layers - 1) for number in range(layers)]
     norm = [nn.LayerNorm(embedding.width)] if final_norm else []
-    return CarryingBackbone(embedding, every, positions, dropout, nn.Sequential(*norm, nn.Dropout(dropout)), scale=1.0)
+    return StatefulBackbone(embedding, every, positions, dropout, nn.Sequential(*norm, nn.Dropout(dropout)), scale=1.0)

@@ -18,7 +18,7 @@ from trime.report.figures.several import policies_picture
 from trime.report.groups import Group, grouped, labels, opponent, ranked
 from trime.report.tables import EDGE, run_table
 from trime.stages.tune import FEW, PARTS, STRETCH, Sums, at_edge
-from trime.types import Contexts, Mass, Place
+from trime.types import Contexts, Mass, TokenPosition
 
 
 def made(
@@ -168,7 +168,7 @@ def test_the_papers_order_is_compared_pair_by_pair() -> None:
 
 def window(document: int, begin: int, count: int) -> Window:
     """A window of contexts that are all scored."""
-    place = Place(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
+    place = TokenPosition(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
     nothing = torch.zeros(count)
     return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), place), 0, Mass(nothing, nothing))
 

@@ -164,7 +164,7 @@ def test_every_choice_of_every_group_is_understood(group: str, text_folder: Path
         if group == "dataset" and "path" in config.dataset and choice not in ("enwik8", "wikitext2", "wikitext103"):
             config.dataset.path = str(text_folder)
             if isinstance(found := instantiate(config.dataset, _convert_="all"), Parallel):
-                assert found.languages == ("de", "en") and found.place == text_folder  # tests/test_translation.py reads them
+                assert found.languages == ("de", "en") and found.place == text_folder
                 continue
             assert list(instantiate(config.dataset, _convert_="all").documents("train"))
 

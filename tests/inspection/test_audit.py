@@ -14,14 +14,14 @@ from omegaconf import DictConfig
 from trime.inspection import audit as audit_stage
 from trime.inspection.audit import audit
 from trime.memory.base import Window
-from trime.memory.retrieval.datastore import Nearest
+from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.visibility import Extent, Local, SameDocument, same
 from trime.mixtures.experts import History
 from trime.models.layers import attention
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.encode import windows_of
-from trime.types import Mass, Place, UserError
+from trime.types import Mass, TokenPosition, UserError
 
 Tiny = Callable[..., DictConfig]
 OPTIONS = (
@@ -56,7 +56,7 @@ def test_an_honest_run_passes(honest: DictConfig, capsys: pytest.CaptureFixture[
 
 
 def test_the_own_token_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sees(self: Local, query: Place, memory: Place) -> torch.Tensor:
+    def sees(self: Local, query: TokenPosition, memory: TokenPosition) -> torch.Tensor:
         return same(query.segment, memory.segment) & (memory.position[None, :] <= query.position[:, None])
 
     monkeypatch.setattr(Local, "sees", sees)
@@ -84,7 +84,7 @@ def test_weights_that_know_the_token_are_caught(honest: DictConfig, monkeypatch:
 
 
 def test_another_document_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def everything(self: SameDocument, query: Place, memory: Place) -> torch.Tensor:
+    def everything(self: SameDocument, query: TokenPosition, memory: TokenPosition) -> torch.Tensor:
         return torch.ones(len(query.segment), len(memory.segment), dtype=torch.bool)
 
     def nothing(self: SameDocument, query: Extent, memory: Extent) -> bool:
@@ -127,14 +127,14 @@ def test_a_datastore_of_the_test_text_must_hide_each_documents_own(tiny: Tiny, m
     config = tiny(*OPTIONS, "datastore.split=test", "index.k=8")
     run(config)
     assert audit(Plan(config))["datastore_is_the_test_text"]
-    entries = Nearest.entries
+    entries = KNNMemory.entries
 
-    def shown(self: Nearest, query: object) -> object:
+    def shown(self: KNNMemory, query: object) -> object:
         self.hide_own = False
         found = entries(self, query)  # type: ignore[arg-type]
         self.hide_own = True
         return found
 
-    monkeypatch.setattr(Nearest, "entries", shown)
+    monkeypatch.setattr(KNNMemory, "entries", shown)
     with pytest.raises(UserError, match="lie in the datastore"):
         audit(Plan(config))

@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from tests.conftest import ROOT, experiment
 from trime.io import plain
 
-COMMANDS = json.loads((Path(__file__).parent / "published_commands.json").read_text())["evaluate"]
+COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())["evaluate"]
 PREPROCESS, VANILLA, KNN, TRIME, STORE, TRAIN, BM25 = (
     "Preprocess Datasets",
     "Run Pre-Trained Models / Baseline: Transformer Encoder-Decoder",

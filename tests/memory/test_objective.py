@@ -13,7 +13,7 @@ from tests.test_laws import VISIBILITIES, WORDS, direct_mass
 from trime.memory.objective import blockwise
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import Everything, Extent, External, Visibility
-from trime.types import Contexts, Mass, Place, Tensor
+from trime.types import Contexts, Mass, Tensor, TokenPosition
 
 LENGTHS = [(0, 40), (0, 40), (0, 23), (1, 40), (1, 7), (2, 1)]  # of segments in their documents
 
@@ -26,7 +26,7 @@ def contexts(scale: float = 1.0) -> Contexts:
         places += [(document, segment, end[document] + i) for i in range(length)]
         end[document] += length
     columns = torch.tensor(places).T
-    return Contexts(scale * torch.randn(len(places), 8), torch.randint(WORDS, (len(places),)), Place(*columns))
+    return Contexts(scale * torch.randn(len(places), 8), torch.randint(WORDS, (len(places),)), TokenPosition(*columns))
 
 
 def both(query: Contexts, memory: Contexts, visibility: Any, divisor: Tensor, block: int) -> list[list[Tensor]]:
@@ -124,8 +124,8 @@ def test_a_target_far_below_the_rest(calls: Calls) -> None:
     g = torch.zeros(4, 2)
     g[0, 0] = g[2, 0] = g[3, 0] = 9.5
     g[1, 0] = -0.0001
-    memory = Contexts(g, torch.tensor([3, 5, 4, 4]), Place(*torch.zeros(3, 4).long()))
-    query = Contexts(g[:1], torch.tensor([5]), Place(*torch.zeros(3, 1).long()))
+    memory = Contexts(g, torch.tensor([3, 5, 4, 4]), TokenPosition(*torch.zeros(3, 4).long()))
+    query = Contexts(g[:1], torch.tensor([5]), TokenPosition(*torch.zeros(3, 1).long()))
     close(both(query, memory, Everything(), torch.tensor([1.0]), 64))
 
 

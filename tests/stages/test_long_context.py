@@ -11,8 +11,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from tests.test_experiments import EVERY
-from tests.test_questions import BABI
+from tests.data.test_questions import BABI
+from tests.run.test_experiments import EVERY
 from trime.plan.language_model import Plan
 from trime.report.answers import kinds
 from trime.run.runner import run

@@ -24,8 +24,8 @@ from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory
 from trime.models.backbones.memorizing.key_index import Cells
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import Form, memorizing_transformer
-from trime.models.backbones.stateful import CarryingBackbone, State
+from trime.models.backbones.memorizing.transformer import AttentionConfig, memorizing_transformer
+from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.backbones.transformer_xl import transformer_xl
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.sliding import Window
@@ -44,18 +44,18 @@ WORDS = 40
 
 def model(
     size: int = 64, top_k: int = 64, gate: float = 0.0, window: int = 64, policy: EvictionPolicy | None = None
-) -> CarryingBackbone:
+) -> StatefulBackbone:
     """Two layers, the last with a memory; float64."""
     torch.manual_seed(0)
     memory = partial(KeyValueMemory, size=size, policy=policy or FIFO(), top_k=top_k)
-    backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(window), Form()).double()
+    backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(window), AttentionConfig()).double()
     for attention in backbone.attentions:
         torch.nn.init.normal_(attention.bias.table)
     backbone.attentions[1].memory.bias.data.fill_(gate)
     return backbone.eval()
 
 
-def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> CarryingBackbone:
+def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> StatefulBackbone:
     """Two layers of Transformer-XL; float64."""
     torch.manual_seed(0)
     backbone = transformer_xl(PlainInput(WORDS, 16), 2, 2, 32, 64, BoundedMemory(size, policy), longest=longest).double()
@@ -65,7 +65,7 @@ def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> CarryingBackbone
     return backbone.eval()
 
 
-def read(backbone: CarryingBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
+def read(backbone: StatefulBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
     """f of a text that is read in segments of ``size``."""
     state, found = None, []
     for part in tokens.split(size, dim=1):
@@ -74,7 +74,7 @@ def read(backbone: CarryingBackbone, tokens: torch.Tensor, size: int) -> torch.T
     return torch.cat(found, 1)
 
 
-def held_by(backbone: CarryingBackbone, state: State, layer: int = 1) -> list[int]:
+def held_by(backbone: StatefulBackbone, state: State, layer: int = 1) -> list[int]:
     """Positions of what the first row's memory holds when it is read next."""
     position = backbone.attentions[layer].memory.entered(state.layers[layer].memory[0]).ranking.position[0]
     return sorted(place for place in position.tolist() if place >= 0)
@@ -222,7 +222,9 @@ def test_approximate_search_is_exact_where_all_are_candidates(heads: dict[str, b
     for more in ({}, nearly, nearly | {"candidates": 20, "scouts": 3}, {"search": "faiss", "candidates": 64}):
         torch.manual_seed(0)
         memory = partial(KeyValueMemory, size=64, policy=FIFO(), top_k=4, **heads, **more)
-        backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(8), Form()).double().eval()
+        backbone = (
+            memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(8), AttentionConfig()).double().eval()
+        )
         found.append(read(backbone, tokens, 8))
     exact, near, fewer, cells = found
     torch.testing.assert_close(cells, exact, rtol=0, atol=1e-5)

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, composed
 from tests.fairseq_translation import Released
 from tests.golden.checkpoints import checkpoint, corpus_of, models
 from tests.golden.texts import DATA
-from tests.test_pretrained_language import saved
+from tests.models.test_pretrained_language import saved
 from trime.plan.language_model import Plan
 from trime.run.runner import BY_NAME, STAGES, run
 

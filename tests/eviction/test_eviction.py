@@ -12,8 +12,8 @@ from trime.eviction.base import EvictionPolicy, used
 from trime.eviction.fifo import FIFO
 from trime.eviction.lfu import LFU
 from trime.eviction.lru import LRU
-from trime.memory.bounded import BoundedMemory, Held
-from trime.types import Attended
+from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.types import AttentionBlock
 
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
 ROWS = 3
@@ -29,13 +29,13 @@ def chunk(start: int, count: int, valid: float = 0.8) -> torch.Tensor:
     return position.masked_fill(torch.rand(position.shape) > valid, -1)
 
 
-def attend(policy: EvictionPolicy, held: Held, position: torch.Tensor) -> Held:
+def attend(policy: EvictionPolicy, held: MemoryState, position: torch.Tensor) -> MemoryState:
     score = torch.randn(ROWS, 2, position.shape[1], held.ranking.position.shape[1], dtype=torch.float64)
-    block = Attended(score.masked_fill((held.ranking.position < 0)[:, None, None], -torch.inf), position)
-    return held._replace(ranking=policy.settle(held.ranking, policy.observe(policy.begin(held.ranking), block)))
+    block = AttentionBlock(score.masked_fill((held.ranking.position < 0)[:, None, None], -torch.inf), position)
+    return held._replace(ranking=policy.finalize(held.ranking, policy.observe(policy.begin(held.ranking), block)))
 
 
-def read(memory: BoundedMemory, sizes: list[int]) -> tuple[Held, set, set]:
+def read(memory: BoundedMemory, sizes: list[int]) -> tuple[MemoryState, set, set]:
     """The memory after chunks of those sizes, all entries that came, and all that went."""
     held, came, went, start = memory.empty((torch.zeros(ROWS, 0, 2),)), set(), set(), 0
     for size in sizes:
@@ -95,11 +95,11 @@ def test_blocks_of_queries_make_no_difference(name: str) -> None:
     policy = policy_of(name)
     held, _, _ = read(BoundedMemory(9, policy), [6, 6])
     score, position = torch.randn(ROWS, 2, 8, 9, dtype=torch.float64), chunk(12, 8)
-    whole = policy.observe(policy.begin(held.ranking), Attended(score, position))
+    whole = policy.observe(policy.begin(held.ranking), AttentionBlock(score, position))
     part = policy.begin(held.ranking)
     for start in range(0, 8, 3):
-        part = policy.observe(part, Attended(score[:, :, start : start + 3], position[:, start : start + 3]))
-    for a, b in zip(policy.settle(held.ranking, whole), policy.settle(held.ranking, part), strict=True):
+        part = policy.observe(part, AttentionBlock(score[:, :, start : start + 3], position[:, start : start + 3]))
+    for a, b in zip(policy.finalize(held.ranking, whole), policy.finalize(held.ranking, part), strict=True):
         assert torch.allclose(a.double().nan_to_num(neginf=-1e9), b.double().nan_to_num(neginf=-1e9), atol=1e-12)
 
 
@@ -113,7 +113,7 @@ def test_a_fixed_number_counts_as_used_only_where_nothing_is_retrieved(retrieved
     for name in ("lru", "lfu"):
         policy = policy_of(name)
         assert isinstance(policy, LRU | LFU)
-        found = used(Attended(score, torch.tensor([[60]]), hits), policy.top_k, policy.of_all)
+        found = used(AttentionBlock(score, torch.tensor([[60]]), hits), policy.top_k, policy.of_all)
         assert int(found.sum()) == count and (hits is None or torch.equal(found, hits))
 
 

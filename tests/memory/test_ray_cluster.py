@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from tests.test_search import QUERY, built, stored
+from tests.memory.test_retrieval import QUERY, built, stored
 from trime.memory.retrieval.ray_cluster import Cluster, check_room
 from trime.plan.language_model import Plan
 from trime.run.runner import run

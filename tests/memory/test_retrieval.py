@@ -14,9 +14,9 @@ from trime.memory.retrieval import faiss_index
 from trime.memory.retrieval.datastore import mass_of
 from trime.memory.retrieval.faiss_index import Faiss, fill_faiss, learn_faiss
 from trime.memory.retrieval.ivf import Cells, fill_cells, learn_cells
-from trime.memory.retrieval.search import Blocks, Exact, Once, found_of
+from trime.memory.retrieval.search import Blocks, CachedSearch, Exact, found_of
 from trime.memory.retrieval.sharded import Part, build_parts, check_factory, parts_of
-from trime.memory.retrieval.streaming_topk import Largest
+from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.stages.datastore import numbered, searching
 from trime.types import UserError
 
@@ -84,7 +84,7 @@ def test_more_cells_find_more(factory: str, tmp_path: Path) -> None:
 
 def test_queries_that_come_twice_are_searched_once() -> None:
     inner = Mock(wraps=Exact(blocks, "ip"), kind="exact")
-    once = Once(inner)
+    once = CachedSearch(inner)
     first, again = once.nearest(QUERY, 5), once.nearest(QUERY.clone(), 5)
     assert torch.equal(first[1], again[1]) and inner.nearest.call_count == 1
     other = once.nearest(QUERY.flip(0), 5)
@@ -97,7 +97,7 @@ def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
     """Also where there are fewer than k, and where scores are equal or minus infinity."""
     scores = torch.randn(9, 3000, generator=torch.Generator().manual_seed(2)).round(decimals=1)
     scores[0, 5:] = -torch.inf
-    largest = Largest(9, k)
+    largest = StreamingTopK(9, k)
     for start in range(0, 3000, 333):
         largest.take(scores[:, start : start + 333], start)
     found, number = largest.best()

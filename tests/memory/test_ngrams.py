@@ -11,7 +11,7 @@ import torch
 
 from trime.memory.base import Window
 from trime.memory.ngrams import DocumentNgrams, Ngrams, SuffixArray, TextNgrams
-from trime.types import Contexts, Mass, Place
+from trime.types import Contexts, Mass, TokenPosition
 
 WORDS, ORDERS = 300, [1, 2, 3, 5, 8]
 
@@ -30,7 +30,9 @@ def windows(documents: list[np.ndarray], block: int, context: int) -> list[Windo
     for number, tokens in enumerate(documents):
         for start in range(0, len(tokens), block):
             begin, end = max(0, start - context), min(start + block, len(tokens))
-            place = Place(*(torch.full((end - begin,), number), torch.zeros(end - begin).long(), torch.arange(begin, end)))
+            place = TokenPosition(
+                *(torch.full((end - begin,), number), torch.zeros(end - begin).long(), torch.arange(begin, end))
+            )
             contexts = Contexts(torch.zeros(end - begin, 2), torch.as_tensor(tokens[begin:end].astype(np.int64)), place)
             none = torch.zeros(end - start)
             found.append(Window(contexts, start - begin, Mass(none, none)))

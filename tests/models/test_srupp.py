@@ -15,17 +15,17 @@ from trime.memory.in_batch import InBatch
 from trime.memory.visibility import Previous
 from trime.models.backbones.srupp.layers import srupp
 from trime.models.backbones.srupp.recurrence import Recurrence, by_steps, recurrence
-from trime.models.backbones.stateful import CarryingBackbone
+from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.heads import Softmax
 from trime.models.network import Network, build_network
 from trime.tasks.language_model import LanguageModel, Training
-from trime.types import Batch, Place, contexts_of
+from trime.types import Batch, TokenPosition, contexts_of
 
 WORDS = 40
 
 
-def model(size: int = 64, heads: int = 1) -> CarryingBackbone:
+def model(size: int = 64, heads: int = 1) -> StatefulBackbone:
     """Two layers in float64 whose attention counts."""
     torch.manual_seed(0)
     backbone = srupp(PlainInput(WORDS, 16), 2, heads, 8, 64, BoundedMemory(size, FIFO())).double()
@@ -48,7 +48,7 @@ def text(rows: int, length: int) -> torch.Tensor:
     return torch.randint(WORDS, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
-def read(backbone: CarryingBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
+def read(backbone: StatefulBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
     """f of a text in segments of ``size``."""
     state, found = None, []
     for part in tokens.split(size, dim=1):
@@ -189,7 +189,7 @@ def test_the_previous_segment_is_memory_without_gradient() -> None:
         expected = eq5(logits, own, memory, Previous(), math.sqrt(8)).gather(1, own.token[:, None]).log()[:, 0]
         torch.testing.assert_close(losses, -expected, rtol=0, atol=1e-10)
     kept = module.stale.kept[0]
-    assert not kept.g.requires_grad and isinstance(kept.place, Place) and len(module.stale.kept) == 1
+    assert not kept.g.requires_grad and isinstance(kept.place, TokenPosition) and len(module.stale.kept) == 1
 
 
 def test_validation_leaves_the_carried_contexts_alone() -> None:

@@ -18,10 +18,10 @@ from trime.metrics import process_peak, reset_process_peak
 from trime.mixtures.joint import joint
 from trime.models.layers import heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.types import Contexts, Mass, Place
+from trime.types import Contexts, Mass, TokenPosition
 
 
-class Largest(TorchDispatchMode):
+class StreamingTopK(TorchDispatchMode):
     """Notes the largest tensor that any operation makes."""
 
     cells = 0
@@ -38,7 +38,7 @@ def step(n: int, head: Any, visibility: Any, width: int) -> None:
     order = torch.arange(n)
     f, g = (torch.randn(n, width, requires_grad=True) for _ in range(2))
     token = torch.randint(head_size(head), (n,))
-    contexts = Contexts(g, token, Place(order * 0, order // (n // 4), order))
+    contexts = Contexts(g, token, TokenPosition(order * 0, order // (n // 4), order))
     found = blockwise_mass(contexts, contexts, visibility, torch.tensor([math.sqrt(width)]))
     loss = -joint(head.evidence(f, token), [Mass(found.target[0], found.total[0])]).sum()
     loss.backward()
@@ -60,7 +60,7 @@ def test_no_tensor_grows_faster_than_n(kind: str, visibility: Any, monkeypatch: 
     monkeypatch.setattr(heads, "CELLS", 2**18)
     largest = {}
     for n in (2048, 4096):
-        with Largest() as watch:
+        with StreamingTopK() as watch:
             step(n, HEADS[kind](), visibility, width=16)
         largest[n] = watch.cells
     assert largest[4096] <= 2 * largest[2048]
@@ -72,7 +72,7 @@ LARGE = 16384
 
 def test_peak_memory_is_far_below_one_matrix() -> None:
     """In a process of its own, for other tests leave memory behind that this one would use; so large that blocks are small."""
-    words = [sys.executable, "-c", "from tests.test_memory_growth import extra; print(extra())"]
+    words = [sys.executable, "-c", "from tests.memory.test_growth import extra; print(extra())"]
     more = int(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()[-1])
     direct = LARGE * LARGE * 4
     assert more < direct / 4, f"{more / 2**20:.0f} MiB more; one [n, n] matrix has {direct / 2**20:.0f}"

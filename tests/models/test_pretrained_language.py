@@ -63,7 +63,7 @@ def test_it_is_the_model_itself(kind: str, tmp_path: Path) -> None:
     with torch.no_grad():
         encoding, state = network.backbone(tokens)
         expected = model(tokens, output_hidden_states=True)
-    assert state is None and not network.carries and network.backbone.positions == 128
+    assert state is None and not network.is_stateful and network.backbone.positions == 128
     torch.testing.assert_close(encoding.f, expected.hidden_states[-1])
     mass = network.vocabulary_mass(encoding.f.flatten(0, 1), tokens.flatten())
     own = expected.logits.log_softmax(-1).gather(-1, tokens[..., None]).flatten()
@@ -103,7 +103,7 @@ def test_with_large_memories_windows_are_one_text(kind: str, tmp_path: Path) -> 
             encoding, state = reading.backbone(part, state, torch.tensor([False, False]))
             parts.append(encoding)
         again, _ = reading.backbone(tokens[:, :20], state, torch.tensor([True, False]))
-    assert reading.carries
+    assert reading.is_stateful
     torch.testing.assert_close(torch.cat([part.f for part in parts], 1), whole.f, rtol=0, atol=1e-5)
     torch.testing.assert_close(torch.cat([part.g for part in parts], 1), whole.g, rtol=0, atol=1e-5)
     torch.testing.assert_close(again.f[0], whole.f[0, :20], rtol=0, atol=1e-5)

@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 
 from tests.conftest import SHARED
-from tests.test_experiments import TRANSLATE
+from tests.run.test_experiments import TRANSLATE
 from trime.data.batching.budget import Budget, filled
 from trime.data.batching.published import Published
 from trime.data.datasets.download import checksum
@@ -29,7 +29,7 @@ from trime.data.parallel.phrases import Phrases
 from trime.data.parallel.side import Cut, Joint, sentences
 from trime.data.segments import cut
 from trime.evaluation.beam import Beam
-from trime.memory.retrieval.datastore import Nearest
+from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.backbones.encoder_decoder import EncoderDecoder
 from trime.models.layers.embeddings import PlainInput
 from trime.models.network import Network
@@ -167,9 +167,9 @@ def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.Mon
     """And a datastore of the very split shows a sentence none of its own entries."""
     config = tiny("experiment=knn_mt", "datastore.split=test", "translation.k=[2,9]", f"paths.outputs={tmp_path}")
     asked: list[tuple[int, bool]] = []
-    entries = Nearest.entries
+    entries = KNNMemory.entries
 
-    def heard(nearest: Nearest, query: Contexts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def heard(nearest: KNNMemory, query: Contexts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         similarity, token, index = entries(nearest, query)
         own = nearest.store.document[index] == query.place.document[:, None]
         asked.append((nearest.k, bool((own & ~similarity.isinf()).any())))
@@ -179,7 +179,7 @@ def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.Mon
     plan = TranslationPlan(config)
     best = plan.tune.tuned()["rows"][-1]["tuned"]["k"]
     shutil.rmtree(plan.evaluate.translate.path())
-    monkeypatch.setattr(Nearest, "entries", heard)
+    monkeypatch.setattr(KNNMemory, "entries", heard)
     plan.evaluate.translate.make()
     assert {k for k, _ in asked} == {best} and not any(own for _, own in asked)
 
