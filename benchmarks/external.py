@@ -19,24 +19,24 @@ from torch import Tensor
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, composed, ratio
 from trime.memory.external import ExternalMemory
-from trime.memory.retrieval.search import LEAST, found_of
+from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
 from trime.metrics import perplexity
 from trime.pipeline.processes import device_of
 from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.datastore import Index, most_cells, numbered, uses_external
+from trime.stages.datastore import Index, cell_count, complete_factory, uses_external
 from trime.stages.encode import windows_of
 from trime.stages.memories import Memories, Sources
-from trime.stages.tune import Sums, sampled, scorer_of
+from trime.stages.tune import LossSums, sample_queries, scorer_of
 
 ENOUGH, BOUND = 0.8, 5.0  # recall, and times plain evaluation
 
 
 def kinds_of(entries: int) -> list[tuple[str, str | None, int]]:
     """Name, factory and visited cells: as many cells as index=auto has for so many keys, and up to four times as many."""
-    few = most_cells(str(numbered("Cells", entries, 1)))
-    many = max(1, min(4 * few, entries // LEAST))
+    few = cell_count(str(complete_factory("Cells", entries, 1)))
+    many = max(1, min(4 * few, entries // MIN_POINTS_PER_CELL))
     return [
         ("exact", None, 1),
         *(("faiss", f"IVF{few}_SQ8", probe) for probe in (4, 8, 16, 32)),
@@ -88,11 +88,11 @@ class Contest:
         self.index = Index(config, plan.store) if uses_external(config) else None
         if self.index:
             self.index.make()
-        self.scorer = scorer_of(config, rows, Memories(config, Sources(self.index, plan.stored)), self.encoded)
+        self.scorer = scorer_of(config, rows, Memories(config, Sources(self.index, plan.stored_corpus)), self.encoded)
 
     def __call__(self) -> float:
         """The loss, the least of those of a grid."""
-        sums = Sums()
+        sums = LossSums()
         for window, (score,) in self.scorer.scores(windows_of(self.encoded.path(), self.device)):
             sums.add(window, score)
         return float(sums.total.min()) / sums.tokens
@@ -137,7 +137,7 @@ def of_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]:
 
     found = alternately({name: partial(passed, name) for name in contests}, options.rounds, warmup=0)
     encoded = contests["none"].encoded.information()
-    queries = sampled(contests["none"].encoded.path()).to(contests["none"].device)
+    queries = sample_queries(contests["none"].encoded.path()).to(contests["none"].device)
     scores, exact = kinds["exact"].found(queries)
     scale = queries.shape[1] ** 0.5
     plain_seconds = [encoded["seconds"] + seconds for seconds in found["none"]["rounds"]]
@@ -150,7 +150,7 @@ def of_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]:
         if contest.index:
             score, number = contest.found(queries)
             mass = ((score / scale).logsumexp(1) - (scores / scale).logsumexp(1)).exp().mean()
-            row |= {"recall": found_of(exact, number), "mass": round(float(mass), 4)}
+            row |= {"recall": recall_of(exact, number), "mass": round(float(mass), 4)}
             row |= {"index s": contest.index.statistics()["build_seconds"]}
         rows.append(row | {"peak_memory_mb": found[name]["peak_memory_mb"]})
     return rows

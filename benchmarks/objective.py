@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio, share
-from trime.kernels.cpu import choose_products
+from trime.kernels.cpu import select_matmul
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import External, Local, Long, Visibility
 from trime.metrics import process_peak, reset_process_peak
@@ -181,7 +181,7 @@ def extra(kind: str, n: int, d: int, device: str, ways: list[str]) -> dict[str, 
 
 def peaks(kind: str, n: int, d: int, device: str, ways: list[str]) -> list[float]:
     """MB at the peak less those before, once libraries have taken their working memory; what is freed is given back."""
-    choose_products()
+    select_matmul()
     small, contest, found = KINDS[kind](1024, d, device), KINDS[kind](n, d, device), []
     for way in ways:
         name, *sight = way.split(", ")

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import __main__, attendre, datastore, external, fit, memorizing, objective, packing, startup
 from benchmarks.measure import Claim, alternately
-from trime.memory.retrieval.search import LEAST
+from trime.memory.retrieval.search import MIN_POINTS_PER_CELL
 
 Bench = Callable[..., dict[str, Any]]
 FEW = [
@@ -59,7 +59,7 @@ def test_who_begins_and_who_follows_changes() -> None:
 def test_kinds_of_search_have_entries_for_their_cells() -> None:
     for entries in (200, 2000, 1_000_000, 10_000_000):
         for _, factory, _ in external.kinds_of(entries)[1:]:
-            assert int(re.findall(r"[a-z](\d+)", str(factory), re.IGNORECASE)[0]) * LEAST <= entries
+            assert int(re.findall(r"[a-z](\d+)", str(factory), re.IGNORECASE)[0]) * MIN_POINTS_PER_CELL <= entries
 
 
 def test_memorizing(bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

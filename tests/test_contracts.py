@@ -105,8 +105,8 @@ def test_selective_memory_keeps_what_received_mass() -> None:
     for start in range(0, 20, 4):
         memory.write(whole.take(slice(start, start + 4)))
         memory.evidence(asked, DIVISOR)
-    assert memory.held is not None and 3 in memory.held[0].ranking.position[0].tolist()
-    mass = memory.held[0].ranking.score[0, memory.held[0].ranking.position[0] == 3]
+    assert memory.states is not None and 3 in memory.states[0].ranking.position[0].tolist()
+    mass = memory.states[0].ranking.score[0, memory.states[0].ranking.position[0] == 3]
     assert 3.5 < float(mass) <= 4.0  # four queries, nearly all of their mass
 
 

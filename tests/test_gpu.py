@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from benchmarks.objective import Contest
 from tests.test_laws import ROWS, contexts
 from trime.memory.objective.blockwise import blockwise_mass
-from trime.memory.retrieval.search import Exact
+from trime.memory.retrieval.search import ExactSearch
 from trime.memory.visibility import External
 from trime.run.runner import run
 from trime.types import Contexts, TokenPosition
@@ -41,7 +41,7 @@ def test_the_objective_is_the_direct_formulation(sight: str) -> None:
 def test_exact_search() -> None:
     torch.manual_seed(0)
     keys, query = torch.randn(500, 8), torch.randn(9, 8)
-    found = [Exact(lambda: iter(keys.split(100)), "l2").nearest(part, 7)[1].cpu() for part in (query, query.cuda())]
+    found = [ExactSearch(lambda: iter(keys.split(100)), "l2").nearest(part, 7)[1].cpu() for part in (query, query.cuda())]
     assert torch.equal(*found)
 
 

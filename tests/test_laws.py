@@ -12,12 +12,12 @@ from torch import Tensor
 
 from trime.data.batching.base import generator
 from trime.data.batching.bm25 import chain
-from trime.evaluation.rows import row_of
+from trime.evaluation.rows import parse_row
 from trime.memory.drawn import Drawn
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.in_batch import InBatch, local_draw
 from trime.memory.objective.blockwise import blockwise_mass
-from trime.memory.retrieval.search import Exact
+from trime.memory.retrieval.search import ExactSearch
 from trime.memory.similarity import similarity
 from trime.memory.visibility import (
     Everything,
@@ -106,7 +106,7 @@ def test_several_memories_share_one_softmax() -> None:
     query = contexts(4, [(5, 0, 9)])
     divisor = torch.tensor([1.7, 0.4], dtype=torch.float64)
     parts = [blockwise_mass(query, memory, Everything(), divisor) for memory in (first, second)]
-    whole = blockwise_mass(query, Contexts.joined([first, second]), Everything(), divisor)
+    whole = blockwise_mass(query, Contexts.concat([first, second]), Everything(), divisor)
     assert torch.allclose(union(parts).target, whole.target)
     assert torch.allclose(union(parts).total, whole.total)
     logits = torch.randn(9, WORDS, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_eq_8_interpolates_over_the_datastore_or_over_every_memory() -> None:
 
     grid = OmegaConf.create({"temperature": [tau], "interpolation_temperature": [own], "lambda": [share], "memory_size": [6]})
     for word, names in (("datastore", ["external"]), ("all", [*similarity])):
-        row = row_of({"joint": [*similarity], "interpolate": [word]}, grid, (*similarity, "external"))
+        row = parse_row({"joint": [*similarity], "interpolate": [word]}, grid, (*similarity, "external"))
         score = row.score(Mass(logits[target, None], logits.logsumexp(0)[None]), {name: masses(name) for name in similarity})
         every = sum(float((similarity[name] / own).exp().sum()) for name in names)
         hits = sum(float((similarity[name] / own).exp()[token[name] == target].sum()) for name in names)
@@ -275,13 +275,13 @@ def test_what_an_update_sees_is_drawn_by_shares_that_move() -> None:
     draws = torch.arange(0.0005, 1, 0.001).tolist()
 
     def shares(progress: float) -> dict[str, float]:
-        kinds = [type(memory.seen_by(draw, progress)).__name__ for draw in draws]
+        kinds = [type(memory.visibility_for(draw, progress)).__name__ for draw in draws]
         return {kind: round(kinds.count(kind) / len(draws), 3) for kind in sorted({*kinds})}
 
     assert shares(0.0) == {"Local": 0.5, "Long": 0.25, "Nothing": 0.25}
     assert shares(0.5) == {"Local": 0.25, "Long": 0.175, "Nothing": 0.125, "Others": 0.45}
     assert shares(1.0) == {"Long": 0.1, "Others": 0.9}
-    assert isinstance(memory.seen_by(1.0), External), "validation sees all"
+    assert isinstance(memory.visibility_for(1.0), External), "validation sees all"
     seen = contexts(13, ROWS)
     nothing = memory.evidence(seen, seen, torch.tensor([1.0]), 0.9, 0.0)
     assert bool(nothing.total.isneginf().all() and nothing.target.isneginf().all())
@@ -323,7 +323,7 @@ def test_similarities(metric: str) -> None:
     divisor = torch.tensor([1.5], dtype=torch.float64)
     found = blockwise_mass(query, memory, Everything(), divisor, 4, metric)
     assert torch.allclose(found.total[0], (expected / 1.5).logsumexp(1))
-    search = Exact(lambda: iter([memory.g]), metric)
+    search = ExactSearch(lambda: iter([memory.g]), metric)
     score, index = search.nearest(query.g, 3)
     assert torch.allclose(score.double(), expected.topk(3).values, atol=1e-4) and torch.equal(index, expected.topk(3).indices)
     g = query.g.clone().requires_grad_()

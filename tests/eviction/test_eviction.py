@@ -1,4 +1,4 @@
-"""Laws of bounded memories, for every policy that conf/eviction names."""
+"""Laws of bounded memories, for every policy in conf/eviction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
-from trime.eviction.base import EvictionPolicy, used
+from tests.golden.memories import evicted
+from trime.eviction.base import EvictionPolicy, retrieved_entries
 from trime.eviction.fifo import FIFO
 from trime.eviction.lfu import LFU
 from trime.eviction.lru import LRU
@@ -20,44 +21,43 @@ ROWS = 3
 
 
 def policy_of(name: str) -> EvictionPolicy:
+    """Return the policy that conf/eviction/NAME.yaml describes."""
     return instantiate(OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml"), _convert_="all")
 
 
 def chunk(start: int, count: int, valid: float = 0.8) -> torch.Tensor:
-    """Positions of new entries, some of which are none."""
+    """Return positions of new entries, some of them -1: no entry."""
     position = torch.arange(start, start + count).expand(ROWS, -1)
     return position.masked_fill(torch.rand(position.shape) > valid, -1)
 
 
-def attend(policy: EvictionPolicy, held: MemoryState, position: torch.Tensor) -> MemoryState:
-    score = torch.randn(ROWS, 2, position.shape[1], held.ranking.position.shape[1], dtype=torch.float64)
-    block = AttentionBlock(score.masked_fill((held.ranking.position < 0)[:, None, None], -torch.inf), position)
-    return held._replace(ranking=policy.finalize(held.ranking, policy.observe(policy.begin(held.ranking), block)))
+def attend(policy: EvictionPolicy, state: MemoryState, position: torch.Tensor) -> MemoryState:
+    """Return the state after random attention of queries at the given positions."""
+    score = torch.randn(ROWS, 2, position.shape[1], state.ranking.position.shape[1], dtype=torch.float64)
+    block = AttentionBlock(score.masked_fill((state.ranking.position < 0)[:, None, None], -torch.inf), position)
+    return state._replace(ranking=policy.finalize(state.ranking, policy.observe(policy.begin(state.ranking), block)))
 
 
 def read(memory: BoundedMemory, sizes: list[int]) -> tuple[MemoryState, set, set]:
-    """The memory after chunks of those sizes, all entries that came, and all that went."""
-    held, came, went, start = memory.empty((torch.zeros(ROWS, 0, 2),)), set(), set(), 0
+    """Return the state after chunks of those sizes, all entries that were written, and all that were evicted."""
+    state, came, went, start = memory.empty((torch.zeros(ROWS, 0, 2),)), set(), set(), 0
     for size in sizes:
         position = chunk(start, size)
         columns = (torch.stack([position, -position], 2).float(),)
-        updated = memory.update(held, columns, position)
-        within = memory.overwrite(held._replace(columns=tuple(own.clone() for own in held.columns)), columns, position)
-        held, evicted = memory.insert(held, columns, position)
-        for same in (updated, within):  # they differ only in what becomes of the evicted
-            assert all(map(torch.equal, (*held.columns, *held.ranking), (*same.columns, *same.ranking)))
-        came |= entries(position)
-        fresh = entries(evicted.position)
-        assert len(fresh) == int((evicted.position >= 0).sum()) and not fresh & went
-        went |= fresh
-        filled = evicted.position >= 0
-        assert torch.equal(evicted.columns[0][..., 0][filled].long(), evicted.position[filled])
-        held, start = attend(memory.policy, held, position), start + size
-    return held, came, went
+        updated = memory.update(state, columns, position)
+        in_place = memory.overwrite(state._replace(columns=tuple(part.clone() for part in state.columns)), columns, position)
+        assert all(map(torch.equal, (*updated.columns, *updated.ranking), (*in_place.columns, *in_place.ranking)))
+        came |= entries(position.tolist())
+        gone = entries(evicted(state.ranking.position, position, updated.ranking.position))
+        assert not gone & went
+        went |= gone
+        state, start = attend(memory.policy, updated, position), start + size
+    return state, came, went
 
 
-def entries(position: torch.Tensor) -> set[tuple[int, int]]:
-    return {(row, place) for row, places in enumerate(position.tolist()) for place in places if place >= 0}
+def entries(position: list[list[int]]) -> set[tuple[int, int]]:
+    """Return the pairs of row and position of all entries."""
+    return {(row, place) for row, places in enumerate(position) for place in places if place >= 0}
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 7, 40])
@@ -65,26 +65,26 @@ def entries(position: torch.Tensor) -> set[tuple[int, int]]:
 def test_what_stays_and_what_goes_is_what_came(name: str, capacity: int) -> None:
     torch.manual_seed(capacity)
     memory = BoundedMemory(capacity, policy_of(name))
-    held, came, went = read(memory, [5, 5, 0, 12, 3, 9, 5])  # 12 at once do not fit a memory of 7
-    stays = entries(held.ranking.position)
+    state, came, went = read(memory, [5, 5, 0, 12, 3, 9, 5])  # 12 at once do not fit a memory of 7
+    stays = entries(state.ranking.position.tolist())
     assert stays | went == came and not stays & went
     for row in range(ROWS):
-        own = sum(entry[0] == row for entry in came)
-        assert sum(entry[0] == row for entry in stays) == min(own, capacity)
-    filled = held.ranking.position >= 0
-    assert torch.equal(held.columns[0][..., 1][filled].long(), -held.ranking.position[filled])
-    assert held.ranking.score.dtype == torch.float64 and (held.ranking.score.isfinite() | ~filled | (name == "sink")).all()
-    assert (held.ranking.score[~filled] == -torch.inf).all()
+        count = sum(entry[0] == row for entry in came)
+        assert sum(entry[0] == row for entry in stays) == min(count, capacity)
+    filled = state.ranking.position >= 0
+    assert torch.equal(state.columns[0][..., 1][filled].long(), -state.ranking.position[filled])
+    assert state.ranking.score.dtype == torch.float64 and (state.ranking.score.isfinite() | ~filled | (name == "sink")).all()
+    assert (state.ranking.score[~filled] == -torch.inf).all()
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_are_reset_one_by_one(name: str) -> None:
     torch.manual_seed(0)
     memory = BoundedMemory(6, policy_of(name))
-    held, _, _ = read(memory, [4, 8])
-    cleared = memory.reset(held, torch.tensor([False, True, False]))
-    fresh = memory.empty(held.columns)
-    states = ((*state.columns, *state.ranking) for state in (held, cleared, fresh))
+    state, _, _ = read(memory, [4, 8])
+    cleared = memory.reset(state, torch.tensor([False, True, False]))
+    fresh = memory.empty(state.columns)
+    states = ((*one.columns, *one.ranking) for one in (state, cleared, fresh))
     for old, new, none in zip(*states, strict=True):
         assert torch.equal(new[[0, 2]], old[[0, 2]]) and torch.equal(new[1], none[1])
 
@@ -93,13 +93,13 @@ def test_rows_are_reset_one_by_one(name: str) -> None:
 def test_blocks_of_queries_make_no_difference(name: str) -> None:
     torch.manual_seed(1)
     policy = policy_of(name)
-    held, _, _ = read(BoundedMemory(9, policy), [6, 6])
+    state, _, _ = read(BoundedMemory(9, policy), [6, 6])
     score, position = torch.randn(ROWS, 2, 8, 9, dtype=torch.float64), chunk(12, 8)
-    whole = policy.observe(policy.begin(held.ranking), AttentionBlock(score, position))
-    part = policy.begin(held.ranking)
+    whole = policy.observe(policy.begin(state.ranking), AttentionBlock(score, position))
+    part = policy.begin(state.ranking)
     for start in range(0, 8, 3):
         part = policy.observe(part, AttentionBlock(score[:, :, start : start + 3], position[:, start : start + 3]))
-    for a, b in zip(policy.finalize(held.ranking, whole), policy.finalize(held.ranking, part), strict=True):
+    for a, b in zip(policy.finalize(state.ranking, whole), policy.finalize(state.ranking, part), strict=True):
         assert torch.allclose(a.double().nan_to_num(neginf=-1e9), b.double().nan_to_num(neginf=-1e9), atol=1e-12)
 
 
@@ -113,21 +113,21 @@ def test_a_fixed_number_counts_as_used_only_where_nothing_is_retrieved(retrieved
     for name in ("lru", "lfu"):
         policy = policy_of(name)
         assert isinstance(policy, LRU | LFU)
-        found = used(AttentionBlock(score, torch.tensor([[60]]), hits), policy.top_k, policy.of_all)
-        assert int(found.sum()) == count and (hits is None or torch.equal(found, hits))
+        mask = retrieved_entries(AttentionBlock(score, torch.tensor([[60]]), hits), policy.top_k, policy.of_all)
+        assert int(mask.sum()) == count and (hits is None or torch.equal(mask, hits))
 
 
 def test_fifo_is_a_window() -> None:
-    held, came, _ = read(BoundedMemory(10, FIFO()), [6, 7, 4, 9])
+    state, came, _ = read(BoundedMemory(10, FIFO()), [6, 7, 4, 9])
     for row in range(ROWS):
         newest = sorted(place for r, place in came if r == row)[-10:]
-        assert sorted(held.ranking.position[row].tolist()) == newest
+        assert sorted(state.ranking.position[row].tolist()) == newest
 
 
 def test_an_entry_that_enters_carries_its_gradient() -> None:
-    """What a memory takes in can be attended with gradient; who wants none hands in constants."""
+    """Entries can be attended with gradient; detached columns receive none."""
     column = torch.randn(ROWS, 4, 2, requires_grad=True)
     memory = BoundedMemory(3, FIFO())
-    held, evicted = memory.insert(memory.empty((column,)), (column,), torch.arange(4).expand(ROWS, -1))
-    (held.columns[0].sum() + 2 * evicted.columns[0][:, :1].sum()).backward()
-    assert column.grad is not None and torch.equal(column.grad[0, :, 0], torch.tensor([2.0, 1.0, 1.0, 1.0]))
+    state = memory.update(memory.empty((column,)), (column,), torch.arange(4).expand(ROWS, -1))
+    state.columns[0].sum().backward()
+    assert column.grad is not None and torch.equal(column.grad[0, :, 0], torch.tensor([0.0, 1.0, 1.0, 1.0]))

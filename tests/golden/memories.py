@@ -1,4 +1,4 @@
-"""Read the golden vectors of memories inside attention: arrays and the parameters of their cases."""
+"""Helpers for golden tests of memories inside attention: arrays, case parameters, and what a memory evicts."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def tensors(name: str) -> dict[str, torch.Tensor]:
     with np.load(present(ROOT / f"{name}.npz")) as file:
         arrays = {key: torch.from_numpy(file[key]) for key in file.files}
     return {key: value.long() if value.dtype in (torch.int16, torch.int32) else value for key, value in arrays.items()}
+
+
+def evicted(before: torch.Tensor, position: torch.Tensor, after: torch.Tensor) -> list[list[int]]:
+    """Return for each row the positions that were in memory or came, and are no longer there, oldest first."""
+    rows = zip(before.tolist(), position.tolist(), after.tolist(), strict=True)
+    return [sorted({*old, *new} - {*kept, -1}) for old, new, kept in rows]

@@ -1,4 +1,4 @@
-"""Policies of the golden folder's memories, from their parameters (evict_policies.json)."""
+"""Policies for the golden vectors of memories, from their parameters (evict_policies.json)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from trime.eviction.reading import Raw, Softmax
 from trime.eviction.sink import Sink
 
 
-def initial(given: list[Any]) -> Initial:
+def initial(name_and_arguments: list[Any]) -> Initial:
+    """Return the rule for initial scores that a case names, with its arguments."""
     kinds: dict[str, Any] = {"mean_std": BelowMean, "const": Constant, "own_position": OwnPosition}
-    return kinds[given[0]](*given[1:])
+    name, *arguments = name_and_arguments
+    return kinds[name](*arguments)
 
 
-def policy_of(given: dict[str, Any]) -> EvictionPolicy:
-    start, newest_first = initial(given["init"]), given["tie"] == "newer"
-    reading = Softmax() if given["score"] == "softmax" else Raw()
-    heads = "max" if given["head_agg"] == "max" else "sum"
-    made = {
+def policy_of(parameters: dict[str, Any]) -> EvictionPolicy:
+    """Return the policy of a case."""
+    start, newest_first = initial(parameters["init"]), parameters["tie"] == "newer"
+    reading = Softmax() if parameters["score"] == "softmax" else Raw()
+    heads = "max" if parameters["head_agg"] == "max" else "sum"
+    factories = {
         "fifo": FIFO,
-        "sink": lambda: Sink(given["n_sink"]),
-        "lru": lambda: LRU(start, given["topk"], newest_first),
-        "lfu": lambda: LFU(start, given["topk"], given["count"], newest_first),
+        "sink": lambda: Sink(parameters["n_sink"]),
+        "lru": lambda: LRU(start, parameters["topk"], newest_first),
+        "lfu": lambda: LFU(start, parameters["topk"], parameters["count"], newest_first),
         "lra_last": lambda: LRALast(start, reading, heads, newest_first),
         "lra_max": lambda: LRAMax(start, reading, newest_first),
         "lra_sum": lambda: LRASum(start, reading, newest_first),
-        "lfa": lambda: LFA(start, reading, given["gamma"], given["lfa_init"] == "replace", newest_first),
+        "lfa": lambda: LFA(start, reading, parameters["gamma"], parameters["lfa_init"] == "replace", newest_first),
     }
-    return made[given["kind"]]()
+    return factories[parameters["kind"]]()

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tests.golden.checkpoints import network
 from tests.golden.published import PAD, ROOT, arrays, index
-from trime.evaluation.rows import Layer, Row
+from trime.evaluation.rows import Interpolation, Row
 from trime.evaluation.scorer import Scorer
 from trime.eviction.fifo import FIFO
 from trime.memory.base import Memory, Window
@@ -20,7 +20,7 @@ from trime.memory.external import ExternalMemory
 from trime.memory.local import LocalMemory
 from trime.memory.long import LongMemory
 from trime.memory.retrieval.datastore import Datastore, KNNMemory
-from trime.memory.retrieval.search import Exact
+from trime.memory.retrieval.search import ExactSearch
 from trime.models.network import Reader
 from trime.tasks.language_model import vocabulary_evidence
 from trime.types import Batch
@@ -43,11 +43,11 @@ def row_of(case: dict) -> tuple[Row, bool]:
     used = tuple(name for name, option in names if option in flags)
     sizes = (int(flag(case, "--mem-size", 0)),)
     if "--knnlm" in flags:
-        return Row((), (Layer(("external",), (tau,), (flag(case, "--lmbda", 0),)),), sizes=sizes), False
+        return Row((), (Interpolation(("external",), (tau,), (flag(case, "--lmbda", 0),)),), sizes=sizes), False
     mode = flags[flags.index("--mode") + 1]
     if mode == "li":
-        return Row((), (Layer(used, (tau,), (case["extra"]["cache_lmbda"],)),), sizes=sizes), True
-    layer = Layer(("external",), (flag(case, "--interp-temp", 1),), (flag(case, "--lmbda", 0),))
+        return Row((), (Interpolation(used, (tau,), (case["extra"]["cache_lmbda"],)),), sizes=sizes), True
+    layer = Interpolation(("external",), (flag(case, "--interp-temp", 1),), (flag(case, "--lmbda", 0),))
     return Row(used, (layer,) if "--use-interp" in flags else (), (tau,), sizes), False
 
 
@@ -117,6 +117,6 @@ def scorer(case: dict, folder: Path, rescore: bool = False) -> Scorer:
         memories["long"] = LongMemory(list(row.sizes), FIFO(), crossing=True, repeats=True)
     if "external" in row.memories:
         store, metric = datastore(folder, case["datastore"]), case["faiss"]
-        nearest = KNNMemory(store, Exact(store.keys.blocks, metric, 700), case["k"], metric, rescore)
+        nearest = KNNMemory(store, ExactSearch(store.keys.blocks, metric, 700), case["k"], metric, rescore)
         memories["external"] = ExternalMemory(nearest)
     return Scorer([row], memories, scaled, jumps_clear=True)

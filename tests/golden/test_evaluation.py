@@ -44,8 +44,8 @@ def test_what_the_long_memory_holds(name: str, tmp_path: Path) -> None:
     traced, cleared = index(f"eval/{name}.mem.json"), []
     own = scorer(case, tmp_path)
     long = own.memories["long"]
-    assert isinstance(long, LongMemory) and isinstance(long.held, FifoTokenMemory)
-    recent, size = long.held, long.sizes[-1]
+    assert isinstance(long, LongMemory) and isinstance(long.memory, FifoTokenMemory)
+    recent, size = long.memory, long.sizes[-1]
     for number, (trace, (_, _)) in enumerate(zip(traced, own.scores(encoded(case)), strict=True)):
         before = [] if recent.seen is None else recent.seen.token.tolist()
         if number and not before:

@@ -18,7 +18,7 @@ from torch import distributed, multiprocessing, nn
 
 from tests.golden.commands import CRITERIA
 from tests.golden.published import PAD, adaptive_head, arrays, index, names_in, parametrized
-from trime.memory.distributed import gathered
+from trime.memory.distributed import gather_contexts
 from trime.memory.in_batch import InBatch
 from trime.models.network import Network
 from trime.tasks.language_model import LanguageModel, Training
@@ -123,7 +123,7 @@ def test_what_is_visible(name: str) -> None:
     case, found = ALONE[name], arrays(f"losses/{name}.npz")
     place, memory = positions_of(batch_of(found)), task(case, found, True).memory
     assert memory is not None
-    seen = memory.seen_by(draw(case)).sees(place, place)
+    seen = memory.visibility_for(draw(case)).sees(place, place)
     assert torch.equal(seen, torch.as_tensor(found["visible"]).bool())
     assert (found["mem_labels"] == found["target"].ravel()).all()
     query, _, vocabulary = task(case, found, True).evidence(batch_of(found))
@@ -179,7 +179,7 @@ def one_rank(rank: int, world: int, place: str, names: list[str]) -> None:
                 same_gradients(model, own)
                 same(losses, own["loss_per_token_f64"].ravel(), 1e-9)
                 same(losses.sum(), own["loss_total_f64"], 1e-8)
-                labels = gathered(model.evidence(batch)[1]).token
+                labels = gather_contexts(model.evidence(batch)[1]).token
                 assert labels.tolist() == own["mem_labels"].tolist()
             torch.save(content, f"{place}/{name}-{published}-{rank}.pt")
     distributed.destroy_process_group()

@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trime.kernels.cpu import EXACT, SHORT, attend, choose_products, error
+from trime.kernels.cpu import MATH_MAX_KEYS, MAX_ERROR, attend, matmul_error, select_matmul
 
 
 def test_products_stay_float32() -> None:
-    choose_products()
+    select_matmul()
     for shape in ((700, 300, 500), (5, 2000, 7), (129, 31, 1)):
-        assert error(*shape) < EXACT
+        assert matmul_error(*shape) < MAX_ERROR
 
 
 def test_a_library_that_rounds_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor whose oneDNN multiplies in bfloat16."""
     torch.set_float32_matmul_precision("highest")
-    monkeypatch.setattr("trime.kernels.cpu.error", lambda *shape: 3e-3)
-    choose_products()
+    monkeypatch.setattr("trime.kernels.cpu.matmul_error", lambda *shape: 3e-3)
+    select_matmul()
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-@pytest.mark.parametrize("length", [3, SHORT, SHORT + 1])
+@pytest.mark.parametrize("length", [3, MATH_MAX_KEYS, MATH_MAX_KEYS + 1])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_is_the_same_in_both_forms(length: int, masked: bool) -> None:
     """Its values and gradients, causal or under a mask."""

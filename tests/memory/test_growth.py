@@ -57,7 +57,7 @@ HEADS = {
 @pytest.mark.parametrize("visibility", [Local(), Long(), External()], ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("kind", list(HEADS))
 def test_no_tensor_grows_faster_than_n(kind: str, visibility: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "CELLS", 2**18)
+    monkeypatch.setattr(heads, "LOGITS_PER_BLOCK", 2**18)
     largest = {}
     for n in (2048, 4096):
         with StreamingTopK() as watch:
@@ -80,7 +80,7 @@ def test_peak_memory_is_far_below_one_matrix() -> None:
 
 def extra() -> int:
     """Bytes that a large step takes beyond a small one."""
-    heads.CELLS = 2**18
+    heads.LOGITS_PER_BLOCK = 2**18
     step(1024, HEADS["adaptive"](), Long(), width=16)  # libraries take their working memory
     reset_process_peak()
     before = process_peak()

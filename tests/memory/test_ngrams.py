@@ -67,7 +67,7 @@ def by_eye(tokens: np.ndarray, place: int, seen: list[tuple[Counter, Counter]]) 
 @pytest.mark.parametrize("block, context", [(7, 0), (16, 16), (5, 40), (1000, 0)])
 def test_counts_of_the_text(block: int, context: int) -> None:
     known, documents = text(3000, 0), [text(90, 1), text(40, 2)]
-    target, total = read(TextNgrams(SuffixArray.of(known, WORDS), ORDERS), windows(documents, block, context))
+    target, total = read(TextNgrams(SuffixArray.build(known, WORDS), ORDERS), windows(documents, block, context))
     seen = [occurrences(known, order) for order in ORDERS]
     every = [by_eye(tokens, place, seen) for tokens in documents for place in range(len(tokens))]
     for found, expected in ((target, [one for one, _ in every]), (total, [one for _, one in every])):
@@ -93,7 +93,7 @@ def test_counts_of_the_document(block: int, context: int) -> None:
 @pytest.mark.parametrize("kind", ["text", "document"])
 def test_entries_are_the_counts_of_every_token(kind: str) -> None:
     known, tokens = text(3000, 0), text(60, 5)
-    memory: Ngrams = TextNgrams(SuffixArray.of(known, WORDS), ORDERS) if kind == "text" else DocumentNgrams(ORDERS)
+    memory: Ngrams = TextNgrams(SuffixArray.build(known, WORDS), ORDERS) if kind == "text" else DocumentNgrams(ORDERS)
     *before, last = windows([tokens], 16, 8)
     for window in before:
         memory.write(window)
@@ -121,7 +121,7 @@ def test_the_suffix_array_is_sorted(dtype: type) -> None:
     """Of a text that can only be read, as memory-mapped ones."""
     tokens = (text(2000, 5) % 200).astype(dtype)
     tokens.flags.writeable = False
-    order = SuffixArray.of(tokens, WORDS).order
+    order = SuffixArray.build(tokens, WORDS).order
     assert sorted(order.tolist()) == list(range(2000))
     assert all(tokens[a:].tolist() < tokens[b:].tolist() for a, b in pairwise(order.tolist()))
 

@@ -79,8 +79,8 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
     if request.param == "cuda":
         pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
     module = importlib.import_module(f"trime.memory.objective.blockwise_{request.param}")
-    monkeypatch.setattr(blockwise, "kernels", lambda product: module if product.dtype == torch.float32 else None)
-    for name in ("add_masses", "slopes"):
+    monkeypatch.setattr(blockwise, "kernels_for", lambda product: module if product.dtype == torch.float32 else None)
+    for name in ("add_masses", "score_gradients"):
         monkeypatch.setattr(module, name, noted.hear(getattr(module, name)))
     return noted
 

@@ -13,10 +13,10 @@ import torch
 from omegaconf import DictConfig
 
 from tests.memory.test_retrieval import QUERY, built, stored
-from trime.memory.retrieval.ray_cluster import Cluster, check_room
+from trime.memory.retrieval.ray_cluster import RaySearch, check_resources
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.datastore import searching
+from trime.stages.datastore import open_search
 from trime.types import UserError
 
 ray = pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
@@ -33,9 +33,9 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
     """Also when one was killed. One that comes back and finds its part gone is not one that finds nothing near."""
     monkeypatch.setattr("trime.memory.retrieval.ray_cluster.QUERIES", 8)  # several batches are under way at once
     parts = built(stored(tmp_path), 3, factory, "ip")
-    workers = Cluster(parts, probe=3, device="cpu", address=None, cores=1)
+    workers = RaySearch(parts, nprobe=3, device="cpu", address=None, cores=1)
     score, number = workers.nearest(QUERY, 30)
-    for local in (searching(parts, 3), built(parts[0].store, 1, factory, "ip")[0].search(3)):
+    for local in (open_search(parts, 3), built(parts[0].store, 1, factory, "ip")[0].search(3)):
         theirs = local.nearest(QUERY, 30)
         assert torch.allclose(score, theirs[0], atol=1e-5) and torch.equal(number.sort()[0], theirs[1].sort()[0])
     assert workers.kind == ("approximate" if factory else "exact")
@@ -55,9 +55,9 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
 
 def test_what_cannot_be_is_told() -> None:
     with pytest.raises(UserError, match="lower"):
-        check_room([{"CPU": 2.0}], 3, {"num_cpus": 1, "num_gpus": 0})
+        check_resources([{"CPU": 2.0}], 3, {"num_cpus": 1, "num_gpus": 0})
     with pytest.raises(UserError, match="room for 0"):  # of eight cores in all, no machine has five
-        check_room([{"CPU": 4.0}, {"CPU": 4.0}], 1, {"num_cpus": 5, "num_gpus": 0})
+        check_resources([{"CPU": 4.0}, {"CPU": 4.0}], 1, {"num_cpus": 5, "num_gpus": 0})
 
 
 def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
@@ -65,7 +65,7 @@ def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
     common = ("experiment=trime_ext", "mixture=none", "index=cells", "index.factory=Cells16", "index.probe=4")
     config = tiny(*common, "index.parts=3", "index.engine=ray")
     there, index = losses_of(config), Plan(config).index
-    assert index is not None and isinstance(index.search(), Cluster)
+    assert index is not None and isinstance(index.search(), RaySearch)
     here = losses_of(tiny(*common))
     assert there == pytest.approx(here, rel=1e-5) and len(here) == 5  # of keys that tie for the last place, any may be taken
 
@@ -79,4 +79,4 @@ def losses_of(config: DictConfig) -> list[float]:
 def test_a_wrong_address_is_told(tiny: Callable[..., DictConfig]) -> None:
     ray.shutdown()
     with pytest.raises(UserError, match="no Ray cluster answers"):
-        Cluster([], 1, "cpu", "127.0.0.1:1", 1)
+        RaySearch([], 1, "cpu", "127.0.0.1:1", 1)

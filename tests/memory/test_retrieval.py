@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from trime.memory.retrieval import faiss_index
-from trime.memory.retrieval.datastore import mass_of
-from trime.memory.retrieval.faiss_index import Faiss, fill_faiss, learn_faiss
-from trime.memory.retrieval.ivf import Cells, fill_cells, learn_cells
-from trime.memory.retrieval.search import Blocks, CachedSearch, Exact, found_of
-from trime.memory.retrieval.sharded import Part, build_parts, check_factory, parts_of
+from trime.memory.retrieval.datastore import retrieved_mass
+from trime.memory.retrieval.faiss_index import FaissSearch, fill_faiss, train_faiss
+from trime.memory.retrieval.ivf import IVFSearch, fill_ivf, train_ivf
+from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, recall_of
+from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_into_parts
 from trime.memory.retrieval.streaming_topk import StreamingTopK
-from trime.stages.datastore import numbered, searching
+from trime.stages.datastore import complete_factory, open_search
 from trime.types import UserError
 
 KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
@@ -36,14 +36,14 @@ def broken() -> Iterator[torch.Tensor]:
 
 def build_faiss(given: Blocks, factory: str, metric: str, file: Path, bar: Mock) -> None:
     learned = file.with_name("learned.faiss")
-    learn_faiss(given, len(KEYS), 8, factory, metric, learned)
+    train_faiss(given, len(KEYS), 8, factory, metric, learned)
     fill_faiss(given, metric, learned, file, bar)
 
 
 def build_cells(given: Blocks, cells: int, metric: str, folder: Path) -> None:
     learned = folder / "learned.npy"
-    learn_cells(given, len(KEYS), 8, cells, metric, learned)
-    fill_cells(given, metric, learned, folder, Mock())
+    train_ivf(given, len(KEYS), 8, cells, metric, learned)
+    fill_ivf(given, metric, learned, folder, Mock())
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
@@ -55,11 +55,11 @@ def test_a_killed_index_goes_on(factory: str, every: int, metric: str, tmp_path:
     calls = iter([blocks, broken] if factory != "Flat" else [broken])
     with pytest.raises(SystemExit):
         build_faiss(lambda: next(calls)(), factory, metric, file, bar)
-    assert Faiss(file, metric, 4).index.ntotal == 1400 if every == 500 else not file.exists()
+    assert FaissSearch(file, metric, 4).index.ntotal == 1400 if every == 500 else not file.exists()
     bar.reset_mock()
     build_faiss(blocks, factory, metric, file, bar)
     build_faiss(blocks, factory, metric, whole, Mock())
-    resumed, unbroken = (Faiss(path, metric, 4).nearest(QUERY, 10) for path in (file, whole))
+    resumed, unbroken = (FaissSearch(path, metric, 4).nearest(QUERY, 10) for path in (file, whole))
     assert torch.equal(resumed[0], unbroken[0]) and torch.equal(resumed[1], unbroken[1])
     assert sum(call.args[0] for call in bar.update.call_args_list) == len(KEYS)
     assert not list(tmp_path.glob("*.partial"))
@@ -68,7 +68,7 @@ def test_a_killed_index_goes_on(factory: str, every: int, metric: str, tmp_path:
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 def test_a_flat_index_is_exact_search(metric: str, tmp_path: Path) -> None:
     build_faiss(blocks, "Flat", metric, tmp_path / "flat.faiss", Mock())
-    found, exact = Faiss(tmp_path / "flat.faiss", metric, 1), Exact(blocks, metric, rows=333)
+    found, exact = FaissSearch(tmp_path / "flat.faiss", metric, 1), ExactSearch(blocks, metric, rows=333)
     assert found.kind == exact.kind == "exact"
     for ours, theirs in zip(found.nearest(QUERY, 12), exact.nearest(QUERY, 12), strict=True):
         assert torch.allclose(ours.double(), theirs.double(), atol=1e-4)
@@ -78,12 +78,12 @@ def test_a_flat_index_is_exact_search(metric: str, tmp_path: Path) -> None:
 def test_more_cells_find_more(factory: str, tmp_path: Path) -> None:
     """Also where keys are reduced first."""
     build_faiss(blocks, factory, "l2", tmp_path / "index.faiss", Mock())
-    one, all_ = (Faiss(tmp_path / "index.faiss", "l2", probe).nearest(QUERY, 20)[0] for probe in (1, 16))
+    one, all_ = (FaissSearch(tmp_path / "index.faiss", "l2", nprobe).nearest(QUERY, 20)[0] for nprobe in (1, 16))
     assert (one <= all_).all() and (one < all_).any(1).float().mean() > 0.5
 
 
 def test_queries_that_come_twice_are_searched_once() -> None:
-    inner = Mock(wraps=Exact(blocks, "ip"), kind="exact")
+    inner = Mock(wraps=ExactSearch(blocks, "ip"), kind="exact")
     once = CachedSearch(inner)
     first, again = once.nearest(QUERY, 5), once.nearest(QUERY.clone(), 5)
     assert torch.equal(first[1], again[1]) and inner.nearest.call_count == 1
@@ -97,10 +97,10 @@ def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
     """Also where there are fewer than k, and where scores are equal or minus infinity."""
     scores = torch.randn(9, 3000, generator=torch.Generator().manual_seed(2)).round(decimals=1)
     scores[0, 5:] = -torch.inf
-    largest = StreamingTopK(9, k)
+    topk = StreamingTopK(9, k)
     for start in range(0, 3000, 333):
-        largest.take(scores[:, start : start + 333], start)
-    found, number = largest.best()
+        topk.add(scores[:, start : start + 333], start)
+    found, number = topk.result()
     best = scores.topk(min(k, 3000), 1).values
     assert torch.equal(found[:, :3000], best) and found[:, 3000:].eq(-torch.inf).all()
     there = found > -torch.inf
@@ -112,16 +112,16 @@ def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 def test_all_cells_are_exact_search(metric: str, tmp_path: Path) -> None:
     build_cells(blocks, 16, metric, tmp_path)
-    exact = Exact(blocks, metric).nearest(QUERY, 40)
-    found = Cells(tmp_path, metric, 99).nearest(QUERY, 40)
-    assert torch.allclose(found[0], exact[0], atol=1e-4) and found_of(exact[1], found[1]) > 0.99  # near ties may swap
-    shares = [found_of(exact[1], Cells(tmp_path, metric, probe).nearest(QUERY, 40)[1]) for probe in (1, 4, 12)]
-    assert shares == sorted(shares) and shares[-1] > 0.9 and Cells(tmp_path, metric, 1).kind == "approximate"
+    exact = ExactSearch(blocks, metric).nearest(QUERY, 40)
+    found = IVFSearch(tmp_path, metric, 99).nearest(QUERY, 40)
+    assert torch.allclose(found[0], exact[0], atol=1e-4) and recall_of(exact[1], found[1]) > 0.99  # near ties may swap
+    shares = [recall_of(exact[1], IVFSearch(tmp_path, metric, nprobe).nearest(QUERY, 40)[1]) for nprobe in (1, 4, 12)]
+    assert shares == sorted(shares) and shares[-1] > 0.9 and IVFSearch(tmp_path, metric, 1).kind == "approximate"
 
 
 def test_a_cell_with_fewer_keys_than_asked_for(tmp_path: Path) -> None:
     build_cells(blocks, 16, "ip", tmp_path)
-    score, number = Cells(tmp_path, "ip", 1).nearest(QUERY, 2000)
+    score, number = IVFSearch(tmp_path, "ip", 1).nearest(QUERY, 2000)
     missing = number < 0
     assert missing.any(1).all() and torch.equal(missing, score.isinf()) and score[:, :20].isfinite().all()
 
@@ -152,10 +152,10 @@ def test_numbers_that_a_factory_string_leaves_out() -> None:
         ("OPQ_IVF_PQ", "OPQ64_IVF1024_PQ64"),
         ("IVF_HNSW32_SQ8", "IVF1024_HNSW32_SQ8"),
     ):
-        assert numbered(given, 10**6, 128) == whole
+        assert complete_factory(given, 10**6, 128) == whole
         if whole and not whole.startswith("Cells"):
             check_factory(whole, 10**6, 128, "ip")
-    assert numbered("IVF_Flat", 200, 16) == "IVF5_Flat"
+    assert complete_factory("IVF_Flat", 200, 16) == "IVF5_Flat"
 
 
 def test_bad_cells_are_told(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_bad_cells_are_told(tmp_path: Path) -> None:
     build_cells(blocks, 16, "ip", tmp_path)
     (tmp_path / "key.npy").write_bytes((tmp_path / "key.npy").read_bytes()[:9000])
     with pytest.raises(UserError, match="run stage datastore"):
-        Cells(tmp_path, "ip", 1)
+        IVFSearch(tmp_path, "ip", 1)
 
 
 def test_faiss_without_a_device_says_so(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_faiss_without_a_device_says_so(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(UserError, match="faiss-gpu"):
-        Faiss(tmp_path / "flat.faiss", "ip", 1, "cuda")
+        FaissSearch(tmp_path / "flat.faiss", "ip", 1, "cuda")
 
 
 def test_the_mass_of_entries_is_that_of_their_softmax() -> None:
@@ -186,8 +186,8 @@ def test_the_mass_of_entries_is_that_of_their_softmax() -> None:
     token = torch.randint(0, 9, (50, 300), generator=random)
     target, divisor = torch.randint(0, 9, (50,), generator=random), torch.tensor([0.3, 1.0, 8.0])
     score[0], score[1, 5:], target[2], score[3, token[3] == target[3]] = -torch.inf, -torch.inf, 99, -200.0
-    found = mass_of(score, token, target, divisor)
-    expected = mass_of(score.double(), token, target, divisor.double())
+    found = retrieved_mass(score, token, target, divisor)
+    expected = retrieved_mass(score.double(), token, target, divisor.double())
     for ours, theirs in ((found.target, expected.target), (found.total, expected.total)):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
     assert found.target[:, 2].eq(-torch.inf).all() and found.total[:, 0].eq(-torch.inf).all()
@@ -199,21 +199,21 @@ def test_the_mass_of_entries_is_that_of_their_softmax() -> None:
 def test_parts_find_what_one_index_finds(factory: str | None, metric: str, tmp_path: Path) -> None:
     """They share centroids and codes: the cells that a query visits hold the same keys, in however many parts."""
     store = stored(tmp_path)
-    found = [searching(built(store, count, factory, metric), probe=3).nearest(QUERY, 30) for count in (1, 3, 7)]
+    found = [open_search(built(store, count, factory, metric), nprobe=3).nearest(QUERY, 30) for count in (1, 3, 7)]
     for score, number in found[1:]:
-        assert torch.allclose(score, found[0][0], atol=1e-5) and found_of(found[0][1], number) == 1
+        assert torch.allclose(score, found[0][0], atol=1e-5) and recall_of(found[0][1], number) == 1
 
 
 def test_a_killed_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts that are whole stay; bytes are those of an unbroken build."""
-    store, fill = stored(tmp_path), Part.fill
-    parts = parts_of(store, 3, folder_of(tmp_path / "killed"), "Cells16", "ip")
+    store, fill = stored(tmp_path), IndexPart.fill
+    parts = split_into_parts(store, 3, folder_of(tmp_path / "killed"), "Cells16", "ip")
     monkeypatch.setattr(
-        Part, "fill", lambda part, *given: fill(part, *given) if part.first < 2000 else broken().throw(SystemExit)
+        IndexPart, "fill", lambda part, *given: fill(part, *given) if part.first < 2000 else broken().throw(SystemExit)
     )
     with pytest.raises(SystemExit):
         build_parts(parts, tmp_path / "killed", Mock())
-    monkeypatch.setattr(Part, "fill", fill)
+    monkeypatch.setattr(IndexPart, "fill", fill)
     when = (parts[0].folder / "key.npy").stat().st_mtime_ns
     build_parts(parts, tmp_path / "killed", bar := Mock())
     assert (parts[0].folder / "key.npy").stat().st_mtime_ns == when
@@ -231,9 +231,9 @@ def stored(folder: Path) -> Path:
     return store
 
 
-def built(store: Path, count: int, factory: str | None, metric: str) -> list[Part]:
+def built(store: Path, count: int, factory: str | None, metric: str) -> list[IndexPart]:
     folder = folder_of(store.parent / f"index-{count}")
-    parts = parts_of(store, count, folder, factory, metric)
+    parts = split_into_parts(store, count, folder, factory, metric)
     build_parts(parts, folder, Mock())
     return parts
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from trime.mixtures.adaptive import LEARNED, Adaptive
 from trime.mixtures.calibrated import Calibrated
-from trime.mixtures.experts import POOR, UNKNOWN, Evidence, History, Mixture, mixed
+from trime.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, Evidence, History, Mixture, log_mixture
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.mixture import folds, scored
@@ -45,7 +45,7 @@ def fitted(kind: int, evidence: Evidence, seed: int = 0) -> tuple[Mixture, torch
 def test_weights_sum_to_one_over_what_knows_something(kind: int) -> None:
     mixture, _ = fitted(kind, drawn(1200, 6))
     other = drawn(300, 3, seed=1)
-    history = History(mixture.decays).of_text(other)
+    history = History(mixture.decays).text_features(other)
     weights = mixture.log_weights(other.total, history).exp()
     torch.testing.assert_close(weights.sum(1), torch.ones(300))
     assert not weights[other.total.isinf()].any() and bool((weights[:, 0] > 0).all())
@@ -58,7 +58,7 @@ def test_a_fit_helps_on_text_it_did_not_see(kind: int) -> None:
     other = drawn(4000, 8, seed=1)
     found, even = -scored(mixture, other).mean(), torch.where(other.total.isfinite(), 0.0, -torch.inf).log_softmax(1)
     assert found < -other.log_probability[:, 0].mean() - 0.3
-    assert found < -mixed(even, other.log_probability).mean() - (0.0 if kind == 1 else 0.05)
+    assert found < -log_mixture(even, other.log_probability).mean() - (0.0 if kind == 1 else 0.05)
     assert abs(-dev.mean() - found) < 0.05
 
 
@@ -70,7 +70,7 @@ def test_a_fit_is_deterministic_and_is_kept(kind: int) -> None:
     three = KINDS[kind]()
     three.memories = {"memory": 2}
     three.load(two.state())
-    assert torch.equal(scored(one, evidence), scored(three, evidence)) and one.described()
+    assert torch.equal(scored(one, evidence), scored(three, evidence)) and one.describe()
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
@@ -96,7 +96,7 @@ def test_history_is_a_mean_that_decays() -> None:
     decays, found = (0.0, 0.8, 1.0), torch.randn(700, 2) * 8
     document = torch.tensor([0] * 400 + [1] * 300)
     evidence = Evidence(found, torch.zeros(700, 2), document)
-    whole = History(decays).of_text(evidence)
+    whole = History(decays).text_features(evidence)
     pieces = History(decays)
     parts = [
         pieces.features(int(document[i]), found[i : i + 7])
@@ -106,13 +106,15 @@ def test_history_is_a_mean_that_decays() -> None:
     ]
     torch.testing.assert_close(torch.cat(parts[:57]), whole[:399])
     expected = []
-    for number, value in enumerate(found.clamp(min=POOR)):
+    for number, value in enumerate(found.clamp(min=HISTORY_FLOOR)):
         begin = 0 if number < 400 else 400
-        past = found[begin:number].clamp(min=POOR)
+        past = found[begin:number].clamp(min=HISTORY_FLOOR)
         row = []
         for decay in decays:
             share = torch.tensor([decay ** (number - begin - 1 - i) for i in range(number - begin)])
-            row.append((share[:, None] * past).sum(0) / share.sum() if number > begin else torch.full_like(value, UNKNOWN))
+            row.append(
+                (share[:, None] * past).sum(0) / share.sum() if number > begin else torch.full_like(value, HISTORY_DEFAULT)
+            )
         expected.append(torch.cat(row))
     torch.testing.assert_close(whole, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
@@ -134,7 +136,7 @@ def test_online_goes_on_learning_from_what_was_scored() -> None:
     shifted = shifted._replace(target=shifted.target.roll(1, 1) + shifted.total - shifted.total.roll(1, 1).nan_to_num(neginf=0))
     shifted = Evidence(shifted.target.nan_to_num(neginf=-60), shifted.total.nan_to_num(neginf=0), shifted.document)
     before = -scored(mixture, shifted).mean()
-    mixture.learns, history = True, History(mixture.decays).of_text(shifted)
+    mixture.learns, history = True, History(mixture.decays).text_features(shifted)
     for start in range(0, 3000, 100):
         mixture.learn(shifted.take(slice(start, start + 100)), history[start : start + 100])
     assert -scored(mixture, shifted).mean() < before - 0.02 and math.isfinite(before)
@@ -146,11 +148,11 @@ def test_a_copy_on_a_device_learns_alone(kind: int) -> None:
     mixture, _ = fitted(kind, evidence)
     before = scored(mixture, evidence)
     mixture.learns = kind == 0
-    other, history = mixture.on(torch.device("cpu")), History(mixture.decays).of_text(evidence)
+    other, history = mixture.to(torch.device("cpu")), History(mixture.decays).text_features(evidence)
     assert torch.equal(scored(other, evidence), before)
     other.learn(evidence, history)
     assert torch.equal(scored(mixture, evidence), before) and torch.equal(scored(other, evidence), before) == (kind != 0)
-    there = mixture.on(torch.device("meta"))
+    there = mixture.to(torch.device("meta"))
     assert {part.device.type for part in there.parameters.values()} == {"meta"}
     assert there.log_weights(evidence.total.to("meta"), history.to("meta")).shape == evidence.total.shape
 

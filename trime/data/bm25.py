@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import compiled, on_threads
+from trime.kernels.numba_kernels import numba_jit, run_kernel
 from trime.types import Tensor
 
 ROWS, COLUMNS = 512, 2**14  # of scores that are held at once: 32 MiB
@@ -69,7 +69,7 @@ def terms_of(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndar
     return edges, flat[:total].copy(), count[:total].copy(), df[order]
 
 
-@compiled()
+@numba_jit()
 def count_segments(flat, cuts, df):  # type: ignore[no-untyped-def]
     """In how many segments each term stands."""
     seen = np.full(len(df), -1, np.int64)
@@ -80,7 +80,7 @@ def count_segments(flat, cuts, df):  # type: ignore[no-untyped-def]
                 df[term] += 1
 
 
-@compiled()
+@numba_jit()
 def count_terms(flat, number, cuts, edges, count):  # type: ignore[no-untyped-def]
     """In place: each segment's part of ``flat`` becomes its different terms by number, one segment after the other."""
     total = 0
@@ -107,7 +107,7 @@ def block_of(terms: Terms, known: int, frequent: int, low: int, high: int) -> Bl
     return Block(torch.from_numpy(dense), start.astype(np.int32), segment, rare)
 
 
-@compiled()
+@numba_jit()
 def fill(edges, term, impact, dense, place, segment, rare):  # type: ignore[no-untyped-def]
     """Every impact to its column, or to where its term's next posting goes (``place``)."""
     frequent = dense.shape[1]
@@ -138,11 +138,11 @@ def nearest(
         rows = slice(low, low + ROWS)
         asked, found = np.asarray(queries[rows], np.int64), (number[rows], score[rows])
         weight = torch.zeros(len(asked), index.frequent)
-        on_threads(fill_weights, *index.terms[:3], asked, weight)
+        run_kernel(fill_weights, *index.terms[:3], asked, weight)
         for place, block in enumerate(index.blocks):
             sums = weight @ block.dense.T
             left_out = hidden[rows], limit[rows]
-            on_threads(finish, *index.terms[:3], asked, index.frequent, *block[1:], place * COLUMNS, *left_out, sums, *found)
+            run_kernel(finish, *index.terms[:3], asked, index.frequent, *block[1:], place * COLUMNS, *left_out, sums, *found)
         arrange(*found)
     return number, score
 
@@ -153,7 +153,7 @@ def own_scores(terms: Terms, queries: np.ndarray) -> np.ndarray:
     return sums[terms.edges[queries + 1]] - sums[terms.edges[queries]]
 
 
-@compiled()
+@numba_jit()
 def fill_weights(edges, term, count, queries, weight):  # type: ignore[no-untyped-def]
     """How often each frequent term stands in the queries."""
     for row in range(len(queries)):
@@ -162,7 +162,7 @@ def fill_weights(edges, term, count, queries, weight):  # type: ignore[no-untype
                 weight[row, term[j]] = count[j]
 
 
-@compiled(parallel=True, reorder=True)
+@numba_jit(parallel=True, reorder=True)
 def finish(  # type: ignore[no-untyped-def]
     edges, term, count, queries, frequent, start, segment, impact, low, hidden, limit, sums, number, score
 ):
@@ -180,7 +180,7 @@ def finish(  # type: ignore[no-untyped-def]
         keep_best(own, low, number[row], score[row])
 
 
-@compiled(reorder=True)
+@numba_jit(reorder=True)
 def keep_best(own, low, number, score):  # type: ignore[no-untyped-def]
     """Into the heap goes what scores above its worst; lanes first, for a maximum over neighbours is no vector instruction."""
     most = np.empty(LANES, np.float32)
@@ -199,7 +199,7 @@ def keep_best(own, low, number, score):  # type: ignore[no-untyped-def]
                 replace_worst(score, number, part[i], low + first + i)
 
 
-@compiled()
+@numba_jit()
 def offer(part, lane, low, number, score):  # type: ignore[no-untyped-def]
     """A lane's scores to the heap."""
     for i in range(lane, len(part) - len(part) % LANES, LANES):
@@ -207,7 +207,7 @@ def offer(part, lane, low, number, score):  # type: ignore[no-untyped-def]
             replace_worst(score, number, part[i], low + i)
 
 
-@compiled()
+@numba_jit()
 def replace_worst(score, number, new, place):  # type: ignore[no-untyped-def]
     """Puts a segment into a heap in place of its worst: the lowest score, of equal ones the last."""
     hole, size = 0, len(score)
@@ -222,13 +222,13 @@ def replace_worst(score, number, new, place):  # type: ignore[no-untyped-def]
     score[hole], number[hole] = new, place
 
 
-@compiled()
+@numba_jit()
 def before(score, number, one, other):  # type: ignore[no-untyped-def]
     """One entry stands before another: it scores higher, or the same and comes first."""
     return score[one] > score[other] or (score[one] == score[other] and number[one] < number[other])
 
 
-@compiled()
+@numba_jit()
 def arrange(number, score):  # type: ignore[no-untyped-def]
     """Heaps to lists, the best first, equal ones by number."""
     for row in range(len(number)):

@@ -1,4 +1,4 @@
-"""Rows whose mixture was fitted on valid: the vocabulary and a list of memories, by one of trime.mixtures."""
+"""Rows whose mixture of the vocabulary and a list of memories is fitted on valid (trime.mixtures)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import ClassVar
 import torch
 
 from trime.memory.base import Window
-from trime.mixtures.experts import Evidence, History, Mixture, evidence_of, mixed
+from trime.mixtures.experts import Evidence, History, Mixture, log_mixture, stack_evidence
 from trime.types import Float, Mass, Tensor
 
 
 @dataclass(frozen=True)
 class FittedRow:
-    """``fitted`` is None before the mixture was fitted."""
+    """A row with a fitted mixture; ``fitted`` is None until the mixture has been fitted."""
 
     kind: str  # of mixture: adaptive, calibrated
     joint: tuple[str, ...]  # the memories
     temperatures: tuple[float, ...]
     sizes: tuple[int, ...] = (0,)
     fitted: Mixture | None = None
-    online: bool = False  # goes on learning from scored tokens
+    online: bool = False  # keeps learning from scored tokens
 
-    asks_experts: ClassVar[bool] = True
+    uses_experts: ClassVar[bool] = True
 
     @property
     def memories(self) -> set[str]:
@@ -39,30 +39,30 @@ class FittedRow:
         return self.kind
 
     def choices(self) -> list[dict[str, float]]:
-        """The settings of axis a: there is nothing left to choose."""
+        """Return the settings along axis a: a single one, since nothing is left to choose."""
         return [{}]
 
-    def divisors(self, joint_scale: float, layer_scale: float) -> list[float]:
-        """All divisors of raw similarities, those of the experts in order."""
+    def divisors(self, joint_scale: float, interpolation_scale: float) -> list[float]:
+        """Return the divisors of raw similarities, in the order of the experts."""
         return [joint_scale * t for t in self.temperatures]
 
     def mixture_on(self, device: torch.device) -> Mixture:
-        """Return a copy of the fitted mixture on a device; what it learns there stays with it."""
-        assert self.fitted is not None, "a mixture that was not fitted yet"
-        return self.fitted.on(device)
+        """Return a copy of the fitted mixture on a device, which keeps to itself what it learns."""
+        assert self.fitted is not None, "the mixture has not been fitted yet"
+        return self.fitted.to(device)
 
-    def reading(self) -> Reading:
-        """What scores a text, window by window."""
-        return Reading(self)
+    def window_scorer(self) -> FittedScorer:
+        """Return a scorer for the windows of one pass over a text."""
+        return FittedScorer(self)
 
 
-class Reading:
-    """Scores windows in stream order; ``evidence`` and ``log_weights`` [n e] are what the experts said of the last one."""
+class FittedScorer:
+    """Scores windows in stream order; ``evidence`` and ``log_weights`` [n e] are of the window scored last."""
 
     evidence: Evidence
 
     def __init__(self, row: FittedRow):
-        assert row.fitted is not None, "a mixture that was not fitted yet"
+        assert row.fitted is not None, "the mixture has not been fitted yet"
         self.row, self.history = row, History(row.fitted.decays)
         self.mixture: Mixture | None = None
         self.log_weights = torch.empty(0)
@@ -72,13 +72,13 @@ class Reading:
         document = window.query.place.document
         if self.mixture is None:
             self.mixture = self.row.mixture_on(document.device)
-        evidence = self.evidence = evidence_of(window.vocabulary, {name: masses[name] for name in self.row.joint}, document)
-        found = evidence.log_probability
-        history = self.history.features(int(document[0]), found)
+        evidence = self.evidence = stack_evidence(window.vocabulary, {name: masses[name] for name in self.row.joint}, document)
+        log_probability = evidence.log_probability
+        history = self.history.features(int(document[0]), log_probability)
         self.log_weights = self.mixture.log_weights(evidence.total, history)
         self.mixture.learn(evidence, history)
-        return mixed(self.log_weights, found)[None, None]
+        return log_mixture(self.log_weights, log_probability)[None, None]
 
-    def of_vocabulary(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
-        """Return the log of the part of P(target) that the vocabulary gives, of the window that was scored last."""
+    def vocabulary_log_prob(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+        """Return the log of the vocabulary's part of P(target) for the window scored last."""
         return (self.log_weights[:, 0] + self.evidence.log_probability[:, 0])[None, None]

@@ -1,7 +1,7 @@
-"""Continues a text token by token: windows, memories and mixture are those of evaluation, so that its probabilities are too.
+"""Continue a text token by token, with the windows, memories and mixture of evaluation, and hence its probabilities.
 
-A window's tokens are read again for each new one; a window that is full goes into the long memory, and what the rows of
-a backbone carry goes on from there.
+A window's tokens are encoded again for each new one; a full window is written to the long memory and advances the state of
+a stateful backbone.
 """
 
 from __future__ import annotations
@@ -13,200 +13,210 @@ from typing import NamedTuple
 
 import torch
 
-from trime.evaluation.attribution import Attribution, Experts, experts_of, fitted_spread, spread
+from trime.evaluation.attribution import (
+    Attribution,
+    ExpertDistributions,
+    expert_distributions,
+    fitted_attribution,
+    grid_attribution,
+)
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row, scales
 from trime.memory.base import Entries, Memory, Window
-from trime.mixtures.experts import Evidence, History, evidence_of
+from trime.mixtures.experts import Evidence, History, stack_evidence
 from trime.models.attention_trace import AttentionTrace
 from trime.models.network import Network
 from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
 
 
 @dataclass(frozen=True)
-class Choice:
-    """How the next token is chosen: the likeliest (``temperature`` 0), or drawn from the smallest set that holds ``top_p``."""
+class TokenSampler:
+    """Choose the most probable token (``temperature`` 0), or sample from the smallest set with probability ``top_p`` in all."""
 
     temperature: float = 1.0
     top_p: float = 1.0
 
     def __call__(self, probability: Float[Tensor, " v"], generator: torch.Generator) -> int:
-        """A token."""
+        """Return the number of a token."""
         if not self.temperature:
             return int(probability.argmax())
         sharpened = (probability.log() / self.temperature).softmax(0)
         ordered, token = sharpened.sort(descending=True)
-        kept = ordered.masked_fill(ordered.cumsum(0) - ordered >= self.top_p, 0)
-        return int(token[torch.multinomial(kept.cpu(), 1, generator=generator)])
+        nucleus = ordered.masked_fill(ordered.cumsum(0) - ordered >= self.top_p, 0)
+        return int(token[torch.multinomial(nucleus.cpu(), 1, generator=generator)])
 
 
 @dataclass(frozen=True)
-class Windows:
-    """``block`` tokens are new in a window; up to ``context`` earlier ones stand before them."""
+class WindowLengths:
+    """Lengths in tokens: a window has ``block`` new ones, after up to ``context`` earlier ones."""
 
     block: int
     context: int
 
 
 class Step(NamedTuple):
-    """A token, how its probability came about, and the entries of each memory."""
+    """A generated token, the attribution of the distribution it was chosen from, and the entries of each memory."""
 
     token: int
-    spread: Attribution
-    found: dict[str, Entries]
-    looked: AttentionTrace | None = None  # where attention went in layers that carry something on
+    attribution: Attribution
+    entries: dict[str, Entries]
+    attention: AttentionTrace | None = None  # of layers that attend to earlier segments
 
 
 class Continuation:
-    """A text, and what a row of a table knows when its next token is due."""
+    """A text that grows, with the model, memories and mixture of one row of a table."""
 
     def __init__(
         self,
         network: Network,
         row: Row | FittedRow,
         memories: dict[str, Memory],
-        windows: Windows,
+        windows: WindowLengths,
         start: int,
         vocabulary: int,
         scaled_interpolation: bool = True,
     ):
         self.network, self.row, self.memories = network, row, memories
-        self.windows, self.start, self.scaled = windows, start, scaled_interpolation
-        self.vocabulary = vocabulary  # an output layer may have more rows
+        self.windows, self.start, self.scaled_interpolation = windows, start, scaled_interpolation
+        self.vocabulary = vocabulary  # number of tokens: an output layer may have more rows
         self.device = next(network.parameters()).device
         self.tokens: list[int] = []
-        network.tell()
-        self.state = None  # what the backbone carries from the windows before
+        network.record_attention()
+        self.state = None  # of the backbone, after the previous windows
         self.mixture = row.mixture_on(self.device) if isinstance(row, FittedRow) else None
         self.history = History(self.mixture.decays) if self.mixture else None
-        self.learned = copy.deepcopy(self.history)  # as of the windows that the mixture has learned from
-        self.told = 0  # tokens that the history knows
-        self.experts: Experts | None = None  # what was said of the token that is due
+        self.learned_history = copy.deepcopy(self.history)  # of the windows that the mixture has learned from
+        self.history_length = 0  # tokens that the history has seen
+        self.experts: ExpertDistributions | None = None  # for the next token
         for memory in memories.values():
             memory.reset()
 
     @torch.no_grad()
     def read(self, tokens: list[int]) -> None:
-        """Adds known tokens."""
-        for left, token in zip(range(len(tokens), 0, -1), tokens, strict=True):
-            if self.history and self.experts is not None and self.told == len(self.tokens):
+        """Append known tokens."""
+        for remaining, token in zip(range(len(tokens), 0, -1), tokens, strict=True):
+            if self.history and self.experts is not None and self.history_length == len(self.tokens):
                 self.history.features(0, self.experts.log_probability(token)[None].float())
-                self.told += 1
+                self.history_length += 1
             self.tokens.append(token)
             self.experts = None
             if len(self.tokens) % self.windows.block == 0:
-                self.close(forgotten=left > 2 * self.windows.block and self.forgets)
+                self.close_window(skip_history=remaining > 2 * self.windows.block and self.history_decays)
 
     @property
-    def forgets(self) -> bool:
-        """What the history knows of a window does not matter a window later, and nothing else is learned from it."""
+    def history_decays(self) -> bool:
+        """True where the history of a window has no influence a window later, and nothing else is learned from it."""
         if self.mixture is None or self.mixture.learns:
             return False
         return max(self.mixture.decays, default=0) ** self.windows.block < 1e-9
 
     @property
     def first(self) -> int:
-        """The first new token of this window."""
+        """Return the position of the first new token of the current window."""
         return len(self.tokens) // self.windows.block * self.windows.block
 
-    def encoded(self, first: int) -> Window:
-        """The window whose new tokens begin at ``first``, the last one's token unknown (-1) where it is due."""
+    def encode_window(self, first: int) -> Window:
+        """Encode the window whose new tokens begin at ``first``; the target of the text's last token is unknown (-1)."""
         begin = max(0, first - self.windows.context)
-        given = [self.tokens[begin - 1] if begin else self.start, *self.tokens[begin:]]
-        followed = [*self.tokens[begin:], -1]
-        length = min(len(given), first + self.windows.block - begin)
-        inputs = torch.tensor([given[:length]], device=self.device)
+        inputs = [self.tokens[begin - 1] if begin else self.start, *self.tokens[begin:]]
+        targets = [*self.tokens[begin:], -1]
+        length = min(len(inputs), first + self.windows.block - begin)
         fresh = torch.tensor([first == 0], device=self.device)
-        encoding, self.after = self.network.backbone(inputs, self.state, fresh)
+        encoding, self.next_state = self.network.backbone(
+            torch.tensor([inputs[:length]], device=self.device), self.state, fresh
+        )
         self.f = encoding.f[0]
         position = torch.arange(begin, begin + length, device=self.device)
         place = TokenPosition(torch.zeros_like(position), torch.full_like(position, first // self.windows.block), position)
-        contexts = Contexts(encoding.g[0].float(), torch.tensor(followed[:length], device=self.device), place)
-        none = contexts.g.new_zeros(length - (first - begin))
-        return Window(contexts, first - begin, Mass(none, none))
+        contexts = Contexts(encoding.g[0].float(), torch.tensor(targets[:length], device=self.device), place)
+        zeros = contexts.g.new_zeros(length - (first - begin))
+        return Window(contexts, first - begin, Mass(zeros, zeros))
 
-    def close(self, forgotten: bool = False) -> None:
-        """Ends a full window: its new contexts go into the memories that fill; ``forgotten``: the history need not know."""
+    def close_window(self, skip_history: bool = False) -> None:
+        """Write the new contexts of a full window to the memories, and update the history unless ``skip_history``."""
         filling = [memory for memory in self.memories.values() if memory.fills]
-        if not (filling or self.network.is_stateful or (self.history and not forgotten)):
-            self.told = len(self.tokens)
+        if not (filling or self.network.is_stateful or (self.history and not skip_history)):
+            self.history_length = len(self.tokens)
             return
-        window = self.encoded(len(self.tokens) - self.windows.block)
+        window = self.encode_window(len(self.tokens) - self.windows.block)
         if self.network.is_stateful:
-            self.state = self.after
-        if self.history and not forgotten:
-            evidence = self.tell(window, self.memories)
-            if self.mixture and self.learned and self.mixture.learns:  # window by window, as in evaluation
-                self.mixture.learn(evidence, self.learned.features(0, evidence.log_probability))
+            self.state = self.next_state
+        if self.history and not skip_history:
+            evidence = self.update_history(window, self.memories)
+            if self.mixture and self.learned_history and self.mixture.learns:  # window by window, as in evaluation
+                self.mixture.learn(evidence, self.learned_history.features(0, evidence.log_probability))
         else:
-            self.told = len(self.tokens)
+            self.history_length = len(self.tokens)
             divisor = window.contexts.g.new_tensor([scales(window.contexts.g.shape[1], True)[0]])
             for memory in filling:
-                memory.evidence(window, divisor)  # their attention decides what a policy keeps
+                memory.evidence(window, divisor)  # attention scores decide what an eviction policy keeps
         for memory in filling:
             memory.write(window)
 
-    def tell(self, window: Window, memories: dict[str, Memory]) -> Evidence:
-        """Let the history know what the experts said of a window's tokens that it does not know yet; return it of all."""
+    def update_history(self, window: Window, memories: dict[str, Memory]) -> Evidence:
+        """Add the window's tokens that the history has not seen; return the experts' evidence for all of them."""
         assert isinstance(self.row, FittedRow) and self.history
         targets = window.query.token
         mass = self.network.vocabulary_mass(self.f[window.context : window.context + len(targets)], targets)
-        divisor = window.contexts.g.new_tensor(self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled)))
-        every = {name: memories[name].experts(window, divisor) for name in self.row.joint}
-        sized = {name: Mass(found.target[-1:], found.total[-1:]) for name, found in every.items()}
-        evidence = evidence_of(mass, sized, window.query.place.document)
-        self.history.features(0, evidence.log_probability[max(self.told - window.scored_from, 0) :])
-        self.told = window.scored_from + len(targets)
+        divisor = window.contexts.g.new_tensor(
+            self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled_interpolation))
+        )
+        masses = {name: memories[name].experts(window, divisor) for name in self.row.joint}
+        largest = {name: Mass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
+        evidence = stack_evidence(mass, largest, window.query.place.document)
+        self.history.features(0, evidence.log_probability[max(self.history_length - window.scored_from, 0) :])
+        self.history_length = window.scored_from + len(targets)
         return evidence
 
     @torch.no_grad()
     def next(self) -> tuple[Attribution, dict[str, Entries]]:
-        """The probability of the next token, and what the memories show."""
-        window = self.encoded(self.first)
-        if self.history and self.told < len(self.tokens):  # in copies of the memories, which this must not change
+        """Return the attributed distribution of the next token, and the entries of the memories."""
+        window = self.encode_window(self.first)
+        if self.history and self.history_length < len(self.tokens):  # with copies of the memories, which must not change here
             read = window._replace(contexts=window.contexts.take(slice(0, -1)))
-            self.tell(read, {name: copy.deepcopy(own) if own.fills else own for name, own in self.memories.items()})
-        found = {name: self.memories[name].entries(window) for name in sorted(self.row.memories)}
-        some = torch.zeros(1, dtype=torch.long, device=self.device)
-        mass = self.network.vocabulary_mass(self.f[-1:], some)
+            memories = {name: copy.deepcopy(memory) if memory.fills else memory for name, memory in self.memories.items()}
+            self.update_history(read, memories)
+        entries = {name: self.memories[name].entries(window) for name in sorted(self.row.memories)}
+        any_token = torch.zeros(1, dtype=torch.long, device=self.device)
+        mass = self.network.vocabulary_mass(self.f[-1:], any_token)
         vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + mass.total.double()  # type: ignore[operator]
         width = window.contexts.g.shape[1]
         if isinstance(self.row, Row):
-            return spread(self.row, vocabulary, found, width, self.scaled, mass.gate), found
-        self.experts = experts_of(self.row, vocabulary, found, width, self.scaled)
-        return self.weighed(self.row, self.experts), found
+            return grid_attribution(self.row, vocabulary, entries, width, self.scaled_interpolation, mass.gate), entries
+        self.experts = expert_distributions(self.row, vocabulary, entries, width, self.scaled_interpolation)
+        return self.mix(self.row, self.experts), entries
 
-    def weighed(self, row: FittedRow, experts: Experts) -> Attribution:
-        """The mixture of what the experts say."""
+    def mix(self, row: FittedRow, experts: ExpertDistributions) -> Attribution:
+        """Mix the experts' distributions of the next token with the fitted mixture's weights."""
         assert self.mixture is not None and self.history
         unknown = experts.total.new_zeros(1, len(experts.total), dtype=torch.float)
-        known = copy.deepcopy(self.history).features(0, unknown)  # before the token that is due
-        return fitted_spread(row, experts, self.mixture.log_weights(experts.total[None].float(), known)[0])
+        features = copy.deepcopy(self.history).features(0, unknown)  # before the next token
+        return fitted_attribution(row, experts, self.mixture.log_weights(experts.total[None].float(), features)[0])
 
-    def generate(self, count: int, choice: Choice, seed: int, stop: int | None = None) -> Iterator[Step]:
-        """Up to ``count`` tokens, or as far as ``stop``."""
+    def generate(self, count: int, sampler: TokenSampler, seed: int, stop: int | None = None) -> Iterator[Step]:
+        """Generate up to ``count`` tokens, ending with the token ``stop``."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(count):
-            found, entries = self.next()
-            token = choice(found.whole[: self.vocabulary], generator)
-            yield Step(token, found, entries, self.network.looked())
+            attribution, entries = self.next()
+            token = sampler(attribution.probability[: self.vocabulary], generator)
+            yield Step(token, attribution, entries, self.network.attention_trace())
             if token == stop:
                 return
             self.read([token])
 
 
-def attended(step: Step, count: int) -> list[tuple[str, float, int]]:
-    """The tokens to which attention gave most, as ``strongest`` has entries; position 0 is the start before them all."""
-    best = step.looked.best(count + 1) if step.looked else []
+def top_attention(step: Step, count: int) -> list[tuple[str, float, int]]:
+    """Return the most attended tokens in the form of ``top_entries``; position 0, the start symbol, is left out."""
+    best = step.attention.top(count + 1) if step.attention else []
     return [("attention", share, position - 1) for share, position in best if position][:count]
 
 
-def strongest(step: Step, count: int) -> list[tuple[str, float, int]]:
-    """The entries that gave most to a step's token: memory, share of its probability, place."""
-    every = [
+def top_entries(step: Step, count: int) -> list[tuple[str, float, int]]:
+    """Return the entries that contribute most to a step's token: memory, share of its probability, place."""
+    contributions = [
         (name, float(weight[entry]), int(entries.place[entry]))
-        for name, entries in step.found.items()
-        for weight in (step.spread.weights[name].masked_fill(entries.token != step.token, 0),)
+        for name, entries in step.entries.items()
+        for weight in (step.attribution.weights[name].masked_fill(entries.token != step.token, 0),)
         for entry in weight.topk(min(count, len(weight))).indices.tolist()
     ]
-    return sorted((own for own in every if own[1] > 0), key=lambda own: -own[1])[:count]
+    return sorted((one for one in contributions if one[1] > 0), key=lambda one: -one[1])[:count]

@@ -1,4 +1,4 @@
-"""What a memory costs: its time, and the most that it held."""
+"""The cost of a memory: its time and its peak size."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trime.memory.base import Entries, Memory, Window
 from trime.types import Float, Mass, Tensor
 
 
-class Metered(Memory):
-    """Another memory that is timed: answers are its own; ``seconds`` is how long they took, ``most`` the most bytes held."""
+class MeteredMemory(Memory):
+    """A wrapper around a memory that records ``seconds``, the time of its calls, and ``peak_bytes``."""
 
     def __init__(self, memory: Memory):
-        self.memory, self.seconds, self.most = memory, 0.0, 0
-        self.sizes, self.own_experts = memory.sizes, memory.own_experts
+        self.memory, self.seconds, self.peak_bytes = memory, 0.0, 0
+        self.sizes, self.expert_names = memory.sizes, memory.expert_names
         self.looks_ahead, self.fills, self.remembers_all = memory.looks_ahead, memory.fills, memory.remembers_all
 
     def reset(self) -> None:
@@ -33,25 +33,25 @@ class Metered(Memory):
 
     def write(self, window: Window) -> None:
         self.timed(self.memory.write, window)
-        self.most = max(self.most, self.memory.bytes)
+        self.peak_bytes = max(self.peak_bytes, self.memory.bytes)
 
     def entries(self, window: Window) -> Entries:
         return self.memory.entries(window)
 
     @property
     def bytes(self) -> int:
-        return self.most
+        return self.peak_bytes
 
-    def timed(self, function: Any, *given: Any) -> Any:
-        """Call a function; what it took counts."""
+    def timed(self, function: Any, *arguments: Any) -> Any:
+        """Call a function and add its duration to ``seconds``."""
         started = now()
-        result = function(*given)
+        result = function(*arguments)
         self.seconds += now() - started
         return result
 
 
 def now() -> float:
-    """Return seconds, after the device has done what it was told."""
+    """Return the time in seconds, after all work queued on the device is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

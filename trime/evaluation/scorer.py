@@ -1,4 +1,4 @@
-"""Scores encoded windows with memories, a window at a time: the pass that tune and evaluate make."""
+"""Score encoded windows with memories, one window at a time: the pass of the stages tune and evaluate."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from trime.evaluation.rows import Row, scales
 from trime.memory.base import Memory, Window
 from trime.types import Float, Mass, Tensor
 
-AHEAD = 4096  # queries at least that a memory is asked at once, where it can be
+AHEAD = 4096  # minimum number of queries per lookahead, for memories that allow it
 
 
-class Found(NamedTuple):
-    """What memories know of a window: of each, the mass under every divisor, and under its own experts if it has such."""
+class WindowMasses(NamedTuple):
+    """The masses of a window by memory: under every divisor, and under the memory's own experts where it has any."""
 
     evidence: dict[str, Mass]
     experts: dict[str, Mass]
 
 
 class Scorer:
-    """Evidence of every memory for a window, and every row's score from it.
+    """Queries every memory for each window and scores every row from the answers.
 
-    ``jumps_clear`` is the published code's quirk: memories are lost where a window does not follow the last.
+    ``jumps_clear`` is the published code's quirk: memories are cleared where a window does not follow the previous one.
     """
 
     def __init__(
@@ -35,84 +35,88 @@ class Scorer:
         scaled_interpolation: bool,
         jumps_clear: bool = False,
     ):
-        self.rows, self.memories = rows, {name: memories[name] for name in memories if name in names_of(rows)}
+        self.rows, self.memories = rows, {name: memories[name] for name in memories if name in memory_names(rows)}
         self.scaled_interpolation, self.jumps_clear = scaled_interpolation, jumps_clear
 
     def scores(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
-        """For each window in stream order, log P(target) of each row over its grid."""
-        readings = [row.reading() for row in self.rows]
+        """Yield each window in stream order with log P(target) of each row over its grid."""
+        scorers = [row.window_scorer() for row in self.rows]
         for window, masses in self.masses(windows):
-            yield window, [reading(window, own) for reading, own in zip(readings, masses, strict=True)]
+            yield window, [scorer(window, row_masses) for scorer, row_masses in zip(scorers, masses, strict=True)]
 
     def masses(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[dict[str, Mass]]]]:
-        """For each window in stream order, what each row is told of its memories: masses [s t n]."""
+        """Yield each window in stream order with the masses [s t n] of each row's memories."""
         self.reset()
         expected = 0
-        for window, ahead in self.looked_ahead(windows):
+        for window, ahead in self.with_lookahead(windows):
             if self.jumps_clear and window.scored_from != expected:
                 self.reset()
             expected = window.scored_from + len(window.query.token)
             divisors = self.divisors(window.contexts.g.shape[1])
-            every = torch.tensor(sorted({divisor for own in divisors for divisor in own}), device=window.contexts.g.device)
-            found = self.found(window, every, ahead)
-            yield window, [self.chosen(found, row, every, own) for row, own in zip(self.rows, divisors, strict=True)]
+            distinct = torch.tensor(sorted({value for values in divisors for value in values}), device=window.contexts.g.device)
+            masses = self.query_memories(window, distinct, ahead)
+            yield window, [self.row_masses(masses, row, distinct, own) for row, own in zip(self.rows, divisors, strict=True)]
             for memory in self.memories.values():
                 memory.write(window)
 
     def reset(self) -> None:
-        """Forget what was read."""
+        """Reset all memories."""
         for memory in self.memories.values():
             memory.reset()
 
     def divisors(self, width: int) -> list[list[float]]:
+        """Return each row's divisors of raw similarities, for keys of a width."""
         return [row.divisors(*scales(width, self.scaled_interpolation)) for row in self.rows]
 
-    def looked_ahead(self, windows: Iterator[Window]) -> Iterator[tuple[Window, dict[str, Any]]]:
-        """Each window with what memories found that can be asked for many windows at once."""
-        asked = {name: memory for name, memory in self.memories.items() if memory.looks_ahead}
-        for group in grouped(windows, AHEAD if asked else 1):
-            found = {name: memory.ahead(group) for name, memory in asked.items()}
-            yield from ((window, {name: own[number] for name, own in found.items()}) for number, window in enumerate(group))
+    def with_lookahead(self, windows: Iterator[Window]) -> Iterator[tuple[Window, dict[str, Any]]]:
+        """Yield each window with the results of memories that can be queried for many windows at once."""
+        queried = {name: memory for name, memory in self.memories.items() if memory.looks_ahead}
+        for group in group_windows(windows, AHEAD if queried else 1):
+            results = {name: memory.ahead(group) for name, memory in queried.items()}
+            for number, window in enumerate(group):
+                yield window, {name: result[number] for name, result in results.items()}
 
-    def found(self, window: Window, every: Float[Tensor, " t"], ahead: dict[str, Any]) -> Found:
-        """What each memory says of a window."""
-        result = Found({}, {})
+    def query_memories(self, window: Window, divisors: Float[Tensor, " t"], ahead: dict[str, Any]) -> WindowMasses:
+        """Query each memory for a window, under every divisor or under its own experts, as the rows need."""
+        result = WindowMasses({}, {})
         for name, memory in self.memories.items():
-            given = window, every, ahead.get(name)
-            if any(name in row.memories and row.asks_experts for row in self.rows) and memory.own_experts:
-                result.experts[name] = memory.experts(*given)
-            if any(name in row.memories and not (row.asks_experts and memory.own_experts) for row in self.rows):
-                result.evidence[name] = memory.evidence(*given)
+            arguments = window, divisors, ahead.get(name)
+            if any(name in row.memories and row.uses_experts for row in self.rows) and memory.expert_names:
+                result.experts[name] = memory.experts(*arguments)
+            if any(name in row.memories and not (row.uses_experts and memory.expert_names) for row in self.rows):
+                result.evidence[name] = memory.evidence(*arguments)
         return result
 
-    def chosen(self, found: Found, row: Row | FittedRow, every: Tensor, divisors: list[float]) -> dict[str, Mass]:
-        """The masses of the row's memories at its own divisors and memory sizes, in the row's order."""
-        index = torch.searchsorted(every, torch.tensor(divisors, device=every.device))
+    def row_masses(
+        self, masses: WindowMasses, row: Row | FittedRow, distinct: Tensor, divisors: list[float]
+    ) -> dict[str, Mass]:
+        """Select the masses of a row's memories at the row's divisors and memory sizes, in the row's order."""
+        index = torch.searchsorted(distinct, torch.tensor(divisors, device=distinct.device))
         result = {}
         for name in row.memories:
-            memory, own = self.memories[name], row.asks_experts and bool(self.memories[name].own_experts)
-            mass = found.experts[name] if own else found.evidence[name]
+            memory, has_experts = self.memories[name], row.uses_experts and bool(self.memories[name].expert_names)
+            mass = masses.experts[name] if has_experts else masses.evidence[name]
             if memory.sizes != Memory.sizes:
                 sizes = [memory.sizes.index(size) for size in row.sizes]
                 mass = Mass(mass.target[sizes], mass.total[sizes])
-            result[name] = mass if own else Mass(mass.target[:, index], mass.total[:, index])
+            result[name] = mass if has_experts else Mass(mass.target[:, index], mass.total[:, index])
         return result
 
 
-def names_of(rows: Sequence[Row | FittedRow]) -> set[str]:
-    """The memories that some row names."""
+def memory_names(rows: Sequence[Row | FittedRow]) -> set[str]:
+    """Return the names of all memories of some rows."""
     return set().union(*(row.memories for row in rows))
 
 
-def grouped(windows: Iterator[Window], queries: int) -> Iterator[list[Window]]:
-    """Windows of so many queries together, or of one more."""
+def group_windows(windows: Iterator[Window], queries: int) -> Iterator[list[Window]]:
+    """Yield lists of consecutive windows with at least ``queries`` scored contexts in all; the last may have fewer."""
     group: list[Window] = []
-    held = 0
+    count = 0
     for window in windows:
         group.append(window)
-        held += len(window.vocabulary.total)
-        if held >= queries:
+        count += len(window.vocabulary.total)
+        if count >= queries:
             yield group
-            group, held = [], 0
+            group, count = [], 0
     if group:
         yield group

@@ -1,1 +1,1 @@
-"""Eviction policies (Attendre section 3.1): which entries a full memory keeps. One file and one yaml add one."""
+"""Eviction policies (Attendre section 3.1): which entries a full memory keeps. A new policy is one file and one yaml."""

@@ -1,8 +1,8 @@
-"""What an eviction policy is: scores of entries, given at insertion and renewed by attention; the best are kept.
+"""The interface of eviction policies: entries are scored at insertion, attention updates the scores, the best are kept.
 
-A step of a memory: new entries are admitted at an initial score, the best of old and new stay, queries
-attend to them block by block, and what they saw settles the scores. Rows ``b`` are independent; a memory
-whose heads keep sets of their own folds heads into rows.
+In one step of a memory, new entries are admitted at an initial score, the best of old and new entries are kept,
+queries attend to them block by block, and the accumulated attention then updates the scores. Rows ``b`` are
+independent; a memory whose heads keep separate entries folds the heads into rows.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from trime.eviction.initial import Initial
-from trime.eviction.reading import Reading
+from trime.eviction.reading import ScoreTransform
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
 
 class Summary(NamedTuple):
-    """What the queries of a step have seen so far; it grows block by block."""
+    """The attention that the queries of a step have paid to each entry so far, accumulated block by block."""
 
     value: Float[Tensor, "b m"]
     seen: Bool[Tensor, "b m"]  # entries that count as attended
@@ -25,36 +25,39 @@ class Summary(NamedTuple):
 
 
 class EvictionPolicy:
-    """Keeps the highest scores. ``newest_first``: of equal scores the newer entry stays, else the older."""
+    """Base class of policies; this one keeps the entries of the highest scores, which attention does not change.
 
-    by_attention: ClassVar[bool] = True  # false: scores of attention change nothing
-    is_window: ClassVar[bool] = False  # what it keeps are the last entries, without gaps
+    ``newest_first``: of entries with equal scores the newest is kept, otherwise the oldest.
+    """
+
+    uses_attention: ClassVar[bool] = True  # false: attention does not change the scores
+    is_window: ClassVar[bool] = False  # true: always keeps the last entries, without gaps
 
     def __init__(self, initial: Initial, newest_first: bool = True):
         self.initial, self.newest_first = initial, newest_first
 
     def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-        """Scores of entries about to enter, float64."""
+        """Return the initial scores of new entries, in float64; position -1 is no entry."""
         return self.initial(ranking, position)
 
     def begin(self, ranking: Ranking) -> Summary:
-        """An empty step."""
+        """Return the empty summary with which a step begins."""
         return Summary(torch.zeros_like(ranking.score), torch.zeros_like(ranking.attended), torch.full_like(ranking.clock, -1))
 
     def observe(self, summary: Summary, block: AttentionBlock) -> Summary:
-        """Adds what a block of queries saw."""
+        """Return the summary with a block of queries added; an empty block changes nothing."""
         return self.accumulate(summary, block) if block.position.shape[1] else summary
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        """The summary with a block of at least one query; here, attention changes nothing but the clock."""
-        return summary._replace(last=latest(summary, block))
+        """Return the summary with a block of at least one query added; here only the last position changes."""
+        return summary._replace(last=last_position(summary, block))
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
-        """Scores after a step; here, what was seen has its new value."""
+        """Return the scores after a step; here attended entries take the value of the summary."""
         return torch.where(summary.seen, summary.value, ranking.score)
 
     def finalize(self, ranking: Ranking, summary: Summary) -> Ranking:
-        """Ends the step; one without queries changes nothing."""
+        """Return the ranking after a step; a step without queries changes nothing."""
         changed = (summary.last >= 0)[:, None] & (ranking.position >= 0)
         return ranking._replace(
             score=torch.where(changed, self.update_scores(ranking, summary), ranking.score),
@@ -63,30 +66,30 @@ class EvictionPolicy:
         )
 
 
-class ByScore(EvictionPolicy):
-    """A policy over attention scores, read as ``reading`` says and pooled over heads."""
+class AttentionScorePolicy(EvictionPolicy):
+    """A policy over attention scores, which ``reading`` transforms before they are pooled over heads."""
 
-    def __init__(self, initial: Initial, reading: Reading, newest_first: bool = True):
+    def __init__(self, initial: Initial, reading: ScoreTransform, newest_first: bool = True):
         super().__init__(initial, newest_first)
         self.reading = reading
 
 
-def latest(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:
-    """Largest position of a query up to and with this block."""
+def last_position(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:
+    """Return the largest position of a query, this block included."""
     return torch.maximum(summary.last, block.position.amax(1))
 
 
-def used(block: AttentionBlock, top_k: int | None, of_all: int | None) -> Bool[Tensor, "b h q m"]:
-    """Return the entries that each query retrieved, or with ``top_k`` the best so many of them.
+def retrieved_entries(block: AttentionBlock, top_k: int | None, of_all: int | None) -> Bool[Tensor, "b h q m"]:
+    """Return the mask of entries that each query retrieved; ``top_k`` limits it to the best of them.
 
-    A memory without a top-k of its own retrieves all that is seen, of which the ``of_all`` best count; null: all of it.
+    A memory without a top-k of its own retrieves every visible entry; of these the ``of_all`` best count (null: all).
     """
     hits = block.seen if block.retrieved is None else block.retrieved & block.seen
     count = of_all if top_k is None and block.retrieved is None else top_k
-    return hits if count is None else hits & largest(block.score, count)
+    return hits if count is None else hits & topk_mask(block.score, count)
 
 
-def largest(score: Float[Tensor, "b h q m"], k: int) -> Bool[Tensor, "b h q m"]:
-    """The ``k`` largest of each row, or all where there are no more."""
+def topk_mask(score: Float[Tensor, "b h q m"], k: int) -> Bool[Tensor, "b h q m"]:
+    """Return the mask of the ``k`` largest scores along the last axis, or of all where there are fewer."""
     index = score.topk(min(k, score.shape[-1]), dim=-1).indices
     return torch.zeros_like(score, dtype=torch.bool).scatter(-1, index, True)

@@ -7,9 +7,9 @@ from trime.eviction.initial import OwnPosition
 
 
 class FIFO(EvictionPolicy):
-    """The newest entries stay, whatever attention does."""
+    """A policy that keeps the newest entries, whatever their attention."""
 
-    by_attention = False
+    uses_attention = False
     is_window = True
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Scores of entries about to enter a memory (Attendre section 3.1), chosen apart from the policy."""
+"""Initial scores of new entries (Attendre section 3.1), chosen independently of the policy."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from trime.types import Float, Int, Ranking, Tensor
 
 @runtime_checkable
 class Initial(Protocol):
+    """A rule for the initial scores of new entries."""
+
     def __call__(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-        """Scores, float64, from what the memory holds."""
+        """Return initial scores in float64, given the ranking of the entries in memory."""
         ...
 
 
 class OwnPosition:
-    """The entry's own position: as if it had been used when it was made."""
+    """The entry's own position, as if the entry had been used when it was written."""
 
     def __call__(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         return position.double()
 
 
 class Constant:
-    """The same for every entry."""
+    """The same score for every entry."""
 
     def __init__(self, value: float = 0.0):
         self.value = value
@@ -34,7 +36,7 @@ class Constant:
 
 
 class BelowMean:
-    """Mean - ``c`` standard deviations of the scores that the row's memory holds, 0 where it is empty."""
+    """The mean of the scores in the row's memory minus ``c`` standard deviations; 0 where the memory is empty."""
 
     def __init__(self, c: float):
         self.c = c

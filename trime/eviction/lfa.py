@@ -1,31 +1,31 @@
-"""Least frequently attended: scores add up over all queries, older ones decay (Attendre section 3.1)."""
+"""Least frequently attended: scores are summed over all queries, and older ones decay (Attendre section 3.1)."""
 
 from __future__ import annotations
 
 import torch
 
-from trime.eviction.base import ByScore, Summary, latest
+from trime.eviction.base import AttentionScorePolicy, Summary, last_position
 from trime.eviction.initial import Initial
-from trime.eviction.reading import Reading
+from trime.eviction.reading import ScoreTransform
 from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 
-class LFA(ByScore):
-    """Score = sum over queries and heads of exp(-``gamma`` (p - q)) score, p the last query's position, q the own one.
+class LFA(AttentionScorePolicy):
+    """Sum exp(-``gamma`` (p - q)) score over queries and heads, at positions q up to the last one, p.
 
-    ``replaces``: the first attention takes the place of the initial score, instead of adding to it.
+    ``replaces``: the first attention replaces the initial score instead of adding to it. ValueError if gamma < 0.
     """
 
     def __init__(
-        self, initial: Initial, reading: Reading, gamma: float = 0.0, replaces: bool = False, newest_first: bool = True
+        self, initial: Initial, reading: ScoreTransform, gamma: float = 0.0, replaces: bool = False, newest_first: bool = True
     ):
         super().__init__(initial, reading, newest_first)
         if gamma < 0:
-            raise ValueError(f"eviction.gamma={gamma}: older queries weigh less, not more: choose 0 or above")
+            raise ValueError(f"eviction.gamma={gamma}: older queries must not weigh more than newer ones: choose 0 or above")
         self.gamma, self.replaces = gamma, replaces
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        last = latest(summary, block)
+        last = last_position(summary, block)
         weight = self.decay(last[:, None] - block.position)[:, None, :, None]
         score = (weight * self.reading(block)).masked_fill(~block.seen, 0.0).sum((1, 2))
         value = self.decay(last - summary.last)[:, None] * summary.value + score
@@ -39,4 +39,5 @@ class LFA(ByScore):
         return old + summary.value
 
     def decay(self, distance: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the factor by which scores shrink over a distance in tokens."""
         return torch.exp(-self.gamma * distance.double())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trime.eviction.base import EvictionPolicy, Summary, latest, used
+from trime.eviction.base import EvictionPolicy, Summary, last_position, retrieved_entries
 from trime.eviction.initial import Initial
 from trime.types import AttentionBlock, Float, Ranking, Tensor
 
@@ -12,9 +12,9 @@ UNITS = ("step", "query", "query_head")
 
 
 class LFU(EvictionPolicy):
-    """``count``: one for every step, every query, or every query of every head that retrieved the entry.
+    """Count the retrievals of each entry; ``count`` names the unit: steps, queries, or queries of each head.
 
-    What the memory's own top-k retrieved counts; ``top_k``, ``of_all``: see ``used``.
+    ``top_k`` and ``of_all`` decide what counts as retrieved (see ``retrieved_entries``). ValueError for another unit.
     """
 
     def __init__(
@@ -31,9 +31,9 @@ class LFU(EvictionPolicy):
         self.top_k, self.count, self.of_all = top_k, count, of_all
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        hit = used(block, self.top_k, self.of_all)
+        hit = retrieved_entries(block, self.top_k, self.of_all)
         times = hit.sum((1, 2)) if self.count == "query_head" else hit.any(1).sum(1)
-        return Summary(summary.value + times, summary.seen | (times > 0), latest(summary, block))
+        return Summary(summary.value + times, summary.seen | (times > 0), last_position(summary, block))
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         times = summary.seen.double() if self.count == "step" else summary.value

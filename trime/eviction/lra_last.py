@@ -1,19 +1,19 @@
-"""Least recently attended, last query: the score is what the step's last query thought of the entry (Attendre 3.1)."""
+"""Least recently attended, last query: the score that the step's last query gave to the entry (Attendre 3.1)."""
 
 from __future__ import annotations
 
 import torch
 
-from trime.eviction.base import ByScore, Summary, latest
+from trime.eviction.base import AttentionScorePolicy, Summary, last_position
 from trime.eviction.initial import Initial
-from trime.eviction.reading import Reading
+from trime.eviction.reading import ScoreTransform
 from trime.types import AttentionBlock
 
 
-class LRALast(ByScore):
-    """``heads``: the score is their sum or their max."""
+class LRALast(AttentionScorePolicy):
+    """Score entries by the last query of each step; ``heads``: the sum or the max over heads (else ValueError)."""
 
-    def __init__(self, initial: Initial, reading: Reading, heads: str = "sum", newest_first: bool = True):
+    def __init__(self, initial: Initial, reading: ScoreTransform, heads: str = "sum", newest_first: bool = True):
         super().__init__(initial, reading, newest_first)
         if heads not in ("sum", "max"):
             raise ValueError(f"eviction.heads={heads}: choose sum or max")
@@ -26,4 +26,4 @@ class LRALast(ByScore):
         pooled = score.masked_fill(~seen, 0.0).sum(1) if self.heads == "sum" else score.masked_fill(~seen, -torch.inf).amax(1)
         later = (last > summary.last)[:, None]
         value, hit = torch.where(later, pooled, summary.value), torch.where(later, seen.any(1), summary.seen)
-        return Summary(value, hit, latest(summary, block))
+        return Summary(value, hit, last_position(summary, block))

@@ -1,15 +1,15 @@
-"""Least recently attended, max: the score is the largest that a query of the step gave the entry (Attendre 3.1)."""
+"""Least recently attended, max: the largest score that a query of the step gave to the entry (Attendre 3.1)."""
 
 from __future__ import annotations
 
 import torch
 
-from trime.eviction.base import ByScore, Summary, latest
+from trime.eviction.base import AttentionScorePolicy, Summary, last_position
 from trime.types import AttentionBlock, Ranking
 
 
-class LRAMax(ByScore):
-    """Over all queries and heads; each step overwrites the last one."""
+class LRAMax(AttentionScorePolicy):
+    """Score entries by the maximum over the queries and heads of a step; each step overwrites the one before."""
 
     def begin(self, ranking: Ranking) -> Summary:
         empty = super().begin(ranking)
@@ -17,4 +17,6 @@ class LRAMax(ByScore):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         score = self.reading(block).masked_fill(~block.seen, -torch.inf).amax((1, 2))
-        return Summary(torch.maximum(summary.value, score), summary.seen | block.seen.any(2).any(1), latest(summary, block))
+        return Summary(
+            torch.maximum(summary.value, score), summary.seen | block.seen.any(2).any(1), last_position(summary, block)
+        )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from trime.eviction.base import EvictionPolicy, Summary, latest, used
+from trime.eviction.base import EvictionPolicy, Summary, last_position, retrieved_entries
 from trime.eviction.initial import Initial
 from trime.types import AttentionBlock
 
 
 class LRU(EvictionPolicy):
-    """Count what the memory's own top-k retrieved as used; ``top_k``, ``of_all``: see ``used``."""
+    """Score entries by their last retrieval; ``top_k`` and ``of_all`` decide what counts (see ``retrieved_entries``)."""
 
     def __init__(self, initial: Initial, top_k: int | None = None, newest_first: bool = True, of_all: int | None = None):
         super().__init__(initial, newest_first)
         self.top_k, self.of_all = top_k, of_all
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        hit = used(block, self.top_k, self.of_all).any(1)
+        hit = retrieved_entries(block, self.top_k, self.of_all).any(1)
         position = block.position[:, :, None].double().expand(hit.shape).masked_fill(~hit, -1.0).amax(1)
         seen = summary.seen | hit.any(1)
-        return Summary(torch.maximum(summary.value, position), seen, latest(summary, block))
+        return Summary(torch.maximum(summary.value, position), seen, last_position(summary, block))

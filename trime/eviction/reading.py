@@ -1,4 +1,4 @@
-"""How attention scores are read as importance (Attendre section 3.1 and its footnote): raw, softmax, clipped."""
+"""Transforms of attention scores into the importance of entries (Attendre section 3.1 and its footnote)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from trime.types import AttentionBlock, Float, Tensor
 
 
 @runtime_checkable
-class Reading(Protocol):
+class ScoreTransform(Protocol):
+    """A transform from the attention scores of a block to importance."""
+
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
-        """Importance, float64; what it says of an entry that a query does not see is not used."""
+        """Return the importance of each entry to each query, in float64; values of hidden entries are ignored."""
         ...
 
 
@@ -22,14 +24,14 @@ class Raw:
 
 
 class Softmax:
-    """The attention weight over all entries that the query sees."""
+    """The attention weight, by a softmax over all entries that the query sees."""
 
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
         return block.score.double().softmax(-1)
 
 
 class Clipped:
-    """The raw score, held within ``low`` and ``high``."""
+    """The raw score clamped to the range from ``low`` to ``high``; ValueError unless ``low`` is smaller."""
 
     def __init__(self, low: float, high: float):
         if low >= high:

@@ -1,4 +1,4 @@
-"""Attention sinks: the first entries of a document stay for good, first in first out for the others (StreamingLLM)."""
+"""Attention sinks: the first entries of a document always stay, the others are first in, first out (StreamingLLM)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from trime.types import Float, Int, Ranking, Tensor
 
 
 class Sink(EvictionPolicy):
-    """The first ``sinks`` entries of a row and the newest ones; the sinks count as part of the memory."""
+    """Keep the first ``sinks`` entries of a row and the newest others; sinks count towards the memory's size."""
 
-    by_attention = False
+    uses_attention = False
 
     def __init__(self, sinks: int = 4):
         super().__init__(OwnPosition())
         if sinks < 0:
-            raise ValueError(f"eviction.sinks={sinks} is no number of entries")
+            raise ValueError(f"eviction.sinks={sinks} must not be negative: it is a number of entries")
         self.sinks = sinks
 
     def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-        """Infinite for the first entries that were ever written to the row."""
+        """Return infinity for the first ``sinks`` entries ever written to the row, and positions for all others."""
         valid = position >= 0
-        number = ranking.written[:, None] + valid.cumsum(1) - 1
-        return super().admit(ranking, position).masked_fill(valid & (number < self.sinks), math.inf)
+        count = ranking.written[:, None] + valid.cumsum(1) - 1
+        return super().admit(ranking, position).masked_fill(valid & (count < self.sinks), math.inf)

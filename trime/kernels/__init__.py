@@ -1,1 +1,1 @@
-"""Kernels on the CPU: numba, matrix products, memory."""
+"""Fast computation on the CPU: numba kernels, the library of matrix products, and the reuse of memory."""

@@ -1,4 +1,4 @@
-"""What makes a CPU fast: matrix products by the library that suits it, and memory that is kept between two steps."""
+"""Settings that make a CPU fast: the library of matrix products, and memory that is reused between steps."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trime.types import Float, Tensor
 
-SHAPES = ((512, 256, 512), (64, 1024, 96), (33, 65, 17))  # rows, terms of a sum, columns
-EXACT = 2e-6  # relative, of float32 sums of so many terms; bfloat16's is 3e-3
-SHORT = 256  # keys up to which attention as whole matrices is faster where oneDNN multiplies; their memory grows with L^2
-TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of mallopt, from malloc.h
-KEPT = 2**29  # bytes at most that glibc keeps at the end of its heap
+PROBE_SHAPES = ((512, 256, 512), (64, 1024, 96), (33, 65, 17))  # of products that are tried: rows, terms of a sum, columns
+MAX_ERROR = 2e-6  # relative error of float32 sums of so many terms; bfloat16's is 3e-3
+MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with oneDNN; their memory grows with L^2
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # parameters of mallopt, from malloc.h
+TRIM_BYTES = 2**29  # bytes of free memory that glibc may keep at the end of its heap
 
 
 def prepare_cpu() -> None:
-    """For a process that computes on the CPU, once or more."""
-    choose_products()
-    keep_memory()
+    """Set up a process that computes on the CPU; may be called repeatedly."""
+    select_matmul()
+    keep_freed_memory()
 
 
-def choose_products() -> None:
-    """Lets oneDNN multiply float32 matrices instead of MKL, which is 2 to 4 times slower on processors of AMD.
+def select_matmul() -> None:
+    """Let oneDNN multiply float32 matrices instead of MKL, which is 2 to 4 times slower on AMD processors.
 
-    PyTorch does so at precision "medium", which allows bfloat16. oneDNN makes use of that only on processors with AMX;
-    there, as a product in float64 tells, nothing changes.
+    PyTorch does so at precision "medium", which allows bfloat16. oneDNN uses bfloat16 only on processors with AMX; there,
+    detected by a comparison with products in float64, the setting is left as it was.
     """
     if not torch.backends.mkldnn.is_available():
         return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
-    if max(error(*shape) for shape in SHAPES) > EXACT:
+    if max(matmul_error(*shape) for shape in PROBE_SHAPES) > MAX_ERROR:
         torch.set_float32_matmul_precision(before)
 
 
-def error(rows: int, terms: int, columns: int) -> float:
-    """The relative error of a product in float32."""
+def matmul_error(rows: int, terms: int, columns: int) -> float:
+    """Return the relative error of a product of random matrices in float32."""
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(rows, terms, generator=generator, dtype=torch.float64)
     b = torch.randn(terms, columns, generator=generator, dtype=torch.float64)
@@ -48,12 +48,12 @@ def error(rows: int, terms: int, columns: int) -> float:
     return float((a.float() @ b.float() - exact).norm() / exact.norm())
 
 
-def keep_memory() -> None:
-    """Has glibc keep what was freed: else every large tensor is new pages, which the system fills with zeros first."""
-    adjust = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if adjust:
-        adjust(MMAP_MAX, 0)
-        adjust(TRIM_THRESHOLD, KEPT)
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory; otherwise each large tensor needs new pages, which the system first fills with zeros."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        mallopt(MMAP_MAX, 0)
+        mallopt(TRIM_THRESHOLD, TRIM_BYTES)
 
 
 def attend(
@@ -65,7 +65,9 @@ def attend(
     causal: bool = False,
     scale: float | None = None,
 ) -> Float[Tensor, "... l e"]:
-    """PyTorch's softmax(q k^T / sqrt(e)) v, in the form that is faster here."""
-    whole = query.device.type == "cpu" and key.shape[-2] <= SHORT and torch.get_float32_matmul_precision() == "medium"
-    with sdpa_kernel(SDPBackend.MATH) if whole else nullcontext():
+    """Return softmax(q k^T / sqrt(e)) v by the faster of PyTorch's implementations; arguments are those of its function."""
+    use_math = (
+        query.device.type == "cpu" and key.shape[-2] <= MATH_MAX_KEYS and torch.get_float32_matmul_precision() == "medium"
+    )
+    with sdpa_kernel(SDPBackend.MATH) if use_math else nullcontext():
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal, scale=scale)

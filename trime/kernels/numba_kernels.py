@@ -1,4 +1,4 @@
-"""Loops over numbers, compiled by numba so that they become vector instructions: how kernels on the CPU are made and run."""
+"""How numba kernels are compiled and run, and the vectorised exponential that they share."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ ONE, HALF = np.float32(1), np.float32(0.5)
 P0, P1, P2, P3, P4, P5, P6 = (
     np.float32(c) for c in Chebyshev.interpolate(np.exp2, 6, [-0.5, 0.5]).convert(kind=Polynomial).coef
 )
-LEAST = np.float32(-87.0)  # e to that is the least normal number of float32
+MIN_EXPONENT = np.float32(-87.0)  # e^-87 is close to the smallest normal float32
 
 
-def compiled(parallel: bool = False, reorder: bool = False) -> Callable[[Any], Any]:
-    """What numba makes of a function as it is written, whatever an import hook has put around it.
+def numba_jit(parallel: bool = False, reorder: bool = False) -> Callable[[Any], Any]:
+    """Return a decorator that compiles a function by numba, without the wrapper of an import hook (shape checks in tests).
 
-    ``reorder`` lets sums be taken in another order, which vector instructions need.
+    ``reorder`` allows sums in another order, which vector instructions need.
     """
     fast = {"reassoc", "contract", "nsz"} if reorder else False
     return lambda function: njit(inspect.unwrap(function), parallel=parallel, fastmath=fast, cache=True)
 
 
-def on_threads(kernel: Any, *given: Any) -> Any:
-    """Runs a kernel on as many threads as PyTorch has; tensors are given as arrays over the same memory."""
-    most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    numba.set_num_threads(min(torch.get_num_threads(), most))
-    return kernel(*(part.detach().numpy() if isinstance(part, Tensor) else part for part in given))
+def run_kernel(kernel: Any, *arguments: Any) -> Any:
+    """Run a kernel on as many threads as PyTorch uses; tensors are passed as arrays that share their memory."""
+    max_threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    numba.set_num_threads(min(torch.get_num_threads(), max_threads))
+    return kernel(*(part.detach().numpy() if isinstance(part, Tensor) else part for part in arguments))
 
 
-@compiled()
+@numba_jit()
 def exponentials(x, scale, top, out, bits, power):  # type: ignore[no-untyped-def]
-    """out = e^(scale x - top), where that is not below e^-87. ``power`` is the memory of ``bits`` read as float32.
+    """Write max(e^(scale x - top), e^-87) to ``out``; ``power`` is a float32 view of the buffer ``bits``.
 
-    An exponent that is shifted to its place is a power of two; the rest is a polynomial.
+    The integer part of the exponent is shifted into the bits of a float; a polynomial computes the rest.
     """
     for j in range(len(x)):
-        scaled = max(x[j] * scale - top, LEAST) * LOG2_E
-        whole = np.floor(scaled + HALF)
-        r = scaled - whole
+        scaled = max(x[j] * scale - top, MIN_EXPONENT) * LOG2_E
+        integer = np.floor(scaled + HALF)
+        r = scaled - integer
         out[j] = P0 + r * (P1 + r * (P2 + r * (P3 + r * (P4 + r * (P5 + r * P6)))))
-        bits[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+        bits[j] = (np.int32(integer) + np.int32(127)) << np.int32(23)
     for j in range(len(x)):
         out[j] *= power[j]

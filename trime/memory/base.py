@@ -54,14 +54,14 @@ class Memory(ABC):
     ``looks_ahead``: it can be asked for many windows at once, for its answer does not depend on what was read before.
     ``fills``: what is read goes into it.
     ``remembers_all``: what it answers depends on the whole document so far, not on its last contexts.
-    ``own_experts``: the names of its experts, where it has its own in place of one for each temperature.
+    ``expert_names``: the names of its experts, where it has its own in place of one for each temperature.
     """
 
     sizes: list[int] = [0]
     looks_ahead = False
     fills = False
     remembers_all = False
-    own_experts: list[str] = []
+    expert_names: list[str] = []
 
     def reset(self) -> None:  # noqa: B027 (most memories hold nothing of what was read)
         """Forget what was read."""
@@ -75,7 +75,7 @@ class Memory(ABC):
         """Return the mass [s t n] of the window's targets, and in all, with similarities over each divisor."""
 
     def experts(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
-        """Return the mass [s e n] under each of the memory's experts: one for each divisor, unless ``own_experts``."""
+        """Return the mass [s e n] under each of the memory's experts: one for each divisor, unless ``expert_names``."""
         return self.evidence(window, divisor, ahead)
 
     def write(self, window: Window) -> None:  # noqa: B027

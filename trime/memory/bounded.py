@@ -1,7 +1,8 @@
-"""A memory of fixed size inside a layer, or for contexts: an eviction policy decides what stays.
+"""A memory of fixed size, inside a layer or for contexts, whose eviction policy decides which entries are kept.
 
-State goes in and comes out. Shapes never change: empty slots have position -1 and score -inf, survivors
-keep their slot, new entries take freed slots oldest first, and rows are reset one by one.
+The memory is functional: each operation takes a state and returns a new one. Shapes never change: empty slots have
+position -1 and score -inf, surviving entries keep their slots, new entries fill free slots oldest first, and each row can
+be reset by itself.
 """
 
 from __future__ import annotations
@@ -15,29 +16,22 @@ from trime.types import Bool, Int, Ranking, Tensor
 
 
 class MemoryState(NamedTuple):
-    """The state: what is stored, column by column [b m ...], and what the policy knows of it."""
+    """The entries of a memory as columns [b m ...], and the policy's ranking of them."""
 
     columns: tuple[Tensor, ...]
     ranking: Ranking
 
 
-class Evicted(NamedTuple):
-    """What had to go, oldest first, padded with position -1 (there the columns mean nothing)."""
-
-    columns: tuple[Tensor, ...]
-    position: Int[Tensor, "b n"]
-
-
 class BoundedMemory:
-    """Keeps the ``size`` entries that its policy scores highest; at size 0 all that enters leaves at once."""
+    """A memory of the ``size`` entries that its policy scores highest; ValueError if ``size`` is negative."""
 
     def __init__(self, size: int, policy: EvictionPolicy):
         if size < 0:
-            raise ValueError(f"memory_size={size}: the number of entries that a memory holds, at least 0")
+            raise ValueError(f"memory_size={size} must be at least 0: it is the number of entries that a memory holds")
         self.size, self.policy = size, policy
 
     def empty(self, columns: tuple[Tensor, ...]) -> MemoryState:
-        """Nothing stored, for columns [b n ...] of that kind."""
+        """Return a state without entries for columns [b n ...] of the same shapes and types."""
         b, device, m = len(columns[0]), columns[0].device, self.size
         none = torch.full((b, m), -1, dtype=torch.long, device=device)
         scores = torch.full((b, m), -torch.inf, dtype=torch.float64, device=device)
@@ -45,120 +39,88 @@ class BoundedMemory:
         ranking = Ranking(none, scores, none >= 0, clock, torch.zeros_like(clock))
         return MemoryState(tuple(column.new_zeros(b, m, *column.shape[2:]) for column in columns), ranking)
 
-    def reset(self, held: MemoryState, rows: Bool[Tensor, " b"]) -> MemoryState:
-        """Rows without their entries, the columns zero."""
-        old, none = held.ranking, rows[:, None]
+    def reset(self, state: MemoryState, rows: Bool[Tensor, " b"]) -> MemoryState:
+        """Return the state with the given rows emptied and their columns set to zero."""
+        old, slots = state.ranking, rows[:, None]
         ranking = Ranking(
-            old.position.masked_fill(none, -1),
-            old.score.masked_fill(none, -torch.inf),
-            old.attended & ~none,
+            old.position.masked_fill(slots, -1),
+            old.score.masked_fill(slots, -torch.inf),
+            old.attended & ~slots,
             old.clock.masked_fill(rows, -1),
             old.written.masked_fill(rows, 0),
         )
-        return MemoryState(tuple(c.masked_fill(rows.view(-1, *[1] * (c.dim() - 1)), 0) for c in held.columns), ranking)
+        return MemoryState(tuple(c.masked_fill(rows.view(-1, *[1] * (c.dim() - 1)), 0) for c in state.columns), ranking)
 
-    def insert(
-        self, held: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]
-    ) -> tuple[MemoryState, Evicted]:
-        """The best of old and new entries, and those that had to go; position -1 is no entry."""
-        moved, ranking, kept = self.decided(held.ranking, position)
-        gone = self.gone(held, columns, torch.cat([held.ranking.position, position], 1), kept)
-        return MemoryState(tuple(map(moved.into, held.columns, columns)), ranking), gone
+    def update(self, state: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
+        """Return the state with the best of old and new entries; position -1 is no entry."""
+        writes, ranking = self.plan(state.ranking, position)
+        return MemoryState(tuple(map(writes.apply, state.columns, columns)), ranking)
 
-    def update(self, held: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
-        """The best of old and new entries; what had to go is lost."""
-        moved, ranking, _ = self.decided(held.ranking, position)
-        return MemoryState(tuple(map(moved.into, held.columns, columns)), ranking)
+    def overwrite(self, state: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
+        """Do the same in place, in the tensors of ``state``, at the cost of the new entries alone.
 
-    def overwrite(self, held: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
-        """The same within the tensors of ``held``, at the cost of the new entries alone.
-
-        ``held`` itself may be written to again with the same entries: the same slots are freed for them.
+        The same entries may be written to ``state`` again, for the same slots are freed for them.
         """
-        moved, ranking, _ = self.decided(held.ranking, position)
-        return MemoryState(tuple(map(moved.onto, held.columns, columns)), ranking)
+        writes, ranking = self.plan(state.ranking, position)
+        return MemoryState(tuple(map(writes.apply_, state.columns, columns)), ranking)
 
-    def decided(self, old: Ranking, position: Int[Tensor, "b n"]) -> tuple[Moved, Ranking, Bool[Tensor, "b c"]]:
-        """Which new entries enter and where, the ranking after that, and which candidates stay, old ones first."""
+    def plan(self, old: Ranking, position: Int[Tensor, "b n"]) -> tuple[SlotWrites, Ranking]:
+        """Return which new entries are written to which slots, and the ranking after that."""
         count = min(position.shape[1], self.size)
         score = self.policy.admit(old, position).masked_fill(position < 0, -torch.inf)
-        kept = self.kept(torch.cat([old.position, position], 1), torch.cat([old.score, score], 1))
+        kept = self.keep_mask(torch.cat([old.position, position], 1), torch.cat([old.score, score], 1))
         stays, enters = kept.split([self.size, position.shape[1]], 1)
-        slot, source = first(~stays, count), first(enters, count)
-        moved = Moved(slot, source, enters.gather(1, source))
+        slot, source = first_true(~stays, count), first_true(enters, count)
+        writes = SlotWrites(slot, source, enters.gather(1, source))
         ranking = Ranking(
-            moved.into(old.position, position),
-            moved.into(old.score, score),
-            moved.into(old.attended, torch.zeros_like(enters)),
+            writes.apply(old.position, position),
+            writes.apply(old.score, score),
+            writes.apply(old.attended, torch.zeros_like(enters)),
             old.clock,
             old.written + (position >= 0).sum(1),
         )
-        return moved, ranking, kept
+        return writes, ranking
 
-    def kept(self, position: Int[Tensor, "b c"], score: Tensor) -> Bool[Tensor, "b c"]:
-        """The candidates that stay: best score first, among equals the newer or the older, no empty ones."""
-        there = position >= 0
-        if int(there.sum(1).max()) <= self.size:  # nothing has to go: nothing is sorted
-            return there
+    def keep_mask(self, position: Int[Tensor, "b c"], score: Tensor) -> Bool[Tensor, "b c"]:
+        """Return the candidates to keep: those of the best scores, ties broken by age as the policy says, no empty ones."""
+        filled = position >= 0
+        if int(filled.sum(1).max()) <= self.size:  # nothing is evicted, so nothing need be sorted
+            return filled
         age = position if self.policy.newest_first else -position
         by_age = age.argsort(1, descending=True)
         order = by_age.gather(1, score.gather(1, by_age).argsort(dim=1, descending=True, stable=True))
         best = torch.zeros_like(position, dtype=torch.bool).scatter(1, order[:, : self.size], True)
-        return best & there
-
-    def gone(
-        self, held: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b c"], kept: Bool[Tensor, "b c"]
-    ) -> Evicted:
-        """What leaves: never more than came."""
-        leaves = ~kept & (position >= 0)
-        ages = position.masked_fill(~leaves, torch.iinfo(position.dtype).max)
-        index = ages.argsort(1)[:, : columns[0].shape[1]]
-        found = position.gather(1, index).masked_fill(~leaves.gather(1, index), -1)
-        pairs = zip(held.columns, columns, strict=True)
-        return Evicted(tuple(of_both(old, new, index) for old, new in pairs), found)
+        return best & filled
 
 
-class Moved(NamedTuple):
-    """New entries ``source`` on their way into slots ``slot``, where ``true``; elsewhere the slot stays as it is."""
+class SlotWrites(NamedTuple):
+    """Writes of the new entries ``source`` to the slots ``slot``, where ``valid``; other slots stay as they are."""
 
     slot: Int[Tensor, "b n"]
     source: Int[Tensor, "b n"]
-    true: Bool[Tensor, "b n"]
+    valid: Bool[Tensor, "b n"]
 
-    def into(self, old: Tensor, new: Tensor) -> Tensor:
-        """A column after the move."""
-        return self.onto(old.clone(), new)
+    def apply(self, old: Tensor, new: Tensor) -> Tensor:
+        """Return a copy of a column [b m ...] with the new entries written to it."""
+        return self.apply_(old.clone(), new)
 
-    def onto(self, old: Tensor, new: Tensor) -> Tensor:
-        """The same, written into the column itself."""
-        true = self.true.view(*self.true.shape, *[1] * (old.dim() - 2))
-        value = torch.where(true, taken(new, self.source), taken(old, self.slot))
+    def apply_(self, old: Tensor, new: Tensor) -> Tensor:
+        """Write the new entries to a column in place, and return it."""
+        valid = self.valid.view(*self.valid.shape, *[1] * (old.dim() - 2))
+        value = torch.where(valid, take_slots(new, self.source), take_slots(old, self.slot))
         old[torch.arange(len(old), device=old.device)[:, None], self.slot] = value
         return old
 
 
-def first(chosen: Bool[Tensor, "b n"], count: int) -> Int[Tensor, "b _"]:
-    """The numbers of ``count`` cells, the chosen ones before all others, each group in order."""
-    return (~chosen).byte().argsort(dim=1, stable=True)[:, :count]
+def first_true(mask: Bool[Tensor, "b n"], count: int) -> Int[Tensor, "b _"]:
+    """Return ``count`` indices of each row, those of true elements before all others, each group in order."""
+    return (~mask).byte().argsort(dim=1, stable=True)[:, :count]
 
 
-def wide(index: Tensor, column: Tensor) -> Tensor:
-    """An index or a mask [b n] over axis 1 of a column [b m ...], as wide as its cells."""
-    return index.view(*index.shape, *[1] * (column.dim() - 2)).expand(-1, -1, *column.shape[2:])
-
-
-def taken(column: Tensor, index: Int[Tensor, "b n"]) -> Tensor:
-    """Cells of a column [b m ...]."""
+def take_slots(column: Tensor, index: Int[Tensor, "b n"]) -> Tensor:
+    """Return the entries [b n ...] of a column [b m ...] at an index."""
     if column.dim() == 2:
         return column.gather(1, index)
     b, m = column.shape[:2]
-    rows = m * torch.arange(b, device=index.device)[:, None]  # whole cells are copied, which gather does number by number
+    rows = m * torch.arange(b, device=index.device)[:, None]  # copies whole entries, where gather copies single numbers
     return column.flatten(0, 1).index_select(0, (rows + index).flatten()).unflatten(0, index.shape)
-
-
-def of_both(old: Tensor, new: Tensor, index: Int[Tensor, "b n"]) -> Tensor:
-    """Cells of a column and, counted on from its end, of the one behind it; the two are never joined."""
-    m, n = old.shape[1], new.shape[1]
-    if not m or not n:
-        return taken(old if m else new, index)
-    return torch.where(wide(index < m, new), taken(old, index.clamp(max=m - 1)), taken(new, (index - m).clamp(0, n - 1)))

@@ -10,35 +10,35 @@ from torch import distributed
 from trime.types import Contexts, Tensor, TokenPosition
 
 
-def gathered(seen: Contexts, gradient: bool = True) -> Contexts:
+def gather_contexts(seen: Contexts, gradient: bool = True) -> Contexts:
     """The contexts of every process, in order of ranks; of one process alone, ``seen`` itself.
 
     ``gradient`` false: none reaches other processes' representations, as in the published code.
     """
-    if processes() == 1:
+    if world_size() == 1:
         return seen
-    counts = sizes(len(seen.token), seen.token.device)
+    counts = gather_counts(len(seen.token), seen.token.device)
     gather = _Gather.apply if gradient else _gather_own
     g = gather(seen.g, counts)
     numbers = torch.stack([seen.token, *seen.place], 1)
-    token, *place = torch.cat(collected(numbers, counts)).unbind(1)
+    token, *place = torch.cat(all_gather_rows(numbers, counts)).unbind(1)
     return Contexts(g, token, TokenPosition(*place))
 
 
-def processes() -> int:
+def world_size() -> int:
     """How many train together."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def summed(*own: float, device: torch.device) -> list[float]:
+def all_reduce_sum(*own: float, device: torch.device) -> list[float]:
     """Numbers, each summed over all processes."""
     numbers = torch.tensor(own, dtype=torch.float64, device=device)
-    if processes() > 1:
+    if world_size() > 1:
         distributed.all_reduce(numbers)
     return numbers.tolist()
 
 
-def sizes(own: int, device: torch.device) -> list[int]:
+def gather_counts(own: int, device: torch.device) -> list[int]:
     """How many rows each process has."""
     mine = torch.tensor([own], device=device)
     every = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
@@ -46,7 +46,7 @@ def sizes(own: int, device: torch.device) -> list[int]:
     return [int(count) for count in every]
 
 
-def collected(rows: Tensor, counts: list[int]) -> list[Tensor]:
+def all_gather_rows(rows: Tensor, counts: list[int]) -> list[Tensor]:
     """The rows of every process; all are filled up to the longest on the way, for collectives want equal shapes."""
     padded = rows.new_zeros(max(counts), *rows.shape[1:])
     padded[: len(rows)] = rows
@@ -57,24 +57,24 @@ def collected(rows: Tensor, counts: list[int]) -> list[Tensor]:
 
 def all_gather_varlen(rows: Tensor) -> list[Tensor]:
     """Rows of all processes, whatever their type, as copies on the host."""
-    if processes() == 1:
+    if world_size() == 1:
         return [rows.detach().cpu().clone()]
     plain = rows.detach().byte() if rows.dtype == torch.bool else rows.detach()  # collectives know no bool
-    return [part.to("cpu", rows.dtype) for part in collected(plain, sizes(len(rows), rows.device))]
+    return [part.to("cpu", rows.dtype) for part in all_gather_rows(plain, gather_counts(len(rows), rows.device))]
 
 
 def _gather_own(g: Tensor, counts: list[int]) -> Tensor:
-    parts = collected(g.detach(), counts)
+    parts = all_gather_rows(g.detach(), counts)
     parts[distributed.get_rank()] = g
     return torch.cat(parts)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def as_full_tensor(tensor: Tensor) -> Tensor:
     """A tensor of which every process may have a part."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def own_part(columns: list[list[Tensor]], rank: int, world: int) -> list[Tensor]:
+def rank_rows(columns: list[list[Tensor]], rank: int, world: int) -> list[Tensor]:
     """What is this process's of what processes saved, however many those were: each column's parts in order of ranks.
 
     A column has one entry a row of the batch, or the same number of them for each (heads, say).
@@ -91,7 +91,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, g: Tensor, counts: list[int]) -> Tensor:
         ctx.counts = counts
-        return torch.cat(collected(g, counts))
+        return torch.cat(all_gather_rows(g, counts))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -26,7 +26,7 @@ class Drawn(InBatch):
             if not (all(share >= 0 for share in own.values()) and sum(own.values()) <= 1 + 1e-9):  # nor is NaN
                 raise ValueError(f"memory.{name}={own}: shares of the updates are at least 0, and at most 1 together")
 
-    def seen_by(self, draw: float, progress: float = 1.0) -> Visibility:
+    def visibility_for(self, draw: float, progress: float = 1.0) -> Visibility:
         """What contexts see in an update with this draw; in validation, whose draw is 1, all."""
         if draw >= 1:
             return External()

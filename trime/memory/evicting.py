@@ -10,7 +10,7 @@ import torch
 
 from trime.eviction.base import EvictionPolicy
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.memory.fifo import rising
+from trime.memory.fifo import check_sizes
 from trime.memory.objective.blockwise import BLOCK, blockwise_mass
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Everything, SameDocument
@@ -26,81 +26,83 @@ class EvictingTokenMemory:
     def __init__(
         self, sizes: list[int], policy: EvictionPolicy, crossing: bool = False, repeats: bool = False, metric: str = "ip"
     ):
-        self.sizes, self.crossing, self.repeats, self.metric = rising(sizes), crossing, repeats, metric
+        self.sizes, self.crossing, self.repeats, self.metric = check_sizes(sizes), crossing, repeats, metric
         self.memories = [BoundedMemory(size, policy) for size in self.sizes]
         self.visibility = Everything() if crossing else SameDocument()
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything."""
-        self.held: list[MemoryState] | None = None
+        self.states: list[MemoryState] | None = None
         self.waiting: Contexts | None = None
         self.count = 0  # contexts that came before those which wait
 
     @property
     def bytes(self) -> int:
         """Return the size of the largest memory's entries."""
-        return sum(column.nbytes for column in self.held[-1].columns) if self.held else 0
+        return sum(column.nbytes for column in self.states[-1].columns) if self.states else 0
 
     def write(self, seen: Contexts, overlap: int = 0) -> None:
         """Adds the newest entries, oldest first; they enter when the next window is read."""
-        self.waiting = seen if self.waiting is None else Contexts.joined([self.waiting, seen])
+        self.waiting = seen if self.waiting is None else Contexts.concat([self.waiting, seen])
 
-    def ready(self, query: Contexts, overlap: int) -> None:
+    def prepare(self, query: Contexts, overlap: int) -> None:
         """Takes in what waits; forgets another document."""
         if not self.crossing and self.waiting is not None and (self.waiting.place.document[-1] != query.place.document[0]):
             self.reset()
-        self.enter(query, 0 if self.repeats else overlap)
+        self.insert_waiting(query, 0 if self.repeats else overlap)
 
     def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
         """Those that queries of a document see at the largest size."""
-        self.ready(query, overlap)
-        return contexts_in(self.held[-1]) if self.held else query.take(slice(0, 0))
+        self.prepare(query, overlap)
+        return to_contexts(self.states[-1]) if self.states else query.take(slice(0, 0))
 
     def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
         """Mass [s t n] at every size, in order; the queries' attention then settles what is important."""
-        self.ready(query, overlap)
+        self.prepare(query, overlap)
         asked = self.count + (0 if self.waiting is None else len(self.waiting.token))
         position = asked + torch.arange(len(query.token), device=query.g.device)
         masses = []
         for number, memory in enumerate(self.memories):
-            held = self.held[number] if self.held else memory.empty(columns_of(query.take(slice(0, 0))))
-            masses.append(blockwise_mass(query, contexts_in(held), self.visibility, divisor, metric=self.metric))
-            if self.held and memory.policy.by_attention:
-                self.held[number] = self.attended(memory.policy, held, query, position)
+            state = self.states[number] if self.states else memory.empty(to_columns(query.take(slice(0, 0))))
+            masses.append(blockwise_mass(query, to_contexts(state), self.visibility, divisor, metric=self.metric))
+            if self.states and memory.policy.uses_attention:
+                self.states[number] = self.observe_attention(memory.policy, state, query, position)
         return Mass(torch.stack([mass.target for mass in masses]), torch.stack([mass.total for mass in masses]))
 
-    def enter(self, query: Contexts, overlap: int) -> None:
+    def insert_waiting(self, query: Contexts, overlap: int) -> None:
         """Takes in what waits but for the ``overlap`` newest."""
         if self.waiting is None or len(self.waiting.token) <= overlap:
             return
-        ready = len(self.waiting.token) - overlap
-        columns = columns_of(self.waiting.take(slice(0, ready)))
-        position = self.count + torch.arange(ready, device=query.g.device)
-        before = self.held or [memory.empty(columns) for memory in self.memories]
+        prepare = len(self.waiting.token) - overlap
+        columns = to_columns(self.waiting.take(slice(0, prepare)))
+        position = self.count + torch.arange(prepare, device=query.g.device)
+        before = self.states or [memory.empty(columns) for memory in self.memories]
         pairs = zip(self.memories, before, strict=True)
-        self.held = [memory.update(held, columns, position[None]) for memory, held in pairs]
-        self.waiting, self.count = self.waiting.take(slice(ready, None)), self.count + ready
+        self.states = [memory.update(state, columns, position[None]) for memory, state in pairs]
+        self.waiting, self.count = self.waiting.take(slice(prepare, None)), self.count + prepare
 
-    def attended(self, policy: EvictionPolicy, held: MemoryState, query: Contexts, position: Int[Tensor, " n"]) -> MemoryState:
+    def observe_attention(
+        self, policy: EvictionPolicy, state: MemoryState, query: Contexts, position: Int[Tensor, " n"]
+    ) -> MemoryState:
         """The memory after what a window's queries made of it."""
-        place, filled = TokenPosition(*(column[0] for column in held.columns[2:])), held.ranking.position[0] >= 0
-        summary = policy.begin(held.ranking)
+        place, filled = TokenPosition(*(column[0] for column in state.columns[2:])), state.ranking.position[0] >= 0
+        summary = policy.begin(state.ranking)
         for rows in torch.arange(len(position), device=position.device).split(BLOCK):
             seen = self.visibility.sees(query.place.take(rows), place) & filled
-            score = similarity(query.g[rows], held.columns[0][0].to(query.g), self.metric) / query.g.shape[1] ** 0.5
+            score = similarity(query.g[rows], state.columns[0][0].to(query.g), self.metric) / query.g.shape[1] ** 0.5
             mass = score.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, -torch.inf)
             summary = policy.observe(summary, AttentionBlock(mass[None, None], position[rows][None]))
-        return held._replace(ranking=policy.finalize(held.ranking, summary))
+        return state._replace(ranking=policy.finalize(state.ranking, summary))
 
 
-def columns_of(seen: Contexts) -> tuple[Tensor, ...]:
+def to_columns(seen: Contexts) -> tuple[Tensor, ...]:
     """Contexts as columns of one row."""
     return tuple(column[None] for column in (seen.g, seen.token, *seen.place))
 
 
-def contexts_in(held: MemoryState) -> Contexts:
+def to_contexts(state: MemoryState) -> Contexts:
     """The entries of one row, in no order."""
-    filled = held.ranking.position[0] >= 0
-    g, token, *place = (column[0][filled] for column in held.columns)
+    filled = state.ranking.position[0] >= 0
+    g, token, *place = (column[0][filled] for column in state.columns)
     return Contexts(g, token, TokenPosition(*place))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trime.memory.base import Entries, Memory, Window
-from trime.memory.retrieval.datastore import KNNMemory, mass_of
+from trime.memory.retrieval.datastore import KNNMemory, retrieved_mass
 from trime.types import Contexts, Float, Mass, Tensor
 
 
@@ -24,13 +24,13 @@ class ExternalMemory(Memory):
     def ahead(self, windows: list[Window]) -> list[Any]:
         """Return scores and tokens of the entries nearest to each window's contexts."""
         queries = [window.query for window in windows]
-        score, token, _ = self.nearest.entries(Contexts.joined(queries))
+        score, token, _ = self.nearest.entries(Contexts.concat(queries))
         sizes = [len(query.token) for query in queries]
         return list(zip(score.split(sizes), token.split(sizes), strict=True))
 
     def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
         score, token = self.ahead([window])[0] if ahead is None else ahead
-        mass = mass_of(score, token, window.query.token, divisor)
+        mass = retrieved_mass(score, token, window.query.token, divisor)
         return Mass(mass.target[None], mass.total[None])
 
     def entries(self, window: Window) -> Entries:

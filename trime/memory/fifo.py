@@ -21,7 +21,7 @@ class FifoTokenMemory:
     """
 
     def __init__(self, sizes: list[int], crossing: bool = False, repeats: bool = False, metric: str = "ip"):
-        self.sizes, self.repeats, self.metric = rising(sizes), repeats, metric
+        self.sizes, self.repeats, self.metric = check_sizes(sizes), repeats, metric
         self.visibility = Everything() if crossing else SameDocument()
         self.seen: Contexts | None = None
 
@@ -31,7 +31,7 @@ class FifoTokenMemory:
 
     def write(self, seen: Contexts, overlap: int = 0) -> None:
         """Adds the newest entries, oldest first; keeps ``overlap`` more than the largest size."""
-        joined = seen if self.seen is None else Contexts.joined([self.seen, seen])
+        joined = seen if self.seen is None else Contexts.concat([self.seen, seen])
         self.seen = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - overlap), None))
 
     @property
@@ -39,7 +39,7 @@ class FifoTokenMemory:
         """Return the size of all entries."""
         return 0 if self.seen is None else self.seen.bytes
 
-    def held(self, overlap: int) -> int:
+    def visible_count(self, overlap: int) -> int:
         """How many entries a window sees that holds the ``overlap`` newest itself."""
         return 0 if self.seen is None else max(0, len(self.seen.token) - (0 if self.repeats else overlap))
 
@@ -47,14 +47,14 @@ class FifoTokenMemory:
         """Those that queries of a document see at the largest size."""
         if self.seen is None:
             return query.take(slice(0, 0))
-        held = self.held(overlap)
-        found = self.seen.take(slice(max(0, held - self.sizes[-1]), held))
+        visible_count = self.visible_count(overlap)
+        found = self.seen.take(slice(max(0, visible_count - self.sizes[-1]), visible_count))
         return found.take(self.visibility.sees(query.place, found.place)[0])
 
     def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
         """Mass [s t n] at every size, in order."""
-        held = self.held(overlap)
-        edges = [max(held - size, 0) for size in (0, *self.sizes)]
+        visible_count = self.visible_count(overlap)
+        edges = [max(visible_count - size, 0) for size in (0, *self.sizes)]
         bands = [self.band(query, divisor, low, high) for high, low in pairwise(edges)]
         return Mass(
             torch.stack([band.target for band in bands]).logcumsumexp(0),
@@ -69,7 +69,7 @@ class FifoTokenMemory:
         return blockwise_mass(query, self.seen.take(slice(low, high)), self.visibility, divisor, metric=self.metric)
 
 
-def rising(sizes: list[int]) -> list[int]:
+def check_sizes(sizes: list[int]) -> list[int]:
     """Sizes of a memory; ValueError unless they are positive and rising."""
     if not sizes or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
         raise ValueError(f"sizes={list(sizes)} must be positive and rising: mend tune.memory_size")

@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from trime.memory.distributed import all_gather_varlen, gathered, own_part
+from trime.memory.distributed import all_gather_varlen, gather_contexts, rank_rows
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import External, Others, Visibility
 from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
@@ -52,37 +52,39 @@ class InBatch:
 
         ``progress``: of training, from 0 to 1.
         """
-        memory = gathered(seen, not self.own_gradient_only)
+        memory = gather_contexts(seen, not self.own_gradient_only)
         if not self.gradient:
             memory = memory._replace(g=memory.g.detach())
-        return blockwise_mass(query, memory, self.seen_by(draw, progress), divisor * self.temperature, metric=self.metric)
+        return blockwise_mass(
+            query, memory, self.visibility_for(draw, progress), divisor * self.temperature, metric=self.metric
+        )
 
-    def seen_by(self, draw: float, progress: float = 1.0) -> Visibility:
+    def visibility_for(self, draw: float, progress: float = 1.0) -> Visibility:
         """What queries see in an update with this draw."""
         return Others() if draw < self.drop_local else self.visibility
 
 
-class Stale:
+class StaleContexts:
     """The contexts of the last ``batches`` batches, without gradient."""
 
     def __init__(self, batches: int):
-        self.kept: deque[Contexts] = deque(maxlen=batches)
+        self.batches: deque[Contexts] = deque(maxlen=batches)
 
-    def beside(self, seen: Contexts) -> Contexts:
+    def join_and_store(self, seen: Contexts) -> Contexts:
         """They and those of this batch, which are kept for the next ones."""
-        every = Contexts.joined([*self.kept, seen]) if self.kept else seen
-        self.kept.append(seen._replace(g=seen.g.detach()))
+        every = Contexts.concat([*self.batches, seen]) if self.batches else seen
+        self.batches.append(seen._replace(g=seen.g.detach()))
         return every
 
     def saved(self) -> list[list[list[Tensor]]]:
         """Batch by batch, column by column, process by process."""
-        return [[all_gather_varlen(part) for part in (own.g, own.token, *own.place)] for own in self.kept]
+        return [[all_gather_varlen(part) for part in (own.g, own.token, *own.place)] for own in self.batches]
 
     def restore(self, saved: list[list[list[Tensor]]], rank: int, world: int, device: torch.device) -> None:
         """Goes on from what was saved, by however many processes: each has some, and all see them all."""
         for batch in saved:
-            g, token, *place = (part.to(device) for part in own_part(batch, rank, world))
-            self.kept.append(Contexts(g, token, TokenPosition(*place)))
+            g, token, *place = (part.to(device) for part in rank_rows(batch, rank, world))
+            self.batches.append(Contexts(g, token, TokenPosition(*place)))
 
 
 def local_draw(seed: int, update: int) -> float:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from trime.memory.distributed import gathered
+from trime.memory.distributed import gather_contexts
 from trime.memory.objective.blockwise import slices
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Visibility
@@ -35,7 +35,7 @@ class NearestInBatch:
         self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
     ) -> Mass:
         """Mass [t n] of the nearest contexts, of which ``seen`` are this process's; there is nothing to draw."""
-        memory = gathered(seen)
+        memory = gather_contexts(seen)
         blocks = [*slices(len(query.token), ROWS)] or [slice(0, 0)]  # a process may have no rows
         parts = [self.block(query.take(rows), memory, divisor) for rows in blocks]
         return Mass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))
@@ -52,10 +52,10 @@ class NearestInBatch:
         score, index = score.topk(min(self.k or len(memory), len(memory)), dim=1)
         scaled = score / (divisor * self.temperature)[:, None, None]
         missed = token[index] != wanted[:, None]
-        return finite_sum(scaled.masked_fill(missed, -math.inf)), finite_sum(scaled)
+        return safe_logsumexp(scaled.masked_fill(missed, -math.inf)), safe_logsumexp(scaled)
 
 
-def finite_sum(scores: Float[Tensor, "t n k"]) -> Float[Tensor, "t n"]:
+def safe_logsumexp(scores: Float[Tensor, "t n k"]) -> Float[Tensor, "t n"]:
     """logsumexp whose gradient is zero, not NaN, where nothing is finite."""
     empty = scores.isinf().all(-1, keepdim=True)
     found = scores.masked_fill(empty, 0).logsumexp(-1)

@@ -16,24 +16,24 @@ class LocalMemory(Memory):
 
     def __init__(self, metric: str = "ip"):
         self.metric = metric
-        self.held = 0
+        self.window_bytes = 0
 
     def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
         mass = blockwise_mass(window.query, window.contexts, Local(), divisor, metric=self.metric)
         return Mass(mass.target[None], mass.total[None])
 
     def write(self, window: Window) -> None:
-        self.held = window.contexts.bytes
+        self.window_bytes = window.contexts.bytes
 
     @property
     def bytes(self) -> int:
-        return self.held
+        return self.window_bytes
 
     def entries(self, window: Window) -> Entries:
-        return entries_of(window, window.contexts.take(slice(0, -1)), self.metric)
+        return context_entries(window, window.contexts.take(slice(0, -1)), self.metric)
 
 
-def entries_of(window: Window, seen: Contexts, metric: str) -> Entries:
+def context_entries(window: Window, seen: Contexts, metric: str) -> Entries:
     """Return contexts as the last one of a window sees them."""
     query = window.contexts.take(slice(-1, None))
     return Entries(similarity(query.g, seen.g.to(query.g), metric)[0], seen.token, seen.place.position)

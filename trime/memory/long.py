@@ -9,7 +9,7 @@ from trime.memory.base import Entries, Memory, Window
 from trime.memory.bounded import MemoryState
 from trime.memory.evicting import EvictingTokenMemory
 from trime.memory.fifo import FifoTokenMemory
-from trime.memory.local import entries_of
+from trime.memory.local import context_entries
 from trime.types import Float, Mass, Tensor
 
 
@@ -27,38 +27,38 @@ class LongMemory(Memory):
         metric: str = "ip",
         selective: bool = False,
     ):
-        self.held: FifoTokenMemory | EvictingTokenMemory
+        self.memory: FifoTokenMemory | EvictingTokenMemory
         if policy.is_window and not selective:
-            self.held = FifoTokenMemory(sizes, crossing, repeats, metric)
+            self.memory = FifoTokenMemory(sizes, crossing, repeats, metric)
         else:
-            self.held = EvictingTokenMemory(sizes, policy, crossing, repeats, metric)
+            self.memory = EvictingTokenMemory(sizes, policy, crossing, repeats, metric)
 
     @property
     def sizes(self) -> list[int]:  # type: ignore[override]
-        return self.held.sizes
+        return self.memory.sizes
 
     @property
     def remembers_all(self) -> bool:  # type: ignore[override]
-        return isinstance(self.held, EvictingTokenMemory)
+        return isinstance(self.memory, EvictingTokenMemory)
 
     @property
-    def kept(self) -> list[MemoryState]:
+    def states(self) -> list[MemoryState]:
         """Return what the memory of each size holds, where they are kept apart (``selective``, whatever the policy)."""
-        return (self.held.held or []) if isinstance(self.held, EvictingTokenMemory) else []
+        return (self.memory.states or []) if isinstance(self.memory, EvictingTokenMemory) else []
 
     def reset(self) -> None:
-        self.held.reset()
+        self.memory.reset()
 
     def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
-        return self.held.evidence(window.query, divisor, overlap=window.context)
+        return self.memory.evidence(window.query, divisor, overlap=window.context)
 
     def write(self, window: Window) -> None:
-        self.held.write(window.scored, overlap=len(window.contexts.token))
+        self.memory.write(window.scored, overlap=len(window.contexts.token))
 
     @property
     def bytes(self) -> int:
-        return self.held.bytes
+        return self.memory.bytes
 
     def entries(self, window: Window) -> Entries:
         query = window.contexts.take(slice(-1, None))
-        return entries_of(window, self.held.entries(query, overlap=window.context), self.held.metric)
+        return context_entries(window, self.memory.entries(query, overlap=window.context), self.memory.metric)

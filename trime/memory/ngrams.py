@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from trime.memory.base import Entries, Memory, Window
-from trime.memory.ngrams_cpu import counts_in_document, counts_in_text, moved, suffixes
+from trime.memory.ngrams_cpu import counts_in_document, counts_in_text, rehash, suffix_range
 from trime.types import Float, Mass, Tensor
 
-LEAST = 2**10  # slots of a table of counts
-SHOWN = 2**16  # occurrences of a context that generation looks at, evenly chosen
+INITIAL_SLOTS = 2**10  # slots of a table of counts
+MAX_OCCURRENCES = 2**16  # occurrences of a context that generation looks at, evenly chosen
 
 
 class SuffixArray:
@@ -27,7 +27,7 @@ class SuffixArray:
         self.text, self.order, self.starts = text, order, starts
 
     @staticmethod
-    def of(tokens: np.ndarray, vocabulary: int) -> SuffixArray:
+    def build(tokens: np.ndarray, vocabulary: int) -> SuffixArray:
         """Return the suffix array of a text; seconds for a million tokens, 9 bytes of memory a token."""
         from pydivsufsort import divsufsort
 
@@ -36,11 +36,11 @@ class SuffixArray:
         return SuffixArray(text, divsufsort(text), starts.astype(np.int64))
 
 
-class Read:
+class RecentTokens:
     """The last tokens of a document, as windows are read."""
 
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self, limit: int):
+        self.limit = limit
         self.forget()
 
     def forget(self) -> None:
@@ -50,8 +50,8 @@ class Read:
         """Return the tokens before a window's first scored context: its own context, and what was read before that."""
         contexts = window.contexts
         own = contexts.token[: window.context].cpu().numpy().astype(np.int64)
-        if len(own) >= self.most:
-            return own[len(own) - self.most :]
+        if len(own) >= self.limit:
+            return own[len(own) - self.limit :]
         document, begin = int(contexts.place.document[0]), int(contexts.place.position[0])
         if document != self.document or not self.end - len(self.tokens) <= begin <= self.end:
             return own
@@ -60,12 +60,12 @@ class Read:
     def add(self, window: Window) -> None:
         """Read the scored tokens of a window."""
         before = self.before(window)
-        self.tokens = np.concatenate([before, followed(window)])[-self.most :]
+        self.tokens = np.concatenate([before, next_tokens(window)])[-self.limit :]
         self.document = int(window.contexts.place.document[0])
         self.end = int(window.contexts.place.position[-1]) + 1
 
 
-def followed(window: Window) -> np.ndarray:
+def next_tokens(window: Window) -> np.ndarray:
     """Return the tokens that followed a window's scored contexts."""
     return window.scored.token.cpu().numpy().astype(np.int64)
 
@@ -79,8 +79,8 @@ class Ngrams(Memory):
         if not orders or sorted(set(orders)) != list(orders) or orders[0] < 1:
             raise ValueError(f"orders={list(orders)}: lengths of contexts must be positive and rising")
         self.orders = np.array(orders, np.int64)
-        self.own_experts = [str(order) for order in orders]
-        self.read = Read(int(self.orders[-1]))
+        self.expert_names = [str(order) for order in orders]
+        self.read = RecentTokens(int(self.orders[-1]))
 
     def reset(self) -> None:
         self.read.forget()
@@ -89,11 +89,11 @@ class Ngrams(Memory):
         self.read.add(window)
 
     @abstractmethod
-    def counted(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         """Return how often each order's context occurs before the target, and in all: [e n] each."""
 
     def experts(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
-        of_target, total = (torch.as_tensor(part).to(window.contexts.g).log()[None] for part in self.counted(window))
+        of_target, total = (torch.as_tensor(part).to(window.contexts.g).log()[None] for part in self.context_counts(window))
         return Mass(of_target, total)
 
     def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
@@ -133,22 +133,22 @@ class TextNgrams(Ngrams):
         super().__init__(orders)
         self.array = suffixes
 
-    def counted(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         before, target = self.read.before(window), window.query.token.cpu().numpy().astype(np.int64)
-        history, array = np.concatenate([before, followed(window)]), self.array
+        history, array = np.concatenate([before, next_tokens(window)]), self.array
         of_target, total = np.zeros((2, len(self.orders), len(target)), np.int64)
-        given = array.text, array.order, array.starts, history, len(before), target, self.orders
-        counts_in_text(*given, of_target, total)
+        arguments = array.text, array.order, array.starts, history, len(before), target, self.orders
+        counts_in_text(*arguments, of_target, total)
         return of_target, total
 
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
-        history, array = np.concatenate([self.read.before(window), followed(window)[:-1]]), self.array
+        history, array = np.concatenate([self.read.before(window), next_tokens(window)[:-1]]), self.array
         found = []
         for order in self.orders[self.orders <= len(history)].tolist():
             begin = len(history) - order
-            low, high = suffixes(array.text, array.order, array.starts, history, begin, order)
-            if high - low > SHOWN:
-                places = np.asarray(array.order[np.linspace(low, high - 1, SHOWN).astype(np.int64)]) + order
+            low, high = suffix_range(array.text, array.order, array.starts, history, begin, order)
+            if high - low > MAX_OCCURRENCES:
+                places = np.asarray(array.order[np.linspace(low, high - 1, MAX_OCCURRENCES).astype(np.int64)]) + order
             else:
                 places = np.asarray(array.order[low:high]) + order
             places = places[places < len(array.text)]
@@ -176,7 +176,7 @@ class DocumentNgrams(Ngrams):
     def clear(self) -> None:
         """Forget the document."""
         self.document, self.tokens = -1, np.zeros(0, np.int64)
-        self.keys, self.counts, self.taken = np.zeros(LEAST, np.uint64), np.zeros(LEAST, np.int32), 0
+        self.keys, self.counts, self.taken = np.zeros(INITIAL_SLOTS, np.uint64), np.zeros(INITIAL_SLOTS, np.int32), 0
 
     def begin(self, window: Window) -> None:
         """Forget another document than the window's."""
@@ -185,7 +185,7 @@ class DocumentNgrams(Ngrams):
             self.clear()
             self.document = document
 
-    def counted(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         """Return counts that know the window's earlier tokens too; they are forgotten again until they are written."""
         self.begin(window)
         *found, added = self.count(window, window.query.token.cpu().numpy().astype(np.int64))
@@ -194,7 +194,7 @@ class DocumentNgrams(Ngrams):
 
     def write(self, window: Window) -> None:
         self.begin(window)
-        tokens = followed(window)
+        tokens = next_tokens(window)
         self.taken += len(self.count(window, tokens)[2])
         self.tokens = np.concatenate([self.tokens, tokens])
         super().write(window)
@@ -205,8 +205,8 @@ class DocumentNgrams(Ngrams):
         added = np.zeros(2 * len(self.orders) * len(target), np.int64)
         self.make_room(len(added))
         of_target, total = np.zeros((2, len(self.orders), len(target)), np.int64)
-        given = np.concatenate([before, followed(window)]), len(before), target, self.orders
-        done = counts_in_document(self.keys, self.counts, *given, of_target, total, added)
+        arguments = np.concatenate([before, next_tokens(window)]), len(before), target, self.orders
+        done = counts_in_document(self.keys, self.counts, *arguments, of_target, total, added)
         return of_target, total, added[:done]
 
     def make_room(self, more: int) -> None:
@@ -216,11 +216,11 @@ class DocumentNgrams(Ngrams):
             size *= 2
         if size > len(self.keys):
             keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int32)
-            self.taken = moved(self.keys, self.counts, keys, counts)
+            self.taken = rehash(self.keys, self.counts, keys, counts)
             self.keys, self.counts = keys, counts
 
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
-        own = followed(window)[:-1]
+        own = next_tokens(window)[:-1]
         first = int(window.contexts.place.position[window.context]) - len(self.tokens)
         history = np.concatenate([self.tokens, own]) if not first else np.concatenate([self.read.before(window), own])
         found, places = [], np.arange(len(history))

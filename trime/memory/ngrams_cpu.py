@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from trime.kernels.numba_kernels import compiled
+from trime.kernels.numba_kernels import numba_jit
 
 FACTOR, START, NEXT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x2545F4914F6CDD1D), np.uint64(0xBF58476D1CE4E5B9)
 HALF = np.uint64(32)
 ONE = np.uint64(1)
 
 
-@compiled()
-def compared(text, at, tokens, begin, first, end):  # type: ignore[no-untyped-def]
+@numba_jit()
+def compare_tokens(text, at, tokens, begin, first, end):  # type: ignore[no-untyped-def]
     """-1, 0 or 1: how text[at + first : at + end] compares with tokens[begin + first : begin + end].
 
     A text that ends before is the smaller.
@@ -30,7 +30,7 @@ def compared(text, at, tokens, begin, first, end):  # type: ignore[no-untyped-de
     return 0
 
 
-@compiled()
+@numba_jit()
 def bound(text, array, low, high, tokens, begin, first, end, least):  # type: ignore[no-untyped-def]
     """The first place in array[low : high] whose suffix compares as ``least`` or more with the tokens.
 
@@ -38,29 +38,29 @@ def bound(text, array, low, high, tokens, begin, first, end, least):  # type: ig
     """
     while low < high:
         middle = (low + high) // 2
-        if compared(text, array[middle], tokens, begin, first, end) < least:
+        if compare_tokens(text, array[middle], tokens, begin, first, end) < least:
             low = middle + 1
         else:
             high = middle
     return low
 
 
-@compiled()
-def suffixes(text, array, starts, history, begin, length):  # type: ignore[no-untyped-def]
+@numba_jit()
+def suffix_range(text, array, starts, history, begin, length):  # type: ignore[no-untyped-def]
     """Where in the suffix array the suffixes stand that begin with history[begin : begin + length]."""
     low, high = starts[history[begin]], starts[history[begin] + 1]  # of the first token nothing is left to compare
     low = bound(text, array, low, high, history, begin, 1, length, 0)
     return low, bound(text, array, low, high, history, begin, 1, length, 1)
 
 
-@compiled()
-def followed_by(text, array, low, high, length, target, i):  # type: ignore[no-untyped-def]
+@numba_jit()
+def count_followed_by(text, array, low, high, length, target, i):  # type: ignore[no-untyped-def]
     """How many of the suffixes have target[i] after their first ``length`` tokens."""
     low = bound(text, array, low, high, target, i - length, length, length + 1, 0)
     return bound(text, array, low, high, target, i - length, length, length + 1, 1) - low
 
 
-@compiled()
+@numba_jit()
 def counts_in_text(text, array, starts, history, first, target, orders, of_target, total):  # type: ignore[no-untyped-def]
     """total[q, i]: how often the ``orders[q]`` tokens before history[first + i] occur; of_target[q, i]: before target[i]."""
     for i in range(len(target)):
@@ -69,21 +69,21 @@ def counts_in_text(text, array, starts, history, first, target, orders, of_targe
             length = orders[q]
             if length > place:
                 break
-            low, high = suffixes(text, array, starts, history, place - length, length)
+            low, high = suffix_range(text, array, starts, history, place - length, length)
             if low == high:
                 break
-            of_target[q, i] = followed_by(text, array, low, high, length, target, i)
+            of_target[q, i] = count_followed_by(text, array, low, high, length, target, i)
             total[q, i] = high - low - (array[low] + length >= len(text))  # the text's end is followed by nothing
 
 
-@compiled()
-def mixed(hashed, token):  # type: ignore[no-untyped-def]
+@numba_jit()
+def mix_hash(hashed, token):  # type: ignore[no-untyped-def]
     hashed = (hashed ^ (np.uint64(token) + ONE)) * FACTOR
     return hashed ^ (hashed >> HALF)
 
 
-@compiled()
-def slot_of(keys, key):  # type: ignore[no-untyped-def]
+@numba_jit()
+def find_slot(keys, key):  # type: ignore[no-untyped-def]
     """The slot that holds a key, or the free one where it belongs; the number of slots is a power of two."""
     last = np.uint64(len(keys) - 1)
     slot = key & last
@@ -92,7 +92,7 @@ def slot_of(keys, key):  # type: ignore[no-untyped-def]
     return slot
 
 
-@compiled()
+@numba_jit()
 def counts_in_document(keys, counts, history, first, target, orders, of_target, total, added):  # type: ignore[no-untyped-def]
     """As counts_in_text, of the tokens before each one; each history[first + i] is counted after its turn.
 
@@ -107,12 +107,12 @@ def counts_in_document(keys, counts, history, first, target, orders, of_target, 
                 break
             hashed = START + np.uint64(length)
             for j in range(place - length, place):
-                hashed = mixed(hashed, history[j])
+                hashed = mix_hash(hashed, history[j])
             context = hashed | ONE
-            total[q, i] = counts[slot_of(keys, context)]
-            of_target[q, i] = counts[slot_of(keys, mixed(hashed ^ NEXT, target[i]) | ONE)]
-            for key in (context, mixed(hashed ^ NEXT, history[place]) | ONE):
-                slot = slot_of(keys, key)
+            total[q, i] = counts[find_slot(keys, context)]
+            of_target[q, i] = counts[find_slot(keys, mix_hash(hashed ^ NEXT, target[i]) | ONE)]
+            for key in (context, mix_hash(hashed ^ NEXT, history[place]) | ONE):
+                slot = find_slot(keys, key)
                 keys[slot] = key
                 counts[slot] += 1
                 added[done] = slot
@@ -120,13 +120,13 @@ def counts_in_document(keys, counts, history, first, target, orders, of_target, 
     return done
 
 
-@compiled()
-def moved(keys, counts, new_keys, new_counts):  # type: ignore[no-untyped-def]
+@numba_jit()
+def rehash(keys, counts, new_keys, new_counts):  # type: ignore[no-untyped-def]
     """Enter what a table holds into a larger one; returned is how many slots are taken."""
     taken = 0
     for slot in range(len(keys)):
         if counts[slot]:
-            new = slot_of(new_keys, keys[slot])
+            new = find_slot(new_keys, keys[slot])
             new_keys[new], new_counts[new] = keys[slot], counts[slot]
             taken += 1
     return taken

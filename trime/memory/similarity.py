@@ -19,11 +19,11 @@ def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], met
     """Of every query with every key."""
     if metric == "l2":  # no copy of the keys
         return 2 * query @ key.transpose(-1, -2) - query.square().sum(-1, keepdim=True) - key.square().sum(-1).unsqueeze(-2)
-    query, key = as_products(query, key, metric)
+    query, key = as_inner_products(query, key, metric)
     return query @ key.transpose(-1, -2)
 
 
-def as_products(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> tuple[Tensor, Tensor]:
+def as_inner_products(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> tuple[Tensor, Tensor]:
     """Vectors whose inner products are the similarity; of the same vectors the same, but for l2."""
     if metric == "cosine":
         lengthened = normalize_keys(query)

@@ -30,12 +30,12 @@ class Visibility(Protocol):
     def shows_all(self, query: Extent, memory: Extent) -> bool: ...
 
 
-def apart(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def disjoint(one: tuple[int, int], other: tuple[int, int]) -> bool:
     """Two ranges share no value."""
     return one[1] < other[0] or other[1] < one[0]
 
 
-def alike(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def same_value(one: tuple[int, int], other: tuple[int, int]) -> bool:
     """Two ranges are one value."""
     return one == other and one[0] == one[1]
 
@@ -55,10 +55,10 @@ class Local:
         return same(query.segment, memory.segment) & earlier(query, memory)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
-        return apart(query.segment, memory.segment) or query.position[1] <= memory.position[0]
+        return disjoint(query.segment, memory.segment) or query.position[1] <= memory.position[0]
 
     def shows_all(self, query: Extent, memory: Extent) -> bool:
-        return alike(query.segment, memory.segment) and memory.position[1] < query.position[0]
+        return same_value(query.segment, memory.segment) and memory.position[1] < query.position[0]
 
 
 class Long:
@@ -68,10 +68,10 @@ class Long:
         return same(query.document, memory.document) & earlier(query, memory)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
-        return apart(query.document, memory.document) or query.position[1] <= memory.position[0]
+        return disjoint(query.document, memory.document) or query.position[1] <= memory.position[0]
 
     def shows_all(self, query: Extent, memory: Extent) -> bool:
-        return alike(query.document, memory.document) and memory.position[1] < query.position[0]
+        return same_value(query.document, memory.document) and memory.position[1] < query.position[0]
 
 
 class Previous:
@@ -83,11 +83,11 @@ class Previous:
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
         far = query.segment[0] - memory.segment[1] > 1
-        return far or apart(query.document, memory.document) or query.position[1] <= memory.position[0]
+        return far or disjoint(query.document, memory.document) or query.position[1] <= memory.position[0]
 
     def shows_all(self, query: Extent, memory: Extent) -> bool:
         near = query.segment[1] - memory.segment[0] <= 1
-        return near and alike(query.document, memory.document) and memory.position[1] < query.position[0]
+        return near and same_value(query.document, memory.document) and memory.position[1] < query.position[0]
 
 
 class Others:
@@ -97,10 +97,10 @@ class Others:
         return ~same(query.segment, memory.segment)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
-        return alike(query.segment, memory.segment)
+        return same_value(query.segment, memory.segment)
 
     def shows_all(self, query: Extent, memory: Extent) -> bool:
-        return apart(query.segment, memory.segment)
+        return disjoint(query.segment, memory.segment)
 
 
 class External:
@@ -110,10 +110,10 @@ class External:
         return ~same(query.segment, memory.segment) | earlier(query, memory)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
-        return alike(query.segment, memory.segment) and query.position[1] <= memory.position[0]
+        return same_value(query.segment, memory.segment) and query.position[1] <= memory.position[0]
 
     def shows_all(self, query: Extent, memory: Extent) -> bool:
-        return apart(query.segment, memory.segment) or memory.position[1] < query.position[0]
+        return disjoint(query.segment, memory.segment) or memory.position[1] < query.position[0]
 
 
 class Everything:
@@ -150,10 +150,10 @@ class SameDocument:
         return same(query.document, memory.document)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
-        return apart(query.document, memory.document)
+        return disjoint(query.document, memory.document)
 
     def shows_all(self, query: Extent, memory: Extent) -> bool:
-        return alike(query.document, memory.document)
+        return same_value(query.document, memory.document)
 
 
 class OtherDocuments:
@@ -163,7 +163,7 @@ class OtherDocuments:
         return ~same(query.document, memory.document)
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
-        return alike(query.document, memory.document)
+        return same_value(query.document, memory.document)
 
     def shows_all(self, query: Extent, memory: Extent) -> bool:
-        return apart(query.document, memory.document)
+        return disjoint(query.document, memory.document)

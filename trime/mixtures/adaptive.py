@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from trime.mixtures.experts import LEAST, Evidence, History, Mixture, mixed
+from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, Evidence, History, Mixture, log_mixture
 from trime.types import Bool, Float, Int, Tensor
 
 LEARNED = ("w1", "b1", "w2", "b2")  # of the parameters
-FAR = 4.0  # standard deviations beyond which a feature is cut; an expert that knows nothing stands there too
-AT_ONCE = 2**14  # tokens of which weights are computed together
-BETTER = 1e-4  # nats that count as an improvement
+FEATURE_LIMIT = 4.0  # standard deviations beyond which a feature is cut; an expert that knows nothing stands there too
+BATCH = 2**14  # tokens of which weights are computed together
+MIN_IMPROVEMENT = 1e-4  # nats that count as an improvement
 
 
 class Adaptive(Mixture):
@@ -49,24 +49,24 @@ class Adaptive(Mixture):
 
     def features(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n x"]:
         """What the networks see, each with mean 0 and deviation 1 over the tokens of the fit."""
-        raw = self.raw(total, history, self.parameters["counts"])
-        scaled = (raw - self.parameters["mean"]) / self.parameters["deviation"]
-        return scaled.clamp(-FAR, FAR)
+        raw_features = self.raw_features(total, history, self.parameters["counts"])
+        scaled = (raw_features - self.parameters["mean"]) / self.parameters["deviation"]
+        return scaled.clamp(-FEATURE_LIMIT, FEATURE_LIMIT)
 
     @staticmethod
-    def raw(total: Tensor, history: Tensor, counts: Tensor) -> Float[Tensor, "n x"]:
+    def raw_features(total: Tensor, history: Tensor, counts: Tensor) -> Float[Tensor, "n x"]:
         own = total[:, :1]
         return torch.cat([own, total[:, 1:] - torch.where(counts[1:], 0, own), history], 1)
 
     def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
-        return self.each(self.features(total, history), total.isfinite()).logsumexp(0) - math.log(self.networks)
+        return self.network_log_weights(self.features(total, history), total.isfinite()).logsumexp(0) - math.log(self.networks)
 
     @property
     def networks(self) -> int:
         """How many are averaged."""
         return len(self.parameters["b2"])
 
-    def each(self, x: Float[Tensor, "n x"], known: Bool[Tensor, "n e"]) -> Float[Tensor, "k n e"]:
+    def network_log_weights(self, x: Float[Tensor, "n x"], known: Bool[Tensor, "n e"]) -> Float[Tensor, "k n e"]:
         """log π of each network."""
         p = self.parameters
         inner = torch.relu(torch.baddbmm(p["b1"], x.expand(self.networks, -1, -1), p["w1"]))
@@ -75,41 +75,41 @@ class Adaptive(Mixture):
     @torch.enable_grad()
     def fit(self, evidence: Evidence, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
         generator = torch.Generator().manual_seed(seed)
-        history, total = History(self.decays).of_text(evidence), evidence.total
-        self.start(total, history, torch.tensor(counts), int(fold.max()) + 1, generator)
+        history, total = History(self.decays).text_features(evidence), evidence.total
+        self.initialize(total, history, torch.tensor(counts), int(fold.max()) + 1, generator)
         x, known = self.features(total, history), total.isfinite()
-        log_probability = evidence.log_probability.clamp(min=LEAST)
+        log_probability = evidence.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
         learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
         optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
         network = torch.arange(self.networks)[:, None]
         stops = fold == (network + 1) % self.networks  # network k is scored on fold k, and stopped by the one after it
         out = stops | (fold == network)
-        best, kept, since = torch.full((self.networks,), torch.inf), copied(learned), torch.zeros(self.networks)
+        best, kept, since = torch.full((self.networks,), torch.inf), detached_copies(learned), torch.zeros(self.networks)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(x), generator=generator).split(self.batch):
-                loss = -mixed(self.each(x[rows], known[rows]), log_probability[rows])
+                loss = -log_mixture(self.network_log_weights(x[rows], known[rows]), log_probability[rows])
                 seen = ~out[:, rows]
                 optimizer.zero_grad()
                 ((loss * seen).sum(1) / seen.sum(1).clamp(min=1)).sum().backward()
                 optimizer.step()
-            loss = -self.scored(x, known, log_probability)
+            loss = -self.network_scores(x, known, log_probability)
             found = (loss * stops).sum(1) / stops.sum(1)
-            better = (found < best - BETTER) & (since < self.patience)
+            better = (found < best - MIN_IMPROVEMENT) & (since < self.patience)
             best, since = torch.where(better, found, best), torch.where(better, 0, since + 1)
             for name, part in learned.items():
                 kept[name][better] = part.detach()[better]
             if (since >= self.patience).all():
                 break
         self.parameters |= kept
-        return self.scored(x, known, log_probability).gather(0, fold[None])[0]
+        return self.network_scores(x, known, log_probability).gather(0, fold[None])[0]
 
-    def start(self, total: Tensor, history: Tensor, counts: Tensor, folds: int, generator: torch.Generator) -> None:
+    def initialize(self, total: Tensor, history: Tensor, counts: Tensor, folds: int, generator: torch.Generator) -> None:
         """The scale of features, and networks whose weights are even."""
-        raw = self.raw(total, history, counts)
-        finite = torch.where(raw.isfinite(), raw, torch.nan)
+        raw_features = self.raw_features(total, history, counts)
+        finite = torch.where(raw_features.isfinite(), raw_features, torch.nan)
         mean = finite.nanmean(0).nan_to_num()
         deviation = (finite - mean).square().nanmean(0).sqrt().nan_to_num(nan=1.0).clamp(min=1e-3)
-        inputs, experts = raw.shape[1], total.shape[1]
+        inputs, experts = raw_features.shape[1], total.shape[1]
         w1 = torch.empty(folds, inputs, self.hidden).uniform_(-1, 1, generator=generator) / math.sqrt(inputs)
         self.parameters = {"mean": mean, "deviation": deviation, "counts": counts, "w1": w1}
         self.parameters["b1"] = torch.zeros(folds, 1, self.hidden)
@@ -117,25 +117,29 @@ class Adaptive(Mixture):
         self.parameters["b2"] = torch.zeros(folds, 1, experts)
 
     @torch.no_grad()
-    def scored(self, x: Tensor, known: Tensor, log_probability: Tensor) -> Float[Tensor, "k n"]:
+    def network_scores(self, x: Tensor, known: Tensor, log_probability: Tensor) -> Float[Tensor, "k n"]:
         """log P by each network."""
-        parts = range(0, len(x), AT_ONCE)
-        rows = [slice(first, first + AT_ONCE) for first in parts]
-        return torch.cat([mixed(self.each(x[own], known[own]), log_probability[own]) for own in rows], 1)
+        parts = range(0, len(x), BATCH)
+        rows = [slice(first, first + BATCH) for first in parts]
+        return torch.cat([log_mixture(self.network_log_weights(x[own], known[own]), log_probability[own]) for own in rows], 1)
 
     def learn(self, evidence: Evidence, history: Float[Tensor, "n f"]) -> None:
         if not self.learns:
             return
         if self.optimizer is None:
-            self.optimizer = torch.optim.Adam(list(self.trained()), self.online_rate)
+            self.optimizer = torch.optim.Adam(list(self.trainable_parameters()), self.online_rate)
         with torch.enable_grad():
             x, known = self.features(evidence.total, history), evidence.total.isfinite()
-            loss = -mixed(self.each(x, known), evidence.log_probability.clamp(min=LEAST)).mean(1).sum()
+            loss = (
+                -log_mixture(self.network_log_weights(x, known), evidence.log_probability.clamp(min=LOG_PROBABILITY_FLOOR))
+                .mean(1)
+                .sum()
+            )
             self.optimizer.zero_grad()
             loss.backward()
         self.optimizer.step()
 
-    def trained(self) -> Iterator[Tensor]:
+    def trainable_parameters(self) -> Iterator[Tensor]:
         """The parts that are learned."""
         for name in LEARNED:
             self.parameters[name] = self.parameters[name].clone().requires_grad_()
@@ -145,11 +149,11 @@ class Adaptive(Mixture):
         super().load(state)
         self.optimizer = None
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         own = sum(self.parameters[name][0].numel() for name in LEARNED)
         return {"parameters": own, "networks": self.networks}
 
 
-def copied(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+def detached_copies(parts: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return copies that no gradient reaches."""
     return {name: part.detach().clone() for name, part in parts.items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trime.mixtures.experts import LEAST, Evidence, Mixture, mixed
+from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, Evidence, Mixture, log_mixture
 from trime.types import Float, Int, Tensor
 
 ROUNDS, STEPS = 3, 12  # over all memories; of the quasi-Newton method for the log-weights
@@ -29,14 +29,16 @@ class Calibrated(Mixture):
         sizes, experts = list(self.memories.values()), evidence.total.shape[1]
         found = evidence.total.new_empty(len(fold))
         for number in range(int(fold.max()) + 1):
-            weight = weights_of(evidence.take(fold != number), sizes)
+            weight = fit_log_weights(evidence.take(fold != number), sizes)
             own = evidence.take(fold == number)
-            found[fold == number] = mixed((own.total + weight).log_softmax(-1), own.log_probability.clamp(min=LEAST))
-        self.parameters = {"weight": weights_of(evidence, sizes)}
+            found[fold == number] = log_mixture(
+                (own.total + weight).log_softmax(-1), own.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
+            )
+        self.parameters = {"weight": fit_log_weights(evidence, sizes)}
         assert self.parameters["weight"].shape == (experts,)
         return found
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         weight, first, found = self.parameters["weight"], 1, {}
         for name, size in self.memories.items():
             own = weight[first : first + size]
@@ -46,20 +48,20 @@ class Calibrated(Mixture):
         return found
 
 
-def weights_of(evidence: Evidence, sizes: list[int]) -> Float[Tensor, " e"]:
+def fit_log_weights(evidence: Evidence, sizes: list[int]) -> Float[Tensor, " e"]:
     """Return the log-weight of each expert: of every memory one has a finite one, the vocabulary has 0.
 
     From the middle temperatures on, memory after memory takes its best one, the log-weights being the best each time.
     """
     firsts = [1 + sum(sizes[:number]) for number in range(len(sizes))]
     chosen = [first + (size - 1) // 2 for first, size in zip(firsts, sizes, strict=True)]
-    best, weight = best_weights(evidence, chosen, torch.zeros(len(chosen)))
+    best, weight = fit_weights_of(evidence, chosen, torch.zeros(len(chosen)))
     for _ in range(ROUNDS):
         before = list(chosen)
         for number, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
             for other in range(first, first + size):
                 tried = [*chosen[:number], other, *chosen[number + 1 :]]
-                loss, own = best_weights(evidence, tried, weight)
+                loss, own = fit_weights_of(evidence, tried, weight)
                 if loss < best:
                     best, chosen, weight = loss, tried, own
         if chosen == before:
@@ -69,17 +71,17 @@ def weights_of(evidence: Evidence, sizes: list[int]) -> Float[Tensor, " e"]:
     return result
 
 
-def best_weights(evidence: Evidence, chosen: list[int], start: Float[Tensor, " m"]) -> tuple[float, Float[Tensor, " m"]]:
+def fit_weights_of(evidence: Evidence, chosen: list[int], start: Float[Tensor, " m"]) -> tuple[float, Float[Tensor, " m"]]:
     """Return the least mean loss, and the log-weights of the chosen experts that give it, by a quasi-Newton method."""
     index = [0, *chosen]
-    total, found = evidence.total[:, index], evidence.log_probability[:, index].clamp(min=LEAST)
+    total, found = evidence.total[:, index], evidence.log_probability[:, index].clamp(min=LOG_PROBABILITY_FLOOR)
     weight = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS([weight], max_iter=STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()
         shifted = total + torch.cat([weight.new_zeros(1), weight])
-        value = -mixed(shifted.log_softmax(-1), found).mean()
+        value = -log_mixture(shifted.log_softmax(-1), found).mean()
         value.backward()
         return value
 

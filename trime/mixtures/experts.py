@@ -16,8 +16,11 @@ import torch
 
 from trime.types import Float, Int, Mass, Tensor
 
-LEAST = -60.0  # nats: a log-probability below it counts as this in training
-POOR, UNKNOWN = -12.0, -6.0  # nats: how badly an expert may have done at most, and how well where nothing was read
+LOG_PROBABILITY_FLOOR = -60.0  # nats: a log-probability below it counts as this in training
+HISTORY_FLOOR, HISTORY_DEFAULT = (
+    -12.0,
+    -6.0,
+)  # nats: how badly an expert may have done at most, and how well where nothing was read
 CHUNK = 256  # tokens of a document whose history is computed at once
 
 
@@ -33,7 +36,7 @@ class Evidence(NamedTuple):
         """Of the target, under each expert."""
         return torch.where(self.total.isfinite(), self.target - self.total.nan_to_num(neginf=0), -torch.inf)
 
-    def on_host(self) -> Evidence:
+    def cpu(self) -> Evidence:
         """The same in the machine's own memory."""
         return Evidence(*(part.cpu() for part in self))
 
@@ -42,14 +45,14 @@ class Evidence(NamedTuple):
         return Evidence(*(part[index] for part in self))
 
 
-def evidence_of(vocabulary: Mass, found: dict[str, Mass], document: Int[Tensor, " n"]) -> Evidence:
+def stack_evidence(vocabulary: Mass, found: dict[str, Mass], document: Int[Tensor, " n"]) -> Evidence:
     """Return the masses [1 e n] of memories, in order, beside the vocabulary's [n]."""
     target = torch.cat([vocabulary.target[None], *(mass.target[0] for mass in found.values())])
     total = torch.cat([vocabulary.total[None], *(mass.total[0] for mass in found.values())])
     return Evidence(target.T.float(), total.T.float(), document)
 
 
-def joined(parts: list[Evidence]) -> Evidence:
+def concat_evidence(parts: list[Evidence]) -> Evidence:
     """Return tokens one after the other."""
     return Evidence(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
@@ -68,7 +71,7 @@ class History:
         """Return what is known before each of a document's next tokens, whose log-probabilities are ``found``."""
         if document != self.document:
             self.document, self.sums = document, [(found.new_zeros(found.shape[1]), 0.0) for _ in self.decays]
-        value, count = found.clamp(min=POOR), len(found)
+        value, count = found.clamp(min=HISTORY_FLOOR), len(found)
         features = []
         for number, decay in enumerate(self.decays):
             held, weight = self.sums[number]
@@ -78,12 +81,12 @@ class History:
             power = power.to(found)
             total = share.sum(1) + power[:-1] * weight
             mean = (share @ value + power[:-1, None] * held) / total.clamp(min=1e-30)[:, None]
-            features.append(torch.where(total[:, None] > 0, mean, UNKNOWN))
+            features.append(torch.where(total[:, None] > 0, mean, HISTORY_DEFAULT))
             newest = power[:-1].flip(0)
             self.sums[number] = (newest @ value + power[-1] * held, float(newest.sum() + power[-1] * weight))
         return torch.cat(features, 1) if features else found.new_empty(count, 0)
 
-    def of_text(self, evidence: Evidence) -> Float[Tensor, "n f"]:
+    def text_features(self, evidence: Evidence) -> Float[Tensor, "n f"]:
         """Return the features of whole documents, in their order."""
         found, document = evidence.log_probability, evidence.document
         edges = [0, *((document.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(document)]
@@ -123,7 +126,7 @@ class Mixture(ABC):
         """Take what was fitted."""
         self.parameters = dict(state)
 
-    def on(self, device: torch.device) -> Mixture:
+    def to(self, device: torch.device) -> Mixture:
         """Return a copy on a device; what it learns from then on stays with it."""
         other = copy.copy(self)
         other.load({name: part.detach().clone().to(device) for name, part in self.parameters.items()})
@@ -132,11 +135,11 @@ class Mixture(ABC):
     def learn(self, evidence: Evidence, history: Float[Tensor, "n f"]) -> None:  # noqa: B027 (few learn on)
         """Learn from tokens that were scored, where the mixture goes on learning."""
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return what a reader wants to know of what was fitted."""
         return {}
 
 
-def mixed(log_weights: Float[Tensor, "*k n e"], log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "*k n"]:
+def log_mixture(log_weights: Float[Tensor, "*k n e"], log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "*k n"]:
     """log Σ_e π_e P_e."""
     return torch.logsumexp(log_weights + log_probability, -1)

@@ -11,38 +11,38 @@ import torch
 from trime.types import Float, Mass, Tensor
 
 
-def joint(vocabulary: Mass, found: list[Mass]) -> Float[Tensor, "*s n"]:
+def joint(vocabulary: Mass, masses: list[Mass]) -> Float[Tensor, "*s n"]:
     """log P(target): all masses enter one logsumexp, which always holds the vocabulary's finite one."""
-    found = gated(vocabulary, found)
-    target = torch.logsumexp(stacked([vocabulary.target, *(mass.target for mass in found)]), 0)
-    return target - torch.logsumexp(stacked([vocabulary.total, *(mass.total for mass in found)]), 0)
+    masses = apply_gate(vocabulary, masses)
+    target = torch.logsumexp(stack_broadcast([vocabulary.target, *(mass.target for mass in masses)]), 0)
+    return target - torch.logsumexp(stack_broadcast([vocabulary.total, *(mass.total for mass in masses)]), 0)
 
 
-def memory_share(vocabulary: Mass, found: list[Mass]) -> Float[Tensor, "*s n"]:
+def memory_share(vocabulary: Mass, masses: list[Mass]) -> Float[Tensor, "*s n"]:
     """The share of all mass that the memories hold, in [0, 1]."""
-    found = gated(vocabulary, found)
-    total = torch.logsumexp(stacked([vocabulary.total, *(mass.total for mass in found)]), 0)
+    masses = apply_gate(vocabulary, masses)
+    total = torch.logsumexp(stack_broadcast([vocabulary.total, *(mass.total for mass in masses)]), 0)
     return 1 - (vocabulary.total - total).exp()
 
 
-def gated(vocabulary: Mass, found: list[Mass]) -> list[Mass]:
+def apply_gate(vocabulary: Mass, masses: list[Mass]) -> list[Mass]:
     """The memories as they enter the softmax; an empty one stays empty."""
-    if vocabulary.gate is None or not found:
-        return found
-    memory = found[0] if len(found) == 1 else union(found)  # a union of one has no gradient where it is empty
+    if vocabulary.gate is None or not masses:
+        return masses
+    memory = masses[0] if len(masses) == 1 else union(masses)  # a union of one has no gradient where it is empty
     empty = memory.total.isinf()
     total = torch.where(empty, -torch.inf, vocabulary.total + vocabulary.gate)
     return [Mass(memory.target - torch.where(empty, 0, memory.total) + total, total)]
 
 
-def union(found: list[Mass]) -> Mass:
+def union(masses: list[Mass]) -> Mass:
     """Several memories as one."""
     return Mass(
-        torch.logsumexp(stacked([mass.target for mass in found]), 0),
-        torch.logsumexp(stacked([mass.total for mass in found]), 0),
+        torch.logsumexp(stack_broadcast([mass.target for mass in masses]), 0),
+        torch.logsumexp(stack_broadcast([mass.total for mass in masses]), 0),
     )
 
 
-def stacked(parts: list[Tensor]) -> Tensor:
+def stack_broadcast(parts: list[Tensor]) -> Tensor:
     """Tensors of broadcastable shapes on a new first axis."""
     return torch.stack(torch.broadcast_tensors(*parts))

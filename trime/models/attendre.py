@@ -1,10 +1,10 @@
-"""Attendre attention: queries wait while keys come in, and attend when they are evicted (Attendre section 3.2, Figure 1).
+"""Attendre attention: queries wait while keys are inserted, and attend when they are evicted (Attendre section 3.2, Figure 1).
 
-A step inserts a chunk's keys and values into a memory that any policy keeps, and its queries, with what must wait
-along with them (the residual stream), into a first-in-first-out memory; the queries that leave it attend to what the
-first one holds, which has entries of later chunks by then: one softmax over all of them, or over the best of each head.
+A step inserts a chunk's keys and values into a memory with any eviction policy, and its queries, together with what has to
+wait with them (the residual stream), into a first-in-first-out memory. Queries that leave it attend to what the key memory
+holds, which includes entries of later chunks by then: one softmax over all entries, or over the top-k of each head.
 
-The query memory is a delay: rows move in step, padding among them, so that as many leave as came.
+The query memory is a delay line: all rows move in step, padding included, so that as many queries leave as were inserted.
 """
 
 from __future__ import annotations
@@ -16,126 +16,130 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from trime.eviction.base import largest
+from trime.eviction.base import topk_mask
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.layers.topk_attention import attention, bucket_top
+from trime.models.layers.topk_attention import bucket_top, masked_softmax
 from trime.types import AttentionBlock, Bool, Float, Int, Tensor
 
-Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # query, its position, key, its position to logits [b h q m]
+Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (query, its position, key, its position) -> logits [b h q m]
 
 
 class Queries(NamedTuple):
-    """Queries [b n h d], then what waits along with them [b n ...], oldest first; position -1 is padding."""
+    """Queries [b n h d] and the columns [b n ...] that wait with them, oldest first; position -1 is padding."""
 
     columns: tuple[Tensor, ...]
     position: Int[Tensor, "b n"]
 
     def split(self, count: int) -> tuple[Queries, Queries]:
-        """The first ``count``, and the others."""
+        """Return the first ``count`` queries, and the rest."""
         halves = zip(*((column[:, :count], column[:, count:]) for column in (*self.columns, self.position)), strict=True)
-        first, others = (Queries(tuple(half[:-1]), half[-1]) for half in halves)
-        return first, others
+        first, rest = (Queries(tuple(half[:-1]), half[-1]) for half in halves)
+        return first, rest
 
-    def joined(self, newer: Queries) -> Queries:
-        """Both, one after the other."""
+    def concat(self, newer: Queries) -> Queries:
+        """Return these queries followed by ``newer`` ones."""
         pairs = zip((*self.columns, self.position), (*newer.columns, newer.position), strict=True)
         *columns, position = (torch.cat(pair, 1) for pair in pairs)
         return Queries(tuple(columns), position)
 
 
-class Waiting(NamedTuple):
-    """What a layer carries from chunk to chunk: keys, values [b m g d] and more of entries, and the queries that wait."""
+class AttendreState(NamedTuple):
+    """A layer's state between chunks: its memory of keys, values [b m g d] and further columns, and the waiting queries."""
 
     keys: MemoryState
     queries: Queries
 
 
 class Retrieved(NamedTuple):
-    """Which entries queries attended to: how similar they are (-inf: not retrieved), where they stand, what is told of them."""
+    """The entries that queries attended to: their similarity (-inf: not retrieved), positions and metadata."""
 
     similarity: Float[Tensor, "b h q m"]
     position: Int[Tensor, "b m"]
-    told: tuple[Tensor, ...]  # columns [b m] behind keys and values, such as the document
+    metadata: tuple[Tensor, ...]  # further columns [b m] of the entries, such as the document
 
-    def best(self, count: int) -> tuple[Float[Tensor, "b h q k"], Int[Tensor, "b h q k"], tuple[Tensor, ...]]:
-        """The most similar entries: similarity, position, and what is told of them; -1 where there are fewer."""
+    def top(self, count: int) -> tuple[Float[Tensor, "b h q k"], Int[Tensor, "b h q k"], tuple[Tensor, ...]]:
+        """Return similarity, position and metadata of the ``count`` most similar entries; -1 where there are fewer."""
         similarity, slot = self.similarity.topk(min(count, self.similarity.shape[-1]), dim=-1)
-        columns = (self.position, *self.told)
+        columns = (self.position, *self.metadata)
         rows = torch.arange(len(slot), device=slot.device)[:, None, None, None]
-        position, *told = (column[rows, slot].masked_fill(similarity == -torch.inf, -1) for column in columns)
-        return similarity, position, tuple(told)
+        position, *metadata = (column[rows, slot].masked_fill(similarity == -torch.inf, -1) for column in columns)
+        return similarity, position, tuple(metadata)
 
 
 class AttentionOutput(NamedTuple):
-    """What queries that attended got from the memory, what had waited along with them, and what they retrieved."""
+    """Attended values of the queries that left, the columns that had waited with them, and what they retrieved."""
 
     attended: Float[Tensor, "b q h d"]
-    along: tuple[Tensor, ...]
+    payload: tuple[Tensor, ...]
     position: Int[Tensor, "b q"]
     retrieved: Retrieved
 
 
 @dataclass(frozen=True)
 class Attendre:
-    """A layer's memories: ``keys`` of K/V entries, and room for ``waiting`` queries (0: they attend at once).
+    """A layer's memories: ``keys`` holds keys and values, and ``query_size`` queries wait (0: they attend at once).
 
-    ``top_k``: entries that a query of a head attends to, null for all; ``search``: the best ones (exact), or the best
-    one of each of ``top_k`` strided buckets. ``causal``: none after the query itself. ``window``: none as far away as
-    that, where a model was trained so. Entries are keys and values [b l g d], and columns [b l] that tell of them.
+    ``top_k``: entries that a query attends to in each head, None for all. ``search``: exact (the top-k), or buckets (the best
+    entry of each of ``top_k`` strided buckets). ``causal``: no entry after the query. ``window``: no entry at that distance or
+    beyond, for models trained with a sliding window. An entry is a key and a value [b l g d], and metadata columns [b l].
     """
 
     keys: BoundedMemory
-    waiting: int = 0
+    query_size: int = 0
     top_k: int | None = None
     causal: bool = False
     window: int | None = None
     search: str = "exact"
 
-    def start(self, own: tuple[Tensor, ...], queries: Queries) -> Waiting:
-        """Nothing yet, for entries and queries of that kind."""
-        return Waiting(self.keys.empty(own), queries.split(0)[0])
+    def start(self, entries: tuple[Tensor, ...], queries: Queries) -> AttendreState:
+        """Return an empty state for entries and queries of these shapes."""
+        return AttendreState(self.keys.empty(entries), queries.split(0)[0])
 
-    def step(self, state: Waiting, own: tuple[Tensor, ...], queries: Queries, score: Score) -> tuple[Waiting, AttentionOutput]:
-        """Reads a chunk: entries, and queries of the same positions."""
-        keys = self.keys.update(state.keys, own, queries.position)
-        waiting = state.queries.joined(queries)
-        return self.release(Waiting(keys, waiting), max(0, waiting.position.shape[1] - self.waiting), score)
+    def step(
+        self, state: AttendreState, entries: tuple[Tensor, ...], queries: Queries, score: Score
+    ) -> tuple[AttendreState, AttentionOutput]:
+        """Insert a chunk's entries and its queries, at the same positions; return the output of the queries that leave."""
+        keys = self.keys.update(state.keys, entries, queries.position)
+        waiting = state.queries.concat(queries)
+        return self.release(AttendreState(keys, waiting), max(0, waiting.position.shape[1] - self.query_size), score)
 
-    def release(self, state: Waiting, count: int, score: Score) -> tuple[Waiting, AttentionOutput]:
-        """The ``count`` queries that waited longest attend; without a chunk, this drains or, all of them, flushes."""
+    def release(self, state: AttendreState, count: int, score: Score) -> tuple[AttendreState, AttentionOutput]:
+        """Let the ``count`` queries that have waited longest attend; without a new chunk this drains or flushes the memory."""
         leaving, waiting = state.queries.split(count)
-        keys, left = self.attend(state.keys, leaving, score)
-        return Waiting(keys, waiting), left
+        keys, output = self.attend(state.keys, leaving, score)
+        return AttendreState(keys, waiting), output
 
     def attend(self, held: MemoryState, leaving: Queries, score: Score) -> tuple[MemoryState, AttentionOutput]:
-        """One softmax over what the memory holds; its policy hears of all scores."""
-        (query, *along), (key, value, *told), place = leaving.columns, held.columns, held.ranking.position
-        logits = score(query, leaving.position, key, place).masked_fill(~self.visible(leaving.position, place), -torch.inf)
-        retrieved = best(logits, self.top_k, self.search)
-        similarity = logits if retrieved is None else logits.masked_fill(~retrieved, -torch.inf)
-        weight = attention(similarity)
+        """Attend to the memory in one softmax; the eviction policy sees all scores."""
+        (query, *payload), (key, value, *metadata), position = leaving.columns, held.columns, held.ranking.position
+        visible = self.visible(leaving.position, position)
+        logits = score(query, leaving.position, key, position).masked_fill(~visible, -torch.inf)
+        is_retrieved = retrieval_mask(logits, self.top_k, self.search)
+        similarity = logits if is_retrieved is None else logits.masked_fill(~is_retrieved, -torch.inf)
+        weight = masked_softmax(similarity)
         attended = (weight.unflatten(1, (value.shape[2], -1)) @ value.transpose(1, 2)[:, :, None]).flatten(1, 2)
-        if retrieved is None and self.top_k is not None:
-            retrieved = logits > -torch.inf  # the best top_k are all that is visible
-        policy, block = self.keys.policy, AttentionBlock(logits, leaving.position, retrieved)
+        if is_retrieved is None and self.top_k is not None:
+            is_retrieved = logits > -torch.inf  # at most top_k entries: all visible ones are retrieved
+        policy, block = self.keys.policy, AttentionBlock(logits, leaving.position, is_retrieved)
         ranking = policy.finalize(held.ranking, policy.observe(policy.begin(held.ranking), block))
-        found = Retrieved(similarity, place, tuple(told))
-        return held._replace(ranking=ranking), AttentionOutput(attended.transpose(1, 2), tuple(along), leaving.position, found)
+        retrieved = Retrieved(similarity, position, tuple(metadata))
+        output = AttentionOutput(attended.transpose(1, 2), tuple(payload), leaving.position, retrieved)
+        return held._replace(ranking=ranking), output
 
     def visible(self, query: Int[Tensor, "b q"], key: Int[Tensor, "b m"]) -> Bool[Tensor, "b 1 q m"]:
-        """Entries and queries that are there; causal ones not after the query."""
+        """Return which entries each query may attend to: no padding, none after a causal query, none beyond the window."""
         distance = query[:, :, None] - key[:, None]
-        seen = (query >= 0)[:, :, None] & (key >= 0)[:, None]
-        seen = seen & (distance >= 0) if self.causal else seen
-        return (seen if self.window is None else seen & (distance.abs() < self.window))[:, None]
+        mask = (query >= 0)[:, :, None] & (key >= 0)[:, None]
+        mask = mask & (distance >= 0) if self.causal else mask
+        return (mask if self.window is None else mask & (distance.abs() < self.window))[:, None]
 
 
-def best(logits: Float[Tensor, "b h q m"], top_k: int | None, search: str) -> Bool[Tensor, "b h q m"] | None:
-    """The ``top_k`` largest of each row, or the largest of each of its buckets (slot mod k); None where these are all."""
+def retrieval_mask(logits: Float[Tensor, "b h q m"], top_k: int | None, search: str) -> Bool[Tensor, "b h q m"] | None:
+    """Return a mask of each row's ``top_k`` largest logits, or of each bucket's (slot mod k) largest; None: all entries."""
     if top_k is None or top_k >= logits.shape[-1]:
         return None
     if search == "exact":
-        return largest(logits, top_k)
-    filled = F.pad(logits, (0, -logits.shape[-1] % top_k), value=-torch.inf)
-    found = torch.zeros_like(filled, dtype=torch.bool).scatter(-1, bucket_top(filled, top_k), True)
-    return found[..., : logits.shape[-1]]
+        return topk_mask(logits, top_k)
+    padded = F.pad(logits, (0, -logits.shape[-1] % top_k), value=-torch.inf)
+    mask = torch.zeros_like(padded, dtype=torch.bool).scatter(-1, bucket_top(padded, top_k), True)
+    return mask[..., : logits.shape[-1]]

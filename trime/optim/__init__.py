@@ -1,1 +1,1 @@
-"""Optimisers and schedules that torch does not have as published."""
+"""Optimisers and learning-rate schedules as published, where torch has them otherwise or not at all."""

@@ -1,4 +1,4 @@
-"""Adam as fairseq has it: decoupled decay first, epsilon added to the second moment before its correction."""
+"""Adam as in fairseq: decoupled decay comes first, and epsilon is added to the second moment before its correction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from trime.optim.base import PerParameter
 
 
 class Adam(PerParameter):
-    """p <- (1 - lr wd) p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps): torch's AdamW corrects v before eps is added."""
+    """The update p <- (1 - lr wd) p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps): torch's AdamW corrects v
+    before it adds eps."""
 
     def __init__(
         self,
@@ -24,14 +25,14 @@ class Adam(PerParameter):
     ):
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
 
-    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+    def update_parameter(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             state |= {"step": 0, "first": torch.zeros_like(parameter), "second": torch.zeros_like(parameter)}
         state["step"] += 1
-        one, two = group["betas"]
-        state["first"].mul_(one).add_(gradient, alpha=1 - one)
-        state["second"].mul_(two).addcmul_(gradient, gradient, value=1 - two)
-        size = group["lr"] * math.sqrt(1 - two ** state["step"]) / (1 - one ** state["step"])
+        beta1, beta2 = group["betas"]
+        state["first"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+        state["second"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        step_size = group["lr"] * math.sqrt(1 - beta2 ** state["step"]) / (1 - beta1 ** state["step"])
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.addcdiv_(state["first"], state["second"].sqrt().add_(group["eps"]), value=-size)
+        parameter.addcdiv_(state["first"], state["second"].sqrt().add_(group["eps"]), value=-step_size)

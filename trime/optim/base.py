@@ -1,4 +1,4 @@
-"""What the published optimisers share: an update is made parameter by parameter, group by group."""
+"""The base class of the published optimisers: they update one parameter after the other, group by group."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 
 class PerParameter(torch.optim.Optimizer):
-    """An optimiser whose update of a parameter looks at nothing but that parameter, its state and its group."""
+    """An optimiser whose update of a parameter depends on that parameter, its state and its group alone."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update."""
+        """Update all parameters that have a gradient; return the closure's loss, if there is a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -22,13 +22,13 @@ class PerParameter(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.move(parameter, parameter.grad, group)
-            self.after(group)
+                    self.update_parameter(parameter, parameter.grad, group)
+            self.finish_group(group)
         return loss
 
     @abstractmethod
-    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        """Updates a parameter in place."""
+    def update_parameter(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        """Update a parameter in place."""
 
-    def after(self, group: dict[str, Any]) -> None:
-        """What a group remembers of the update."""
+    def finish_group(self, group: dict[str, Any]) -> None:
+        """Store in a group what its next update needs."""

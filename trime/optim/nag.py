@@ -1,4 +1,4 @@
-"""Nesterov's accelerated gradient as fairseq has it: the momentum follows the learning rate's changes."""
+"""Nesterov's accelerated gradient as in fairseq: the momentum buffer is rescaled when the learning rate changes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trime.optim.base import PerParameter
 
 
 class NAG(PerParameter):
-    """p <- (1 - lr wd) p + m^2 c b - (1 + m) lr grad;  b <- m c b - lr grad;  c = lr / previous lr."""
+    """The update p <- (1 - lr wd) p + m^2 c b - (1 + m) lr grad;  b <- m c b - lr grad;  c = lr / previous lr."""
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.99, weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "previous": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+    def update_parameter(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         lr, momentum, state = group["lr"], group["momentum"], self.state[parameter]
         if not state:
             state["buffer"] = torch.zeros_like(parameter)
@@ -25,5 +25,5 @@ class NAG(PerParameter):
         parameter.add_(gradient, alpha=-(1 + momentum) * lr)
         buffer.mul_(momentum * ratio).add_(gradient, alpha=-lr)
 
-    def after(self, group: dict[str, Any]) -> None:
+    def finish_group(self, group: dict[str, Any]) -> None:
         group["previous"] = group["lr"]

@@ -8,8 +8,8 @@ import math
 class Cosine:
     """Linear warm-up from ``initial`` to ``peak``, then cosine periods from ``peak`` down to ``floor``.
 
-    Each period is ``stretch`` times as long as the one before, its two ends ``shrink`` times as high.
-    ``period`` null: one period up to the last update.
+    Each period is ``stretch`` times as long as the one before, and its peak and floor are ``shrink`` times as high.
+    With ``period`` null there is one period, which ends at the last update.
     """
 
     def __init__(
@@ -27,15 +27,15 @@ class Cosine:
         self.period, self.stretch, self.shrink = period or max(1, updates - warmup), stretch, shrink
 
     def __call__(self, update: int) -> float:
-        """The learning rate of an update."""
+        """Return the learning rate of an update."""
         if update < self.warmup:
             return self.initial + (self.peak - self.initial) * update / self.warmup
-        number, done, length = self.place(update - self.warmup)
+        number, done, length = self.period_at(update - self.warmup)
         scale = self.shrink**number
         return scale * (self.floor + (self.peak - self.floor) / 2 * (1 + math.cos(math.pi * done / length)))
 
-    def place(self, past: int) -> tuple[int, float, float]:
-        """Number of the period, updates done in it, its length."""
+    def period_at(self, past: int) -> tuple[int, float, float]:
+        """Return the number of the period, the updates done in it, and its length, ``past`` updates after warm-up."""
         if self.stretch == 1:
             return past // self.period, past % self.period, self.period
         number = math.floor(math.log(1 - past / self.period * (1 - self.stretch), self.stretch))
@@ -44,15 +44,15 @@ class Cosine:
 
 
 class InverseSquareRoot:
-    """Linear warm-up from ``initial`` to ``peak``, then peak sqrt(warmup / update)."""
+    """Linear warm-up from ``initial`` to ``peak``, then peak sqrt(warmup / update); ValueError without warm-up."""
 
     def __init__(self, peak: float, warmup: int, initial: float = 0.0):
         if warmup < 1:
-            raise ValueError(f"schedule.warmup={warmup}: inverse square root needs at least one update of warm-up")
+            raise ValueError(f"schedule.warmup={warmup}: the inverse square root needs at least one update of warm-up")
         self.peak, self.warmup, self.initial = peak, warmup, initial
 
     def __call__(self, update: int) -> float:
-        """The learning rate of an update."""
+        """Return the learning rate of an update."""
         if update < self.warmup:
             return self.initial + (self.peak - self.initial) * update / self.warmup
         return self.peak * math.sqrt(self.warmup / update)

@@ -31,16 +31,16 @@ def device_of(config: DictConfig) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() and config.trainer.accelerator != "cpu" else "cpu")
 
 
-def devices_of(config: DictConfig) -> int:
+def device_count(config: DictConfig) -> int:
     """How many devices train: those that trainer.devices asks for, or all there are."""
     if config.trainer.devices != "auto":
         return int(config.trainer.devices)
     return max(1, torch.cuda.device_count()) if config.trainer.accelerator != "cpu" else 1
 
 
-def world_of(config: DictConfig) -> int:
+def world_size(config: DictConfig) -> int:
     """How many devices train on all machines together."""
-    return int(config.trainer.num_nodes) * devices_of(config)
+    return int(config.trainer.num_nodes) * device_count(config)
 
 
 def node(config: DictConfig) -> int:
@@ -67,18 +67,18 @@ def local_rank() -> int:
 
 def share_of(config: DictConfig) -> Share:
     """This process's place among all."""
-    return Share(node(config) * devices_of(config) + local_rank(), world_of(config))
+    return Share(node(config) * device_count(config) + local_rank(), world_size(config))
 
 
-def follows(config: DictConfig) -> bool:
+def is_worker(config: DictConfig) -> bool:
     """This process is not the first of all."""
     return node(config) > 0 or local_rank() > 0
 
 
 @contextmanager
-def together(config: DictConfig, folder: Path) -> Iterator[None]:
+def launch_workers(config: DictConfig, folder: Path) -> Iterator[None]:
     """Starts the other processes of a training in ``folder``, and ends them with it."""
-    if world_of(config) == 1 or local_rank() > 0:
+    if world_size(config) == 1 or local_rank() > 0:
         yield
         return
     saved = dict(os.environ)
@@ -89,7 +89,7 @@ def together(config: DictConfig, folder: Path) -> Iterator[None]:
     OmegaConf.save(config, file, resolve=True)
     command = [sys.executable, "-m", "trime.run.worker", str(file), str(folder)]
     place = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    ranks = range(1, devices_of(config))
+    ranks = range(1, device_count(config))
     others = [subprocess.Popen(command, env=os.environ | {RANK: str(rank), "PYTHONPATH": place}) for rank in ranks]
     ending = threading.Event()
     threading.Thread(target=watch, args=(others, ending), daemon=True).start()

@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from trime.data.corpus import content_hash
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
-from trime.memory.retrieval.ray_cluster import cluster
-from trime.memory.retrieval.search import LEAST, Exact, Search, ShardedSearch, found_of
-from trime.memory.retrieval.sharded import Part, build_parts, check_factory, parts_of
+from trime.memory.retrieval.ray_cluster import open_ray_search
+from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, ExactSearch, Search, ShardedSearch, recall_of
+from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_into_parts
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.rows import memories_of
@@ -52,7 +52,7 @@ class Index(Artefact):
         meter, place, index = ResourceUsage(), self.store.path(), self.config.index
         entries, width = len(Keys(Shards(place))), self.information()["width"]
         factory = check_index(index, entries, width)
-        parts = parts_of(place, index.parts, folder, factory, index.metric)
+        parts = split_into_parts(place, index.parts, folder, factory, index.metric)
         if factory:
             with tqdm(total=entries, unit="key", unit_scale=True, desc=f"index {factory}", mininterval=1) as bar:
                 build_parts(parts, folder, bar)
@@ -65,12 +65,12 @@ class Index(Artefact):
             "build_seconds": round(meter.seconds + self.information()["seconds"], 1),
         }
         if index.factory == AUTO:
-            content |= self.chosen_probe(parts)
+            content |= self.choose_probe(parts)
         (folder / "datastore.json").write_text(json.dumps(content, indent=1))
         for file in folder.glob("learned.*"):
             file.unlink()
 
-    def chosen_probe(self, parts: list[Part]) -> dict[str, Any]:
+    def choose_probe(self, parts: list[IndexPart]) -> dict[str, Any]:
         """How many cells to visit so that stored keys find ``index.recall`` of one another, by doubling, and that share.
 
         Where twice as many hardly find more (codes of a product quantiser are what limits them), it is enough.
@@ -79,14 +79,14 @@ class Index(Artefact):
         if not factory:
             return {"probe": 1, "expected_recall": 1.0}
         keys = Keys(Shards(self.store.path()))
-        queries, k = sample_of(keys, SAMPLE), min(self.config.index.k, len(keys))
-        _, exact = Exact(keys.blocks, metric).nearest(queries, k)
+        queries, k = sample_keys(keys, SAMPLE), min(self.config.index.k, len(keys))
+        _, exact = ExactSearch(keys.blocks, metric).nearest(queries, k)
 
         def recall(probe: int) -> float:
-            return found_of(exact, searching(parts, probe).nearest(queries, k)[1])
+            return recall_of(exact, open_search(parts, probe).nearest(queries, k)[1])
 
         probe, expected = 1, recall(1)
-        while expected < wanted and probe < most_cells(factory):
+        while expected < wanted and probe < cell_count(factory):
             more = recall(2 * probe)
             if more < expected + GAIN:
                 break
@@ -106,11 +106,11 @@ class Index(Artefact):
         """What answers from the index: here, or on the workers of a cluster."""
         index, built = self.config.index, self.statistics()
         factory = None if built["index"] == "exact" else built["index"]
-        parts = parts_of(self.store.path(), index.parts, self.path(), factory, index.metric)
+        parts = split_into_parts(self.store.path(), index.parts, self.path(), factory, index.metric)
         probe = built.get("probe", index.probe)
         if index.engine == "local":
-            return searching(parts, probe, index.device)
-        return cluster(parts, probe, index.device, index.address, index.cores)
+            return open_search(parts, probe, index.device)
+        return open_ray_search(parts, probe, index.device, index.address, index.cores)
 
     def nearest(self, asked: dict[str, Any]) -> KNNMemory:
         """The memory of the K nearest entries, for queries of an encoded split (its description)."""
@@ -129,24 +129,24 @@ def check_index(index: DictConfig, entries: int, width: int) -> str | None:
     if index.parts > entries:
         raise UserError(f"index.parts={index.parts} of {entries} entries: lower it, or raise datastore.tokens")
     factory = index.factory
-    factory = chosen_factory(entries, width, index.parts) if factory == AUTO else numbered(factory, entries, width)
+    factory = choose_factory(entries, width, index.parts) if factory == AUTO else complete_factory(factory, entries, width)
     if factory:
         check_factory(factory, entries, width, index.metric)
     return factory
 
 
-def chosen_factory(entries: int, width: int, parts: int = 1) -> str | None:
+def choose_factory(entries: int, width: int, parts: int = 1) -> str | None:
     """index=auto: exact where that is fast, cells while a part's keys fit in half the memory, else product codes."""
     if entries <= EXACT_UP_TO:
         return None
-    return numbered("Cells" if 2 * width * entries / parts <= memory() / 2 else "IVF_PQ", entries, width)
+    return complete_factory("Cells" if 2 * width * entries / parts <= memory() / 2 else "IVF_PQ", entries, width)
 
 
-def numbered(factory: str | None, entries: int, width: int) -> str | None:
+def complete_factory(factory: str | None, entries: int, width: int) -> str | None:
     """A factory string with the numbers that it leaves out: about √n cells, half of the dimensions, at most 64 codes."""
     if factory is None:
         return None
-    cells = max(1, min(2 ** round(math.log2(math.sqrt(entries))), entries // LEAST))
+    cells = max(1, min(2 ** round(math.log2(math.sqrt(entries))), entries // MIN_POINTS_PER_CELL))
     half = max(1, width // 2)
     given = re.search(r"PCA\w*?(\d+)", factory)
     kept = int(given[1]) if given else half if "PCA" in factory else width
@@ -160,7 +160,7 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def most_cells(factory: str) -> int:
+def cell_count(factory: str) -> int:
     """How many cells a factory string names."""
     return max(map(int, re.findall(r"(?:Cells|IVF)(\d+)", factory)), default=1)
 
@@ -170,13 +170,13 @@ def counts(path: Path) -> bool:
     return path.is_file() and path.stem != "learned"
 
 
-def searching(parts: list[Part], probe: int, device: str = "cpu") -> Search:
+def open_search(parts: list[IndexPart], probe: int, device: str = "cpu") -> Search:
     """What answers from all parts, in this process."""
     searches = [part.search(probe, device) for part in parts]
     return searches[0] if len(parts) == 1 else ShardedSearch(searches, [part.first for part in parts])
 
 
-def sample_of(keys: Keys, count: int) -> Float[Tensor, "n d"]:
+def sample_keys(keys: Keys, count: int) -> Float[Tensor, "n d"]:
     """Stored keys, evenly chosen."""
     return keys.take(torch.arange(0, len(keys), max(1, len(keys) // count))[:count, None]).squeeze(1)
 

@@ -30,7 +30,7 @@ from trime.memory.retrieval.datastore import Shards, stored_keys
 from trime.metrics import ResourceUsage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.model_io import check_positions, open_network, reading_of
+from trime.pipeline.model_io import check_positions, open_network, reading_settings
 from trime.pipeline.processes import device_of
 from trime.pipeline.training import resolved_precision
 from trime.stages.prepare import Prepare
@@ -38,7 +38,7 @@ from trime.tasks.language_model import vocabulary_evidence
 from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, UserError, contexts_of, is_token
 
 SHARD = 2**17  # tokens at most, those of context included
-TOLD, PROBED = 2**17, 4  # tokens from which time and disk are forecast, by how many batches
+FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # tokens from which time and disk are forecast, by how many batches
 
 
 class Encode(Artefact):
@@ -68,7 +68,7 @@ class Encode(Artefact):
             "dtype": self.config[self.section].dtype,
             "scored_only": self.section == "datastore",
             "precision": resolved_precision(self.config),
-            **reading_of(self.config),
+            **reading_settings(self.config),
         }
 
     def windows(self, corpus: Corpus) -> Segments:
@@ -108,14 +108,14 @@ class Encode(Artefact):
         if network.is_stateful and (self.config.evaluate.context or self.config.compatibility.sorted_windows):
             raise UserError("this model reads on from window to window: set evaluate.context=0, compatibility=none")
         reader, per_shard = Reader(network), max(1, SHARD // int(windows.length.max()))
-        if windows.scored() > TOLD and not any(folder.iterdir()):
+        if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
             self.forecast(folder, Reader(network), corpus, windows, device)
         with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}", mininterval=1) as bar:
             for number, start in enumerate(range(0, len(windows), per_shard)):
                 part = windows.take(slice(start, start + per_shard))
                 file = folder / f"{number:05d}.safetensors"
                 if not file.exists():
-                    carried(reader, folder, number - 1, device)
+                    restore_reader_state(reader, folder, number - 1, device)
                     self.write(file, reader, corpus, part, start, device)
                 bar.update(part.scored())
         content = {
@@ -142,29 +142,29 @@ class Encode(Artefact):
         joined = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
         aside = file.with_suffix(".partial")
         save_file(joined, aside)
-        carry_on(reader, file)
+        save_reader_state(reader, file)
         aside.replace(file)
         with (file.parent / "seconds.txt").open("a") as seconds:  # not in the shard: its bytes depend on nothing but the text
             seconds.write(f"{time.perf_counter() - begun:.3f}\n")
 
     def parts(self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> Iterator[dict[str, Tensor]]:
         """The columns of batch after batch."""
-        rows = 1 if reader.network.is_stateful else self.together(windows)
+        rows = 1 if reader.network.is_stateful else self.windows_per_batch(windows)
         for batch in self.loader(corpus, windows, in_order(windows, rows)):
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.mixed(device)):
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.uses_bfloat16(device)):
                 yield self.columns(reader, batch.to(device), first)
 
-    def mixed(self, device: torch.device) -> bool:
+    def uses_bfloat16(self, device: torch.device) -> bool:
         """The model computes in bfloat16."""
         return device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
 
-    def together(self, windows: Segments) -> int:
+    def windows_per_batch(self, windows: Segments) -> int:
         """Windows of a batch."""
         return max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
 
     def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> None:
         """Tells how long it will take and how much it will write; UserError where the disk is too small."""
-        seconds, size = self.foretold(reader, corpus, windows, device)
+        seconds, size = self.estimate_cost(reader, corpus, windows, device)
         print(
             f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
             f"and {size / 2**20:,.0f} MiB",
@@ -178,9 +178,9 @@ class Encode(Artefact):
             )
 
     @torch.no_grad()
-    def foretold(self, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> tuple[float, float]:
+    def estimate_cost(self, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> tuple[float, float]:
         """Seconds and bytes of all windows, by a few batches of them."""
-        some = windows.take(np.linspace(0, len(windows) - 1, min(len(windows), PROBED * self.together(windows))).astype(int))
+        some = windows.take(np.linspace(0, len(windows) - 1, min(len(windows), FORECAST_BATCHES * self.windows_per_batch(windows))).astype(int))
         size, tokens, marks = 0, [], [time.perf_counter()]
         for part in self.parts(reader, corpus, some, 0, device):
             size += sum(column.nbytes for column in part.values())
@@ -222,23 +222,23 @@ class Encode(Artefact):
         return self.read("encode.json")
 
 
-def carry_on(reader: Reader, shard: Path) -> None:
+def save_reader_state(reader: Reader, shard: Path) -> None:
     """Keeps what the reader carries on from a shard, until the artefact is whole."""
     if reader.network.is_stateful:
-        parts = {f"{number:04d}": part.contiguous() for number, part in enumerate(reader.saved())}
-        save_file(parts, carried_file(shard.parent, int(shard.stem)))
+        parts = {f"{number:04d}": part.contiguous() for number, part in enumerate(reader.state_tensors())}
+        save_file(parts, reader_state_file(shard.parent, int(shard.stem)))
 
 
-def carried(reader: Reader, folder: Path, shard: int, device: Any) -> None:
+def restore_reader_state(reader: Reader, folder: Path, shard: int, device: Any) -> None:
     """What a killed run carried on from the last whole shard."""
-    file = carried_file(folder, shard)
+    file = reader_state_file(folder, shard)
     if reader.state is None and file.exists():
         parts = load_file(file)
         reader.restore([parts[name] for name in sorted(parts)], device)
-    carried_file(folder, shard - 1).unlink(missing_ok=True)
+    reader_state_file(folder, shard - 1).unlink(missing_ok=True)
 
 
-def carried_file(folder: Path, shard: int) -> Path:
+def reader_state_file(folder: Path, shard: int) -> Path:
     return folder / f"carried-{shard:05d}.partial"
 
 
@@ -247,7 +247,7 @@ def windows_of(folder: Path, device: torch.device) -> Iterator[Window]:
     names = ("g", "token", "document", "segment", "position", "target", "total")
     shards = Shards(folder)
     gated = "gate" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are no dictionaries)
-    for columns in shards.each(*names, *(["gate"] if gated else [])):
+    for columns in shards.iter_columns(*names, *(["gate"] if gated else [])):
         g, token, document, segment, position, target, total, *gate = (column.to(device) for column in columns)
         place = TokenPosition(document.long(), segment.long(), position.long())
         whole = Contexts(g.float(), token.long(), place)

@@ -25,10 +25,10 @@ from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.network import Network, build_network, save_network
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.model_io import check_positions, describe, export, model_of, trained_part
+from trime.pipeline.model_io import check_positions, model_of, save_transformers, weight_settings, write_description
 from trime.pipeline.pretrained import is_pretrained
-from trime.pipeline.processes import devices_of, follows, share_of, together, world_of
-from trime.pipeline.training import quiet, resolved_precision, run_training, watched_training
+from trime.pipeline.processes import device_count, is_worker, launch_workers, share_of, world_size
+from trime.pipeline.training import quiet, resolved_precision, run_training, training_callbacks
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
 from trime.tasks.callbacks.checkpoints import BestWeights
@@ -56,30 +56,30 @@ class Fit(Artefact):
 
     def settings(self) -> Any:
         if not self.config.train.updates:  # a pretrained model as it is
-            return trained_part(self.config)
+            return weight_settings(self.config)
         chosen = {name: plain(self.config[name]) for name in SETTINGS}
         remembers = "memory_size" in self.config.model and not is_pretrained(self.config)  # in training
         inside = () if remembers else ("memory_size", "eviction")  # of a memory that is not there
         left_out = (*HARMLESS, *inside, *(VALIDATION if self.config.train.keep == "last" else ()))
         chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in left_out}
-        chosen["model"] = trained_part(self.config)
+        chosen["model"] = weight_settings(self.config)
         chosen["precision"] = resolved_precision(self.config)
         if self.config.memory.get("own_gradient_only"):  # the published quirk makes another model of every number of devices
-            chosen["devices"] = world_of(self.config)
+            chosen["devices"] = world_size(self.config)
         return chosen
 
     def build(self, folder: Path) -> None:
         if not (folder / "train.json").exists():  # it is written last: a killed build may have come that far
-            with together(self.config, folder):
+            with launch_workers(self.config, folder):
                 self.train(folder)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
-    def take_part(self) -> None:
+    def join_training(self) -> None:
         """On another machine than the first: trains, and writes nothing."""
         folder = self.folder.with_name(self.folder.name + ".partial")
         if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with together(self.config, folder):
+            with launch_workers(self.config, folder):
                 self.train(folder)
 
     def train(self, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Fit(Artefact):
         pl.seed_everything(self.config.seed, verbose=False)
         network = self.network(corpus)
         check_positions(network.backbone.positions, self.config)  # type: ignore[arg-type]
-        if not follows(self.config):
+        if not is_worker(self.config):
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = ResourceUsage(), History(folder / "metrics.csv", self.config.train.log_every)
         kept = self.config.train.updates
@@ -96,13 +96,13 @@ class Fit(Artefact):
             network, kept = self.updates(network, corpus, folder, history)
         else:  # a pretrained model as it is
             network.requires_grad_(False)
-        if follows(self.config):
+        if is_worker(self.config):
             return
-        trained = trained_part(self.config)
+        trained = weight_settings(self.config)
         save_network(network, folder / "model.safetensors", json.dumps(trained))
-        self.describe(folder, corpus, trained)
+        self.write_description(folder, corpus, trained)
         if is_pretrained(self.config) and self.config.train.updates:
-            export(network, self.config, folder / "transformers")
+            save_transformers(network, self.config, folder / "transformers")
         history.tick()
         report = {
             "updates": self.config.train.updates,
@@ -112,7 +112,7 @@ class Fit(Artefact):
             "tokens_per_second": round(history.tokens / max(history.seconds, 1e-9), 1),
             "peak_memory_mb": meter.peak_memory_mb,
             "parameters": network.parameter_count,
-            "devices": world_of(self.config),
+            "devices": world_size(self.config),
         }
         write_atomically(folder / "train.json", json.dumps(report, indent=1))
 
@@ -120,9 +120,9 @@ class Fit(Artefact):
         """Return a new network for the corpus's vocabulary."""
         return build_network(self.config.model, len(corpus.vocabulary))
 
-    def describe(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
+    def write_description(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
         """Write what builds the network again."""
-        describe(folder, model_of(self.config), corpus.vocabulary, trained)
+        write_description(folder, model_of(self.config), corpus.vocabulary, trained)
 
     def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int]:
         """Train, going on where a killed training stopped; return the network and the update whose weights it has."""
@@ -132,7 +132,7 @@ class Fit(Artefact):
             trainer = self.trainer(folder, [history, *self.watching(folder, network), *([best] if best else [])])
             try:
                 run_training(self.stage, trainer, task, data, folder)
-                network = network if task.device_mesh is None else self.put_together(trainer, corpus)
+                network = network if task.device_mesh is None else self.gather_weights(trainer, corpus)
                 return self.kept(network, best)
             finally:  # else the next run of a sweep would wait for processes that are gone
                 if distributed.is_initialized():
@@ -146,15 +146,15 @@ class Fit(Artefact):
         """Return the network with the weights of the best validation, where these are kept, and their update."""
         if best is None or not best.update:  # no validation had a finite objective
             return network, self.config.train.updates
-        if not follows(self.config):
+        if not is_worker(self.config):
             network.load_state_dict(best.weights(), strict=False)  # what is frozen is not among them
         return network, best.update
 
-    def put_together(self, trainer: pl.Trainer, corpus: Any) -> Network:
+    def gather_weights(self, trainer: pl.Trainer, corpus: Any) -> Network:
         """The whole network, on the first process, of the parts that all have."""
         weights = trainer.strategy.lightning_module_state_dict()
         network = self.network(corpus)
-        if not follows(self.config):
+        if not is_worker(self.config):
             network.load_state_dict({name.removeprefix("network."): own for name, own in weights.items()})
         return network
 
@@ -193,8 +193,8 @@ class Fit(Artefact):
 
     def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
         train, own = self.config.train, plain(self.config.trainer)
-        own["precision"], own["devices"] = resolved_precision(self.config), devices_of(self.config)
-        world, strategy = world_of(self.config), own.pop("strategy")
+        own["precision"], own["devices"] = resolved_precision(self.config), device_count(self.config)
+        world, strategy = world_size(self.config), own.pop("strategy")
         if world > 1 and strategy == "fsdp":
             sharded = ModelParallelStrategy(world, 1, save_distributed_checkpoint=False)
             own |= {"strategy": sharded, "plugins": [LightningEnvironment()]}
@@ -207,9 +207,9 @@ class Fit(Artefact):
             val_check_interval=every,
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
-            callbacks=[*callbacks, *watched_training(self.stage, folder, self.config)],
+            callbacks=[*callbacks, *training_callbacks(self.stage, folder, self.config)],
             enable_checkpointing=False,  # by callbacks of this project
-            logger=(not follows(self.config) and self.logger()) or False,
+            logger=(not is_worker(self.config) and self.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,
             **own,

@@ -18,11 +18,11 @@ from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.io import plain
 from trime.metrics import ResourceUsage
-from trime.mixtures.experts import Evidence, History, Mixture, mixed
+from trime.mixtures.experts import Evidence, History, Mixture, log_mixture
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
-from trime.stages.tune import STRETCH, Sums, Tune, outcome
+from trime.stages.tune import PART_TOKENS, LossSums, Tune, summarize_row
 from trime.types import Float, Int, Tensor, UserError
 
 BLOCKS = 4  # of a fold, where there are fewer documents than folds
@@ -59,8 +59,8 @@ class TuneMixture(Tune):
             score = scored(mixture, evidence)
         else:
             mixture, score = fitted(self.config, evidence, described)
-        found = outcome(row, summed(evidence.document, -score))
-        found |= {"at_edge": [], "fitted": mixture.described(), "by_memory_size": {}}  # of one size there is no curve
+        found = summarize_row(row, sum_by_document(evidence.document, -score))
+        found |= {"at_edge": [], "fitted": mixture.describe(), "by_memory_size": {}}  # of one size there is no curve
         save_file(mixture.state(), folder / "mixture.safetensors")
         content = {"row": found, "crossfitted": not given, "seconds": round(meter.seconds, 1), **described}
         content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}
@@ -147,17 +147,17 @@ def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n
 
 def scored(mixture: Mixture, evidence: Evidence) -> Float[Tensor, " n"]:
     """Return log P of each token by a fitted mixture."""
-    history = History(mixture.decays).of_text(evidence)
+    history = History(mixture.decays).text_features(evidence)
     with torch.no_grad():
-        return mixed(mixture.log_weights(evidence.total, history), evidence.log_probability)
+        return log_mixture(mixture.log_weights(evidence.total, history), evidence.log_probability)
 
 
-def summed(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> Sums:
+def sum_by_document(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> LossSums:
     """Return losses summed by document, or by parts of few."""
-    sums, start = Sums(), 0
+    sums, start = LossSums(), 0
     for number, size in zip(*(part.tolist() for part in document.unique_consecutive(return_counts=True)), strict=True):
-        for part, first in enumerate(range(start, start + size, STRETCH)):
-            own = loss[first : min(first + STRETCH, start + size)]
+        for part, first in enumerate(range(start, start + size, PART_TOKENS)):
+            own = loss[first : min(first + PART_TOKENS, start + size)]
             sums.documents.add(number)
             sums.put((number, part), own.double().sum()[None, None], len(own))
         start += size

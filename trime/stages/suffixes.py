@@ -33,7 +33,7 @@ class Suffixes(Artefact):
     def build(self, folder: Path) -> None:
         meter, corpus = ResourceUsage(), self.text.corpus()
         tokens = corpus.split(self.split).tokens
-        array = SuffixArray.of(tokens, len(corpus.vocabulary))
+        array = SuffixArray.build(tokens, len(corpus.vocabulary))
         np.save(folder / "order.npy", array.order)
         np.save(folder / "starts.npy", array.starts)
         content = {"tokens": len(tokens), "text": corpus.fingerprint(self.split), "seconds": round(meter.seconds, 1)}

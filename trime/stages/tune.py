@@ -15,14 +15,14 @@ from tqdm import tqdm
 from trime.data.segments import count_of
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
-from trime.evaluation.scorer import Scorer, names_of
+from trime.evaluation.scorer import Scorer, memory_names
 from trime.io import plain
 from trime.memory.base import Memory, Window
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
-from trime.memory.retrieval.search import Exact, found_of
+from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, perplexity
-from trime.mixtures.experts import Evidence, evidence_of, joined
+from trime.mixtures.experts import Evidence, concat_evidence, stack_evidence
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import device_of
 from trime.pipeline.rows import rows_of
@@ -30,8 +30,8 @@ from trime.stages.encode import Encode, windows_of
 from trime.stages.memories import Memories
 from trime.types import Float, Mass, Tensor
 
-FEW = 10  # documents below which a bootstrap draws parts of them
-STRETCH, PARTS = 1024, 200  # tokens of the shortest part, and how many parts of few documents there are at most
+FEW_DOCUMENTS = 10  # documents below which a bootstrap draws parts of them
+PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and how many parts of few documents there are at most
 GRIDS = {"cache_temperature": "interpolation_temperature", "cache_lambda": "lambda"}  # of a setting whose grid is another's
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
@@ -65,16 +65,16 @@ class Tune(Artefact):
         meter, encoded = ResourceUsage(), self.encoded
         rows, fitted = self.searched(), self.fitted()
         scorer = scorer_of(self.config, [*rows, *fitted], self.memories, encoded)
-        sums = [Sums() for _ in rows]
-        collected = [Collected(row, count_of(self.config.mixture.tokens)) for row in fitted]
-        for window, masses in scorer.masses(watched(encoded, "tune")):
+        sums = [LossSums() for _ in rows]
+        collected = [EvidenceCollector(row, count_of(self.config.mixture.tokens)) for row in fitted]
+        for window, masses in scorer.masses(with_progress(encoded, "tune")):
             for total, row, own in zip(sums, rows, masses, strict=False):
                 total.add(window, row.score(window.vocabulary, own))
             for part in collected:
                 part.add(window, masses[-1])
         for part in collected:
             part.save(folder, scorer.memories)
-        found = [outcome(row, total) for row, total in zip(rows, sums, strict=True)]
+        found = [summarize_row(row, total) for row, total in zip(rows, sums, strict=True)]
         for one in found:
             one["at_edge"] = at_edge(one["tuned"], self.config.tune)
             for name in one["at_edge"]:
@@ -109,7 +109,7 @@ class Tune(Artefact):
         return [row.at(one["tuned"]) for row, one in zip(self.searched(), found, strict=True)]
 
 
-class Collected:
+class EvidenceCollector:
     """What the experts of a row say of the tokens of valid, up to some number of tokens."""
 
     def __init__(self, row: FittedRow, limit: int | None):
@@ -122,28 +122,28 @@ class Collected:
         if self.limit is not None and self.held >= self.limit:
             return
         found = {name: masses[name] for name in self.row.joint}
-        self.parts.append(evidence_of(window.vocabulary, found, window.query.place.document).on_host())
+        self.parts.append(stack_evidence(window.vocabulary, found, window.query.place.document).cpu())
         self.held += len(window.query.token)
         self.described = {"experts": {name: mass.total.shape[1] for name, mass in found.items()}}
 
     def save(self, folder: Path, memories: dict[str, Memory]) -> None:
         """Write ``evidence.safetensors`` and ``evidence.json``."""
         experts = self.described["experts"]
-        counts = [False, *(bool(memories[name].own_experts) for name, size in experts.items() for _ in range(size))]
+        counts = [False, *(bool(memories[name].expert_names) for name, size in experts.items() for _ in range(size))]
         save_file(
-            {name: part.contiguous() for name, part in joined(self.parts)._asdict().items()}, folder / "evidence.safetensors"
+            {name: part.contiguous() for name, part in concat_evidence(self.parts)._asdict().items()}, folder / "evidence.safetensors"
         )
         (folder / "evidence.json").write_text(json.dumps(self.described | {"counts": counts}))
 
 
-class Sums:
+class LossSums:
     """Summed loss over the grid, and how many tokens it is of: of each document, or of few documents part by part.
 
     Parts are as short as STRETCH, and double whenever there are more than PARTS.
     """
 
     def __init__(self) -> None:
-        self.stretch = STRETCH
+        self.stretch = PART_TOKENS
         self.found: dict[tuple[int, int], tuple[Tensor, int]] = {}
         self.documents: set[int] = set()
 
@@ -151,7 +151,7 @@ class Sums:
         key = int(window.contexts.place.document[0]), window.scored_from // self.stretch
         self.documents.add(key[0])
         self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
-        if len(self.found) > PARTS and self.few:
+        if len(self.found) > MAX_PARTS and self.few:
             self.merge(2)
 
     def put(self, key: tuple[int, int], loss: Tensor, count: int) -> None:
@@ -166,7 +166,7 @@ class Sums:
 
     @property
     def few(self) -> bool:
-        return len(self.documents) < FEW
+        return len(self.documents) < FEW_DOCUMENTS
 
     @property
     def total(self) -> Float[Tensor, "s a"]:
@@ -176,7 +176,7 @@ class Sums:
     def tokens(self) -> int:
         return sum(count for _, count in self.found.values())
 
-    def drawn(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
+    def bootstrap_units(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
         """What a bootstrap draws from, and of each its summed loss and tokens: documents; of few, parts of them."""
         units: dict[tuple[int, int], list[float]] = {}
         for (document, stretch), (loss, count) in self.found.items():
@@ -186,7 +186,7 @@ class Sums:
         return f"parts of {self.stretch:,} tokens" if self.few else "documents", list(units.values())
 
 
-def outcome(row: Row | FittedRow, sums: Sums) -> dict[str, Any]:
+def summarize_row(row: Row | FittedRow, sums: LossSums) -> dict[str, Any]:
     """The best choice of a row, its loss there, and the best loss at each memory size."""
     tokens = sums.tokens
     mean = sums.total / tokens
@@ -198,7 +198,7 @@ def outcome(row: Row | FittedRow, sums: Sums) -> dict[str, Any]:
         tuned["memory_size"] = row.sizes[size]
         curve = dict(zip(map(str, row.sizes), mean.min(1).values.tolist(), strict=True))
     loss = float(mean[size, choice])
-    drawn, documents = sums.drawn(size, choice)
+    drawn, documents = sums.bootstrap_units(size, choice)
     return {
         "memories": row.label,
         "mixture": row.mixture,
@@ -225,13 +225,13 @@ def recall(nearest: KNNMemory, folder: Path) -> dict[str, Any]:
     """The share of the exact K nearest that the index finds, over a sample of validation queries."""
     if nearest.search.kind == "exact":
         return {"recall": 1.0, "queries": 0}
-    queries = sampled(folder)
-    _, exact = Exact(nearest.store.keys.blocks, nearest.metric).nearest(queries, nearest.k)
+    queries = sample_queries(folder)
+    _, exact = ExactSearch(nearest.store.keys.blocks, nearest.metric).nearest(queries, nearest.k)
     _, found = nearest.search.nearest(queries, nearest.k)
-    return {"recall": found_of(exact, found), "queries": len(queries)}
+    return {"recall": recall_of(exact, found), "queries": len(queries)}
 
 
-def sampled(folder: Path) -> Float[Tensor, "n d"]:
+def sample_queries(folder: Path) -> Float[Tensor, "n d"]:
     """Queries of an encoded split, evenly chosen."""
     queries = torch.cat([window.query.g for window in windows_of(folder, torch.device("cpu"))])
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
@@ -252,11 +252,11 @@ def reading(config: DictConfig, memories: Memories) -> dict[str, Any]:
 def scorer_of(config: DictConfig, rows: Sequence[Row | FittedRow], memories: Memories, asked: Encode) -> Scorer:
     """The scorer with the memories that the rows name."""
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
-    found = memories.opened(asked.information(), sizes, names_of(rows))
+    found = memories.opened(asked.information(), sizes, memory_names(rows))
     return Scorer(rows, found, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 
-def watched(encoded: Encode, what: str) -> Iterator[Window]:
+def with_progress(encoded: Encode, what: str) -> Iterator[Window]:
     """The windows of an encoded split under a progress bar."""
     folder = encoded.path()
     total = encoded.information()["tokens"]

@@ -10,11 +10,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from trime.memory.distributed import all_gather_varlen, own_part, processes, summed
-from trime.memory.in_batch import InBatch, Stale, local_draw
+from trime.memory.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
+from trime.memory.in_batch import InBatch, StaleContexts, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.mixtures.joint import joint, memory_share
-from trime.models.network import Network, Reader, share_out
+from trime.models.network import Network, Reader, shard_weights
 from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, is_token
 
 
@@ -62,7 +62,7 @@ class LanguageModel(pl.LightningModule):
         self.targets, self.update_targets = 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
         self.reader, self.stale = self.anew()
-        self.paused: tuple[Reader, Stale] | None = None
+        self.paused: tuple[Reader, StaleContexts] | None = None
         self.carried: list[list[Tensor]] = []
         self.carried_contexts: list[list[list[Tensor]]] = []
         self.frozen = {
@@ -70,9 +70,9 @@ class LanguageModel(pl.LightningModule):
         }
         self.strict_loading = not self.frozen
 
-    def anew(self) -> tuple[Reader, Stale]:
+    def anew(self) -> tuple[Reader, StaleContexts]:
         """Where nothing has been read."""
-        return Reader(self.network), Stale(self.memory.stale if self.memory else 0)
+        return Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
 
     def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
         """Loss of each scored token in nats, and the memory's share of the mass."""
@@ -81,7 +81,7 @@ class LanguageModel(pl.LightningModule):
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        found = self.memory.evidence(query, self.stale.beside(seen), divisor, draw, self.progress)
+        found = self.memory.evidence(query, self.stale.join_and_store(seen), divisor, draw, self.progress)
         memory = Mass(found.target[0], found.total[0])
         return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
 
@@ -124,15 +124,15 @@ class LanguageModel(pl.LightningModule):
         share = share.mean() if count else loss.detach() * 0
         self.log_dict({"train/loss": mean, "train/memory_share": share, "train/lr": self.schedule(self.global_step)})
         self.log("train/perplexity", mean.exp(), prog_bar=True)
-        self.log_dict({f"train/{name}": value for name, value in self.network.figures().items()})
+        self.log_dict({f"train/{name}": value for name, value in self.network.training_metrics().items()})
         return loss * self.training_.accumulate  # Lightning divides by it
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """The mean over the update's targets, then the clip; called before every optimiser step."""
         parameters = [p for p in self.parameters() if p.grad is not None]
-        (targets,) = summed(self.targets, device=self.device)
+        (targets,) = all_reduce_sum(self.targets, device=self.device)
         for parameter in parameters:  # over several processes it is their mean that is here
-            parameter.grad.div_(targets / processes())  # type: ignore[union-attr]
+            parameter.grad.div_(targets / world_size())  # type: ignore[union-attr]
         self.targets, self.update_targets = 0, int(targets)
         if self.training_.clip_norm > 0:
             torch.nn.utils.clip_grad_norm_(parameters, self.training_.clip_norm)
@@ -151,7 +151,7 @@ class LanguageModel(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         if self.paused is not None:
             (self.reader, self.stale), self.paused = self.paused, None
-        total, count = summed(self.valid_sum, self.valid_count, device=self.device)
+        total, count = all_reduce_sum(self.valid_sum, self.valid_count, device=self.device)
         loss = total / max(1, count)
         self.log_dict({"valid/objective": loss, "valid/objective_perplexity": math.exp(min(loss, 700.0))})
 
@@ -160,7 +160,7 @@ class LanguageModel(pl.LightningModule):
         for name in self.frozen:
             checkpoint["state_dict"].pop(name, None)
         reader, stale = self.paused or (self.reader, self.stale)
-        checkpoint["carried"] = [all_gather_varlen(part) for part in reader.saved()]
+        checkpoint["carried"] = [all_gather_varlen(part) for part in reader.state_tensors()]
         checkpoint["stale"] = stale.saved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -168,13 +168,13 @@ class LanguageModel(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Rows go on where the checkpoint left them, on however many devices they were read before."""
-        self.reader.restore(own_part(self.carried, self.global_rank, processes()), self.device)
-        self.stale.restore(self.carried_contexts, self.global_rank, processes(), self.device)
+        self.reader.restore(rank_rows(self.carried, self.global_rank, world_size()), self.device)
+        self.stale.restore(self.carried_contexts, self.global_rank, world_size(), self.device)
 
     def configure_model(self) -> None:
         """Where the trainer's strategy has a mesh of devices, each keeps a part of every weight."""
         if self.device_mesh is not None:
-            share_out(self.network, self.device_mesh["data_parallel"])
+            shard_weights(self.network, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer_factory(self.parameters(), lr=self.schedule(0))

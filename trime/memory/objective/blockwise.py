@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import torch
 
 from trime.memory.objective import blockwise_cpu
-from trime.memory.similarity import as_products
+from trime.memory.similarity import as_inner_products
 from trime.memory.visibility import Extent, Visibility
 from trime.types import Bool, Contexts, Float, Mass, Tensor, TokenPosition
 
 BLOCK, CUDA_BLOCK = 1024, 4096  # rows and columns of a tile: in the cache of a CPU; on CUDA few launches
 
 
-def kernels(product: Tensor) -> Any:
+def kernels_for(product: Tensor) -> Any:
     """Those of the device for products like these; none where the definition is to do."""
     if product.dtype != torch.float32 or not product.numel():
         return None
@@ -79,7 +79,7 @@ class Tiles:
         for row in range(len(self.rows)):
             for column in range(row + 1 if self.symmetric else len(self.columns)):
                 there = not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
-                if self.symmetric and column < row and self.looks_back(row, column):
+                if self.symmetric and column < row and self.visible_back(row, column):
                     back = self.seen(column, row)
                     if there:
                         yield Tile(
@@ -94,7 +94,7 @@ class Tiles:
                 elif there:
                     yield Tile(self.rows[row], self.columns[column], self.seen(row, column))
 
-    def looks_back(self, row: int, column: int) -> bool:
+    def visible_back(self, row: int, column: int) -> bool:
         """Whether queries of the column's block see anything of the row's."""
         return not self.visibility.rules_out(self.row_extents[column], self.column_extents[row])
 
@@ -105,23 +105,28 @@ class Tiles:
         return self.visibility.sees(self.query.place.take(self.rows[row]), self.memory.place.take(self.columns[column]))
 
 
-def masked(scores: Float[Tensor, "t n m"], seen: Bool[Tensor, "n m"] | None) -> Tensor:
+def mask_scores(scores: Float[Tensor, "t n m"], seen: Bool[Tensor, "n m"] | None) -> Tensor:
     """Scores, -inf where nothing is to be seen."""
     return scores if seen is None else scores.masked_fill(~seen, -math.inf)
 
 
 def add_masses(target: Tensor, total: Tensor, scores: Float[Tensor, "t n m"], seen: Tensor | None, hit: Tensor) -> None:
     """By the definition: what a tile's columns add to the masses of its rows, in place."""
-    torch.logaddexp(total, masked(scores, seen).logsumexp(-1), out=total)
+    torch.logaddexp(total, mask_scores(scores, seen).logsumexp(-1), out=total)
     if hit.any():
-        torch.logaddexp(target, masked(scores, hit if seen is None else hit & seen).logsumexp(-1), out=target)
+        torch.logaddexp(target, mask_scores(scores, hit if seen is None else hit & seen).logsumexp(-1), out=target)
 
 
-Pair = Sequence[Float[Tensor, "t all"]]  # of target and total
+TargetAndTotal = Sequence[Float[Tensor, "t all"]]  # of target and total
 
 
-def slopes(
-    masses: Pair, gradients: Pair, rows: slice, scores: Float[Tensor, "t n m"], seen: Tensor | None, hit: Tensor
+def score_gradients(
+    masses: TargetAndTotal,
+    gradients: TargetAndTotal,
+    rows: slice,
+    scores: Float[Tensor, "t n m"],
+    seen: Tensor | None,
+    hit: Tensor,
 ) -> Float[Tensor, "t n m"]:
     """By the definition: the gradient of a tile's scores as its rows see them."""
     # Where nothing is visible the mass is -inf: a finite stand-in gives exp(-inf - 0) = 0, never NaN; its gradient is none.
@@ -129,9 +134,9 @@ def slopes(
     grad_target, grad_total = (
         torch.where(part.isinf(), 0, gradient)[:, rows, None] for part, gradient in zip(masses, gradients, strict=True)
     )
-    slope = (masked(scores, seen) - total).exp_() * grad_total
+    slope = (mask_scores(scores, seen) - total).exp_() * grad_total
     reached = hit if seen is None else hit & seen
-    return slope.add_((masked(scores, reached) - target).exp_() * grad_target)
+    return slope.add_((mask_scores(scores, reached) - target).exp_() * grad_target)
 
 
 class _Blockwise(torch.autograd.Function):
@@ -141,10 +146,10 @@ class _Blockwise(torch.autograd.Function):
         target = total.clone()
         for tile in tiles:
             product = query[tile.row] @ memory[tile.column].T
-            own = kernels(product)
+            own = kernels_for(product)
             if own and own.add_masses(target, total, product, divisor, tile, tiles):
                 continue
-            scores, hit = product / divisor[:, None, None], hits(tiles, tile)
+            scores, hit = product / divisor[:, None, None], token_matches(tiles, tile)
             add_masses(target[:, tile.row], total[:, tile.row], scores, tile.seen, hit)
             if tile.both:
                 back = None if tile.back is None else tile.back.T
@@ -161,21 +166,21 @@ class _Blockwise(torch.autograd.Function):
         for tile in ctx.tiles:
             row, column = tile.row, tile.column
             product = query[row] @ memory[column].T
-            own = kernels(product)
-            slope = own.slopes(masses, gradients, product, divisor, tile, ctx.tiles) if own else None
+            own = kernels_for(product)
+            slope = own.score_gradients(masses, gradients, product, divisor, tile, ctx.tiles) if own else None
             if slope is None:
-                scores, hit = product / divisor[:, None, None], hits(ctx.tiles, tile)
-                whole = slopes(masses, gradients, row, scores, tile.seen, hit)
+                scores, hit = product / divisor[:, None, None], token_matches(ctx.tiles, tile)
+                whole = score_gradients(masses, gradients, row, scores, tile.seen, hit)
                 if tile.both:
                     back = None if tile.back is None else tile.back.T
-                    whole += slopes(masses, gradients, column, scores.mT, back, hit.T).mT
+                    whole += score_gradients(masses, gradients, column, scores.mT, back, hit.T).mT
                 slope = (whole / divisor[:, None, None]).sum(0)
             grad_query[row].addmm_(slope, memory[column])
             grad_memory[column].addmm_(slope.T, query[row])
         return grad_query, None if ctx.tiles.symmetric else grad_memory, None, None
 
 
-def hits(tiles: Tiles, tile: Tile) -> Bool[Tensor, "n m"]:
+def token_matches(tiles: Tiles, tile: Tile) -> Bool[Tensor, "n m"]:
     """Where a row's target is a column's token."""
     return tiles.query.token[tile.row, None] == tiles.memory.token[None, tile.column]
 
@@ -196,7 +201,7 @@ def blockwise_mass(
     dtype = torch.promote_types(torch.promote_types(query.g.dtype, memory.g.dtype), torch.float32)
     with torch.autocast(query.g.device.type, enabled=False):
         g = query.g.to(dtype)
-        asked, held = as_products(g, g if query is memory else memory.g.to(dtype), metric)
+        asked, held = as_inner_products(g, g if query is memory else memory.g.to(dtype), metric)
         block = block or (CUDA_BLOCK if g.device.type == "cuda" else BLOCK)
         tiles = Tiles(query, memory, visibility, block, query is memory and asked is held)
         target, total = _Blockwise.apply(asked, held, divisor.to(g), tiles)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import ONE, compiled, exponentials, on_threads
-from trime.memory.objective.entries_cpu import masses
+from trime.kernels.numba_kernels import ONE, exponentials, numba_jit, run_kernel
+from trime.memory.objective.entries_cpu import entry_masses
 from trime.types import Tensor
 
 CHUNK = 64  # rows of a job
@@ -35,11 +35,11 @@ def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, 
         add_rows(target[:, tile.row], total[:, tile.row], product, divisor, tile, tiles)
         return True
     rows, columns = product.new_empty(len(divisor), 2, len(product)), product.new_empty(len(divisor), 2, product.shape[1])
-    (seen, back, _, *tokens), tops = sights_of(product, tile, tiles), []
+    (seen, back, _, *tokens), tops = kernel_inputs(product, tile, tiles), []
     for number, scale in enumerate((1 / divisor).tolist()):
         tops.append(float(product.amax()) * scale)
         given = product, np.float32(scale), np.float32(tops[-1]), seen, back, *tokens, rows[number], columns[number]
-        if not math.isfinite(tops[-1]) or not on_threads(tile_sums, *given):
+        if not math.isfinite(tops[-1]) or not run_kernel(tile_sums, *given):
             return False
     top = product.new_tensor(tops)[:, None]
     for sums, part in ((rows, tile.row), (columns, tile.column)):
@@ -53,12 +53,12 @@ def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, ti
     """Adds a tile to the masses [t n] of its rows alone, each with a largest score of its own, at all temperatures."""
     scores = product if tile.seen is None else product.masked_fill(~tile.seen, -math.inf)
     tokens = tiles.memory.token[tile.column], tiles.query.token[tile.row]
-    own = masses(scores, *tokens, divisor)
+    own = entry_masses(scores, *tokens, divisor)
     torch.logaddexp(target, own.target, out=target)
     torch.logaddexp(total, own.total, out=total)
 
 
-def slopes(
+def score_gradients(
     masses: Sequence[Tensor], gradients: Sequence[Tensor], product: Tensor, divisor: Tensor, tile: Any, tiles: Any
 ) -> Tensor | None:
     """The gradient [n m] of a tile's products; null where it is to be done by the definition."""
@@ -73,11 +73,11 @@ def slopes(
         [torch.cat([part[:, own] for part in reversed(which)]) for which in (masses, gradients)]
         for own in (tile.row, tile.column if tile.both else slice(0, 0))
     )
-    given = product, np.float32(scale), np.float32(top), *sights_of(product, tile, tiles), *of_rows, *of_columns, slope
-    return slope if on_threads(tile_slopes, *given) else None
+    given = product, np.float32(scale), np.float32(top), *kernel_inputs(product, tile, tiles), *of_rows, *of_columns, slope
+    return slope if run_kernel(tile_slopes, *given) else None
 
 
-def sights_of(product: Tensor, tile: Any, tiles: Any) -> tuple[Any, ...]:
+def kernel_inputs(product: Tensor, tile: Any, tiles: Any) -> tuple[Any, ...]:
     """What is seen, and the tokens, as the kernels want them."""
     everything = torch.empty(0, product.shape[1], dtype=torch.bool)
     seen = everything if tile.seen is None else tile.seen.contiguous()
@@ -86,7 +86,7 @@ def sights_of(product: Tensor, tile: Any, tiles: Any) -> tuple[Any, ...]:
     return seen, back, tile.both, rows, columns
 
 
-@compiled(reorder=True)
+@numba_jit(reorder=True)
 def row_sums(e, seen, token, tokens):  # type: ignore[no-untyped-def]
     """The sum of what is seen (without ``seen``, everything), and that of the equal tokens."""
     total, target = ZERO, ZERO
@@ -98,7 +98,7 @@ def row_sums(e, seen, token, tokens):  # type: ignore[no-untyped-def]
     return total, target
 
 
-@compiled()
+@numba_jit()
 def add_to_columns(e, seen, token, tokens, total, target):  # type: ignore[no-untyped-def]
     """A row's part of the sums of the columns."""
     if len(seen):
@@ -112,7 +112,7 @@ def add_to_columns(e, seen, token, tokens, total, target):  # type: ignore[no-un
             target[j] += e[j] if tokens[j] == token else ZERO
 
 
-@compiled()
+@numba_jit()
 def doubtful(total, target, seen, token, tokens):  # type: ignore[no-untyped-def]
     """Whether a sum is too small to trust, though it has terms."""
     if total >= LEAST_SUM and target >= LEAST_SUM:
@@ -129,7 +129,7 @@ def doubtful(total, target, seen, token, tokens):  # type: ignore[no-untyped-def
     return (total < LEAST_SUM and terms > 0) or (target < LEAST_SUM and hits > 0)
 
 
-@compiled(parallel=True)
+@numba_jit(parallel=True)
 def tile_sums(scores, scale, top, seen, back, row_token, column_token, rows, columns):  # type: ignore[no-untyped-def]
     """Fills ``rows`` [2 n] and ``columns`` [2 m] (total, target); false where one is too small to trust.
 
@@ -155,7 +155,7 @@ def tile_sums(scores, scale, top, seen, back, row_token, column_token, rows, col
     return not doubt.any()
 
 
-@compiled()
+@numba_jit()
 def factors(top, total, grad):  # type: ignore[no-untyped-def]
     """exp(top - total) d total of each row, [2 n]; and whether one is beyond what float32 holds beside e^-87."""
     out, fits = np.zeros(total.shape, np.float32), True
@@ -167,7 +167,7 @@ def factors(top, total, grad):  # type: ignore[no-untyped-def]
     return out, fits
 
 
-@compiled(parallel=True)
+@numba_jit(parallel=True)
 def tile_slopes(scores, scale, top, seen, back, both, row_token, column_token, row, row_grad, column, column_grad, slope):  # type: ignore[no-untyped-def]
     """Fills ``slope`` [n m], the gradient of the unscaled scores; false where a factor is too large.
 

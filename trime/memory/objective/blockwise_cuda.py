@@ -36,7 +36,7 @@ def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, 
     return True
 
 
-def slopes(
+def score_gradients(
     masses: Sequence[Tensor], gradients: Sequence[Tensor], product: Tensor, divisor: Tensor, tile: Any, tiles: Any
 ) -> Tensor | None:
     """The gradient [n m] of a tile's products, in their place; null for several temperatures."""
@@ -70,12 +70,12 @@ def sight(seen: Tensor | None, score: Tensor) -> tuple[Tensor, int, int, bool]:
     return seen.view(torch.uint8), seen.stride(0), seen.stride(1), False
 
 
-def compiled(function: Any) -> Any:
+def triton_jit(function: Any) -> Any:
     """What Triton makes of a function as it is written, whatever an import hook has put around it."""
     return triton.jit(inspect.unwrap(function))
 
 
-@compiled
+@triton_jit
 def running(top, total, score):  # type: ignore[no-untyped-def]
     """The maximum and the sum of exponentials below it, of what came before and a block of scores."""
     new = tl.maximum(top, tl.max(score, 1))
@@ -83,7 +83,7 @@ def running(top, total, score):  # type: ignore[no-untyped-def]
     return new, total * tl.exp(top - finite) + tl.sum(tl.exp(score - finite[:, None]), 1)
 
 
-@compiled
+@triton_jit
 def visible(seen, by_row, by_column, everything: tl.constexpr, row, column, there):  # type: ignore[no-untyped-def]
     """Which of the pairs that exist are seen."""
     if everything:
@@ -91,7 +91,7 @@ def visible(seen, by_row, by_column, everything: tl.constexpr, row, column, ther
     return there & (tl.load(seen + row[:, None] * by_row + column[None, :] * by_column, there, 0) != 0)
 
 
-@compiled
+@triton_jit
 def _masses(  # type: ignore[no-untyped-def]
     score, by_row, by_column, n, m, seen, seen_by_row, seen_by_column, everything: tl.constexpr, scale,
     row_token, column_token, out, rows: tl.constexpr, columns: tl.constexpr,
@@ -113,14 +113,14 @@ def _masses(  # type: ignore[no-untyped-def]
     tl.store(out + n + row, own_top + tl.log(own), row < n)
 
 
-@compiled
+@triton_jit
 def slope(s, see, hit, total, target, grad_total, grad_target):  # type: ignore[no-untyped-def]
     """exp(s - total) d total + [hit] exp(s - target) d target, where it is seen."""
     whole = tl.where(see, tl.exp(s - total) * grad_total, 0.0)
     return whole + tl.where(see & hit, tl.exp(s - target) * grad_target, 0.0)
 
 
-@compiled
+@triton_jit
 def _slopes(  # type: ignore[no-untyped-def]
     score, n, m, seen, seen_by_row, seen_by_column, everything: tl.constexpr,
     back, back_by_row, back_by_column, all_back: tl.constexpr, both: tl.constexpr, scale,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from trime.kernels.numba_kernels import compiled, exponentials, on_threads
+from trime.kernels.numba_kernels import exponentials, numba_jit, run_kernel
 from trime.types import Float, Int, Mass, Tensor
 
 
-def masses(
+def entry_masses(
     score: Float[Tensor, "n k"],
     token: Int[Tensor, "n k"] | Int[Tensor, " k"],
     target: Int[Tensor, " n"],
@@ -18,23 +18,23 @@ def masses(
     """Return the mass [t n] of entries: each target has its own, or all share them. A score of -inf is no entry."""
     found = score.new_empty(2, len(divisor), len(target))
     kernel = add_up if token.ndim == 2 else add_up_shared
-    on_threads(kernel, score.contiguous(), token.contiguous(), target, divisor.float(), *found)
+    run_kernel(kernel, score.contiguous(), token.contiguous(), target, divisor.float(), *found)
     return Mass(*found)
 
 
-@compiled(parallel=True)
+@numba_jit(parallel=True)
 def add_up(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
     for row in prange(len(score)):
         add_row(score[row], token[row], target[row], divisor, of_target[:, row], total[:, row])
 
 
-@compiled(parallel=True)
+@numba_jit(parallel=True)
 def add_up_shared(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
     for row in prange(len(score)):
         add_row(score[row], token, target[row], divisor, of_target[:, row], total[:, row])
 
 
-@compiled()
+@numba_jit()
 def add_row(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
     """Log-masses [t] of one query's entries: of those of its target, and of all."""
     own, hits = np.empty(len(score), np.float32), 0
@@ -43,12 +43,12 @@ def add_row(score, token, target, divisor, of_target, total):  # type: ignore[no
             own[hits] = score[j]
             hits += 1
     out, bits = np.empty(len(score), np.float32), np.empty(len(score), np.int32)
-    log_sums(score, divisor, out, bits, total)
-    log_sums(own[:hits], divisor, out[:hits], bits[:hits], of_target)
+    log_sum_exps(score, divisor, out, bits, total)
+    log_sum_exps(own[:hits], divisor, out[:hits], bits[:hits], of_target)
 
 
-@compiled(reorder=True)
-def log_sums(scores, divisor, out, bits, result):  # type: ignore[no-untyped-def]
+@numba_jit(reorder=True)
+def log_sum_exps(scores, divisor, out, bits, result):  # type: ignore[no-untyped-def]
     """log of the sum of e^(x / d) for each divisor d; -inf of nothing. Where a divisor is half of the next, e is squared."""
     top, before = largest(scores), np.float32(0)
     for t in range(len(divisor) - 1, -1, -1):
@@ -69,7 +69,7 @@ def log_sums(scores, divisor, out, bits, result):  # type: ignore[no-untyped-def
         before = scale
 
 
-@compiled(reorder=True)
+@numba_jit(reorder=True)
 def largest(scores):  # type: ignore[no-untyped-def]
     """Return the largest score, -inf of none, by eight running ones, which vector instructions compare at once."""
     tops = np.full(8, -np.inf, np.float32)

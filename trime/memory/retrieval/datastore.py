@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trime.memory.objective.entries_cpu import masses
+from trime.memory.objective.entries_cpu import entry_masses
 from trime.memory.retrieval.search import Search
 from trime.memory.similarity import similarity
 from trime.types import Contexts, Float, Int, Mass, Tensor, UserError
@@ -23,10 +23,10 @@ class Shards:
         self.paths = sorted(folder.glob("[0-9]*.safetensors"))
         if not self.paths:
             raise UserError(f"{folder} holds no shards: delete it and run stages encode and datastore")
-        self.files: list[Any] = [self.opened(path) for path in self.paths]
+        self.files: list[Any] = [self.open_shard(path) for path in self.paths]
 
     @staticmethod
-    def opened(path: Path) -> Any:
+    def open_shard(path: Path) -> Any:
         try:
             return safe_open(path, "pt")
         except (SafetensorError, OSError) as error:
@@ -36,7 +36,7 @@ class Shards:
         """One column of all shards."""
         return torch.cat([file.get_tensor(name) for file in self.files])
 
-    def each(self, *names: str) -> Iterator[tuple[Tensor, ...]]:
+    def iter_columns(self, *names: str) -> Iterator[tuple[Tensor, ...]]:
         """Columns, shard by shard."""
         for file in self.files:
             yield tuple(file.get_tensor(name) for name in names)
@@ -142,11 +142,11 @@ def check_k(k: int, entries: int) -> None:
         raise UserError(f"index.k={k} of {entries} entries: lower index.k (translation.k) or raise datastore.tokens")
 
 
-def mass_of(
+def retrieved_mass(
     score: Float[Tensor, "n k"], token: Int[Tensor, "n k"], target: Int[Tensor, " n"], divisor: Float[Tensor, " t"]
 ) -> Mass:
     """Mass [t n] of entries for targets."""
     if score.device.type == "cpu" and score.dtype == torch.float32:
-        return masses(score, token, target, divisor)
+        return entry_masses(score, token, target, divisor)
     scores = score / divisor[:, None, None]
     return Mass(scores.masked_fill(token != target[:, None], -math.inf).logsumexp(-1), scores.logsumexp(-1))

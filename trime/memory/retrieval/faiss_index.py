@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trime.memory.retrieval.search import Blocks, check_enough, indexed
+from trime.memory.retrieval.search import Blocks, check_training_size, normalized_blocks
 from trime.memory.similarity import normalize_keys
 from trime.types import Float, Int, Tensor, UserError
 
@@ -27,10 +27,10 @@ def use_threads(count: int) -> None:
     faiss.omp_set_num_threads(count)
 
 
-class Faiss:
-    """A FAISS index read from a file; ``probe`` cells of an inverted index are visited. On a CUDA device by faiss-gpu."""
+class FaissSearch:
+    """A FAISS index read from a file; ``nprobe`` cells of an inverted index are visited. On a CUDA device by faiss-gpu."""
 
-    def __init__(self, file: Path, metric: str, probe: int, device: str = "cpu"):
+    def __init__(self, file: Path, metric: str, nprobe: int, device: str = "cpu"):
         import faiss
 
         try:
@@ -41,9 +41,9 @@ class Faiss:
         self.kind = "exact" if isinstance(self.index, faiss.IndexFlat) else "approximate"
         inverted = faiss.try_extract_index_ivf(self.index)  # behind a PCA too
         if inverted is not None:
-            inverted.nprobe = probe
+            inverted.nprobe = nprobe
         if device != "cpu":
-            self.index = moved(self.index)
+            self.index = to_cuda(self.index)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         asked = normalize_keys(query.float()) if self.metric == "cosine" else query.float()
@@ -53,7 +53,7 @@ class Faiss:
         return score.masked_fill(index_ < 0, -math.inf).to(query.device), index_.to(query.device)
 
 
-def moved(index: Any) -> Any:
+def to_cuda(index: Any) -> Any:
     """An index on the first CUDA device."""
     import faiss
 
@@ -62,17 +62,17 @@ def moved(index: Any) -> Any:
     return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
 
 
-def learn_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path) -> None:
+def train_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path) -> None:
     """An empty index, trained on a sample of keys. An underscore in ``factory`` stands for a comma."""
     if not file.exists():
-        save_index(trained(indexed(blocks, metric), entries, width, factory, metric), file)
+        save_index(train_index(normalized_blocks(blocks, metric), entries, width, factory, metric), file)
 
 
 def fill_faiss(blocks: Blocks, metric: str, learned: Path, file: Path, bar: Any) -> None:
     """Fills a copy of the empty index; a killed run goes on from the keys that ``file`` holds."""
     import faiss
 
-    blocks = indexed(blocks, metric)
+    blocks = normalized_blocks(blocks, metric)
     index = faiss.read_index(str(file if file.exists() else learned))
     bar.update(index.ntotal)
     saved, passed = index.ntotal, 0
@@ -80,7 +80,7 @@ def fill_faiss(blocks: Blocks, metric: str, learned: Path, file: Path, bar: Any)
         fresh = keys[max(0, index.ntotal - passed) :]
         passed += len(keys)
         if len(fresh):
-            with faiss_refuses():
+            with faiss_errors():
                 index.add(fresh.float().numpy())
             bar.update(len(fresh))
         if index.ntotal - saved >= SAVED_EVERY:
@@ -90,16 +90,16 @@ def fill_faiss(blocks: Blocks, metric: str, learned: Path, file: Path, bar: Any)
         save_index(index, file)
 
 
-def trained(blocks: Blocks, entries: int, width: int, factory: str, metric: str) -> Any:
+def train_index(blocks: Blocks, entries: int, width: int, factory: str, metric: str) -> Any:
     """An empty index that is ready to be filled."""
-    index = empty(entries, width, factory, metric)
+    index = create_index(entries, width, factory, metric)
     if not index.is_trained:
-        with faiss_refuses():
+        with faiss_errors():
             index.train(training_sample(blocks, entries, index).numpy())
     return index
 
 
-def empty(entries: int, width: int, factory: str, metric: str) -> Any:
+def create_index(entries: int, width: int, factory: str, metric: str) -> Any:
     """What a factory string names, not trained; UserError where it names nothing, or entries are too few to train it."""
     import faiss
 
@@ -111,12 +111,12 @@ def empty(entries: int, width: int, factory: str, metric: str) -> Any:
     if any(int(kept) > width for kept in re.findall(r"PCA\w*?(\d+)", factory)):
         raise UserError(f"index.factory={factory}: keys have {width} dimensions, of which PCA can keep no more")
     if not index.is_trained:
-        check_enough(factory, cells_in(index), entries)
+        check_training_size(factory, centroid_count(index), entries)
     return index
 
 
 @contextmanager
-def faiss_refuses() -> Iterator[None]:
+def faiss_errors() -> Iterator[None]:
     """A factory string that FAISS understands may still be one that it cannot make."""
     try:
         yield
@@ -124,7 +124,7 @@ def faiss_refuses() -> Iterator[None]:
         raise UserError(f"index.factory: FAISS refuses it ({str(error).splitlines()[0][-160:]}): try IVF_SQ8") from None
 
 
-def cells_in(index: Any) -> int:
+def centroid_count(index: Any) -> int:
     """Of an inverted index; else as many centroids as a code of 8 bits has."""
     import faiss
 
@@ -148,5 +148,5 @@ def training_sample(blocks: Blocks, entries: int, index: Any) -> Float[Tensor, "
     inverted = faiss.try_extract_index_ivf(index)
     if inverted is not None:
         inverted.cp.max_points_per_centroid = TRAINING_POINTS
-    step = max(1, entries // (max(cells_in(index), 1024) * TRAINING_POINTS))
+    step = max(1, entries // (max(centroid_count(index), 1024) * TRAINING_POINTS))
     return torch.cat([keys[::step].float() for keys in blocks()])

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from trime.memory.retrieval.search import Blocks, indexed
+from trime.memory.retrieval.search import Blocks, normalized_blocks
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor, UserError
@@ -24,12 +24,12 @@ SCORES = 2**24  # held at a time, more or less: 64 MiB
 SAMPLE, STEPS = 64, 10  # keys a cell on which centroids are trained; rounds of k-means
 
 
-class Cells:
-    """``probe`` cells, those whose centroids are nearest, are searched for each query."""
+class IVFSearch:
+    """``nprobe`` cells, those whose centroids are nearest, are searched for each query."""
 
     kind = "approximate"
 
-    def __init__(self, folder: Path, metric: str, probe: int):
+    def __init__(self, folder: Path, metric: str, nprobe: int):
         self.metric = metric
         try:
             parts = load_file(folder / "cells.safetensors")
@@ -37,33 +37,33 @@ class Cells:
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"{folder} is truncated or no index ({error}): delete it and run stage datastore") from None
         self.centroid, self.start, self.number = parts["centroid"], parts["start"].numpy(), parts["number"]
-        self.probe = min(probe, len(self.centroid))
-        self.largest, self.flat = StreamingTopK(1, 1), torch.empty(0)
+        self.nprobe = min(nprobe, len(self.centroid))
+        self.topk, self.flat = StreamingTopK(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         asked = query.float().cpu()
         asked = normalize_keys(asked) if self.metric == "cosine" else asked
-        visited = similarity(asked, self.centroid, self.metric).topk(self.probe, 1).indices.flatten()
+        visited = similarity(asked, self.centroid, self.metric).topk(self.nprobe, 1).indices.flatten()
         order = visited.argsort(stable=True)  # pairs of a query and a cell, cell by cell
-        cell, row = visited[order], order // self.probe
-        self.largest = self.largest if self.largest.fits(len(asked), k) else StreamingTopK(len(asked), k)
-        self.largest.forget()
+        cell, row = visited[order], order // self.nprobe
+        self.topk = self.topk if self.topk.fits(len(asked), k) else StreamingTopK(len(asked), k)
+        self.topk.reset()
         sizes = torch.from_numpy(np.diff(self.start))[cell]
         batch = (sizes.cumsum(0) - sizes) // SCORES
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
-            self.compare(asked, cell[pairs], row[pairs])
-        score, place = self.largest.best()
+            self.score_pairs(asked, cell[pairs], row[pairs])
+        score, place = self.topk.result()
         number = torch.where(place < 0, -1, self.number[place])
         if self.metric == "l2":
             score -= asked.square().sum(1, keepdim=True)
         return score.to(query.device), number.to(query.device)
 
-    def compare(self, query: Tensor, cell: Tensor, row: Tensor) -> None:
+    def score_pairs(self, query: Tensor, cell: Tensor, row: Tensor) -> None:
         """The cells of some pairs, each with all queries that visit it."""
         numbers, counts = (part.tolist() for part in cell.unique_consecutive(return_counts=True))
         room, place, first, done = [], torch.empty_like(cell), 0, 0
         for number, count in zip(numbers, counts, strict=True):
-            rows, columns = rounded(count, 8), rounded(int(self.start[number + 1] - self.start[number]), 64)
+            rows, columns = round_up(count, 8), round_up(int(self.start[number + 1] - self.start[number]), 64)
             columns = min(columns, len(self.key) - int(self.start[number]))  # of the next cell, whose scores nobody reads
             room.append((done, rows, columns))
             place[first : first + count] = done + columns * torch.arange(count)
@@ -74,13 +74,13 @@ class Cells:
         for number, count, (begin, rows, columns) in zip(numbers, counts, room, strict=True):
             asked = query[row[torch.arange(first, first + rows).clamp(max=first + count - 1)]]
             keys = self.key[self.start[number] : self.start[number] + columns].float()
-            self.products(asked, keys, self.flat[begin : begin + rows * columns].view(rows, columns))
+            self.write_similarities(asked, keys, self.flat[begin : begin + rows * columns].view(rows, columns))
             first += count
         order = row.argsort(stable=True)
         edges = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(row, minlength=len(query)).cumsum(0)])
-        self.largest.take_tiles(self.flat, edges, place[order], cell[order], self.start)
+        self.topk.add_tiles(self.flat, edges, place[order], cell[order], self.start)
 
-    def products(self, query: Float[Tensor, "q d"], key: Float[Tensor, "m d"], out: Float[Tensor, "q m"]) -> None:
+    def write_similarities(self, query: Float[Tensor, "q d"], key: Float[Tensor, "m d"], out: Float[Tensor, "q m"]) -> None:
         """Similarities, without what is the same for all keys of a query."""
         if self.metric == "l2":
             torch.addmm(key.square().sum(1)[None], query, key.T, beta=-1, alpha=2, out=out)
@@ -88,23 +88,23 @@ class Cells:
             torch.mm(query, key.T, out=out)
 
 
-def rounded(size: int, step: int) -> int:
+def round_up(size: int, step: int) -> int:
     """The next of a few sizes, at most an eighth larger: oneDNN, which may do the products, makes a program for each shape."""
     step = max(step, 2 ** ((size - 1).bit_length() - 3)) if size > 1 else step
     return -(-size // step) * step
 
 
-def learn_cells(blocks: Blocks, entries: int, width: int, cells: int, metric: str, file: Path) -> None:
+def train_ivf(blocks: Blocks, entries: int, width: int, cells: int, metric: str, file: Path) -> None:
     """Centroids by k-means."""
-    once(file, lambda: centroids(indexed(blocks, metric), entries, width, cells, metric))
+    load_or_make(file, lambda: train_centroids(normalized_blocks(blocks, metric), entries, width, cells, metric))
 
 
-def fill_cells(blocks: Blocks, metric: str, learned: Path, folder: Path, bar: Any) -> None:
+def fill_ivf(blocks: Blocks, metric: str, learned: Path, folder: Path, bar: Any) -> None:
     """Each key to its nearest centroid, keys sorted; a killed run goes on with the block that it was at."""
-    blocks = indexed(blocks, metric)
+    blocks = normalized_blocks(blocks, metric)
     centroid, chosen = np.load(learned), []
     for shard, keys in enumerate(blocks()):
-        chosen.append(once(folder / f"cell-{shard:05d}.npy", partial(nearest_centroid, keys, centroid, metric)))
+        chosen.append(load_or_make(folder / f"cell-{shard:05d}.npy", partial(nearest_centroid, keys, centroid, metric)))
         bar.update(len(keys))
     cell = np.concatenate(chosen)
     number = np.argsort(cell, kind="stable")
@@ -117,7 +117,7 @@ def fill_cells(blocks: Blocks, metric: str, learned: Path, folder: Path, bar: An
         file.unlink()
 
 
-def once(file: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
+def load_or_make(file: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What a killed run has made already, or what is made and kept now."""
     if not file.exists():
         aside = file.with_suffix(".aside.npy")
@@ -126,7 +126,7 @@ def once(file: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
     return np.load(file)
 
 
-def centroids(blocks: Blocks, entries: int, width: int, cells: int, metric: str) -> np.ndarray:
+def train_centroids(blocks: Blocks, entries: int, width: int, cells: int, metric: str) -> np.ndarray:
     """By FAISS, on an even sample of keys; for inner products and cosine at length 1."""
     import faiss
 

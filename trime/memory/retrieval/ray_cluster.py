@@ -15,8 +15,8 @@ import torch
 
 from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.faiss_index import use_threads
-from trime.memory.retrieval.search import Search, kind_of, merged
-from trime.memory.retrieval.sharded import Part
+from trime.memory.retrieval.search import Search, combined_kind, merge_results
+from trime.memory.retrieval.sharded import IndexPart
 from trime.types import Float, Int, Tensor, UserError
 
 RESTARTS = 3  # of a worker in a run, before the search fails
@@ -25,11 +25,11 @@ STARTING = 600  # seconds until workers must have opened their parts
 QUERIES = 4096  # of a batch: workers search the next one while answers to the last travel and are merged
 
 
-class Worker:
+class RayWorker:
     """One part, on ``cores`` cores or a device of its own."""
 
-    def __init__(self, part: Part, probe: int, device: str, cores: int):
-        self.part, self.probe, self.device = part, probe, device
+    def __init__(self, part: IndexPart, nprobe: int, device: str, cores: int):
+        self.part, self.nprobe, self.device = part, nprobe, device
         prepare_cpu()
         use_threads(cores)
 
@@ -39,7 +39,7 @@ class Worker:
         for folder in (self.part.store, *[self.part.folder] * bool(self.part.factory)):
             if not folder.is_dir():
                 raise UserError(f"{folder} is not on the disk of a worker: all machines must see outputs under one path")
-        return self.part.search(self.probe, self.device)
+        return self.part.search(self.nprobe, self.device)
 
     def kind(self) -> str:
         """Exact or approximate."""
@@ -55,17 +55,17 @@ class Worker:
         return score.cpu().numpy(), index.int().cpu().numpy()  # of a part, below 2^31
 
 
-class Cluster:
+class RaySearch:
     """A search that asks a worker for each part and merges their answers exactly."""
 
-    def __init__(self, parts: list[Part], probe: int, device: str, address: str | None, cores: int):
-        self.ray = connected(address)
+    def __init__(self, parts: list[IndexPart], nprobe: int, device: str, address: str | None, cores: int):
+        self.ray = connect(address)
         own = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # here, workers share what there is
-        check_room([node["Resources"] for node in self.ray.nodes() if node["Alive"]], len(parts), own)
-        actor = self.ray.remote(Worker).options(**own, max_restarts=RESTARTS, max_task_retries=RESTARTS)
-        self.workers = [actor.remote(part.absolute(), probe, device, cores) for part in parts]
+        check_resources([node["Resources"] for node in self.ray.nodes() if node["Alive"]], len(parts), own)
+        actor = self.ray.remote(RayWorker).options(**own, max_restarts=RESTARTS, max_task_retries=RESTARTS)
+        self.workers = [actor.remote(part.absolute(), nprobe, device, cores) for part in parts]
         self.firsts = [part.first for part in parts]
-        self.kind = kind_of(self.answers([worker.kind.remote() for worker in self.workers], STARTING))
+        self.kind = combined_kind(self.answers([worker.kind.remote() for worker in self.workers], STARTING))
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         batches = [self.ray.put(part.float().cpu().numpy()) for part in query.split(QUERIES)]
@@ -73,7 +73,7 @@ class Cluster:
         scores, numbers = [], []
         for answers in asked:
             found = [(torch.tensor(score), torch.tensor(number).long()) for score, number in self.answers(answers)]
-            score, number = merged(found, self.firsts, k)
+            score, number = merge_results(found, self.firsts, k)
             scores.append(score)
             numbers.append(number)
         return torch.cat(scores).to(query.device), torch.cat(numbers).to(query.device)
@@ -104,20 +104,20 @@ class Cluster:
         last.clear()
 
 
-last: dict[tuple[Any, ...], Cluster] = {}  # the cluster that was asked for last
+last: dict[tuple[Any, ...], RaySearch] = {}  # the cluster that was asked for last
 
 
-def cluster(parts: list[Part], probe: int, device: str, address: str | None, cores: int) -> Cluster:
+def open_ray_search(parts: list[IndexPart], nprobe: int, device: str, address: str | None, cores: int) -> RaySearch:
     """The workers of an index; those that are there already, where it is the one that was asked for last."""
-    key = (*parts, probe, device, address, cores)
+    key = (*parts, nprobe, device, address, cores)
     if key not in last:
         for other in [*last.values()]:
             other.close()
-        last[key] = Cluster(parts, probe, device, address, cores)
+        last[key] = RaySearch(parts, nprobe, device, address, cores)
     return last[key]
 
 
-def connected(address: str | None) -> Any:
+def connect(address: str | None) -> Any:
     """Ray, started on this machine or connected to a cluster."""
     import ray  # checks.py tells where it is missing, before anything is made
 
@@ -133,7 +133,7 @@ def connected(address: str | None) -> Any:
     return ray
 
 
-def check_room(nodes: list[dict[str, float]], parts: int, own: dict[str, int]) -> None:
+def check_resources(nodes: list[dict[str, float]], parts: int, own: dict[str, int]) -> None:
     """UserError where machines have too little for one worker a part: Ray would wait for ever."""
     for name, wanted in (("CPU", own["num_cpus"]), ("GPU", own["num_gpus"])):
         room = sum(int(has.get(name, 0) // wanted) for has in nodes) if wanted else parts

@@ -14,7 +14,7 @@ from trime.types import Float, Int, Tensor, UserError
 
 Blocks = Callable[[], Iterator[Tensor]]  # all keys, in blocks
 RESERVE = 2**32  # bytes of a device that are left free for similarities
-LEAST = 39  # entries of a cell, as FAISS wants
+MIN_POINTS_PER_CELL = 39  # entries of a cell, as FAISS wants
 
 
 @runtime_checkable
@@ -26,7 +26,7 @@ class Search(Protocol):
         ...
 
 
-class Exact:
+class ExactSearch:
     """Every key is compared: O(N d) a query, one block of similarities at a time.
 
     On a CUDA device as many blocks of keys as fit stay there; the others are sent for every batch of queries.
@@ -42,12 +42,12 @@ class Exact:
         return (self.on_cpu if query.device.type == "cpu" else self.on_device)(query.float(), k)
 
     def on_cpu(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        largest, start = StreamingTopK(len(query), k), 0
+        topk, start = StreamingTopK(len(query), k), 0
         for shard in self.blocks():
             for keys in shard.split(self.rows):
-                largest.take(similarity(query, keys.float(), self.metric), start)
+                topk.add(similarity(query, keys.float(), self.metric), start)
                 start += len(keys)
-        return largest.best()
+        return topk.result()
 
     def on_device(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         best = query.new_full((len(query), k), -math.inf)
@@ -69,18 +69,18 @@ class Exact:
                 yield self.held[number]
                 continue
             there = keys.to(device)
-            if len(self.held) == number and free(device) > RESERVE:
+            if len(self.held) == number and free_bytes(device) > RESERVE:
                 self.held.append(there)
             yield there
 
 
-def found_of(exact: Int[Tensor, "n k"], found: Int[Tensor, "n k"]) -> float:
+def recall_of(exact: Int[Tensor, "n k"], found: Int[Tensor, "n k"]) -> float:
     """The share of the exact neighbours that a search found."""
     hits = sum(len({*a} & {*b}) for a, b in zip(exact.tolist(), found.tolist(), strict=True))
     return round(hits / exact.numel(), 4)
 
 
-def free(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     """Bytes that a device has left."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
@@ -90,13 +90,15 @@ class ShardedSearch:
 
     def __init__(self, searches: list[Search], firsts: list[int]):
         self.searches, self.firsts = searches, firsts
-        self.kind = kind_of([search.kind for search in searches])
+        self.kind = combined_kind([search.kind for search in searches])
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        return merged([search.nearest(query, k) for search in self.searches], self.firsts, k)
+        return merge_results([search.nearest(query, k) for search in self.searches], self.firsts, k)
 
 
-def merged(found: list[tuple[Tensor, Tensor]], firsts: list[int], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+def merge_results(
+    found: list[tuple[Tensor, Tensor]], firsts: list[int], k: int
+) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
     """The K best of what parts found, whose entries are numbered from ``firsts`` on."""
     scores = torch.cat([score for score, _ in found], 1)
     numbers = torch.cat([torch.where(own < 0, own, own + first) for (_, own), first in zip(found, firsts, strict=True)], 1)
@@ -104,7 +106,7 @@ def merged(found: list[tuple[Tensor, Tensor]], firsts: list[int], k: int) -> tup
     return best, numbers.gather(1, chosen)
 
 
-def kind_of(kinds: list[str]) -> str:
+def combined_kind(kinds: list[str]) -> str:
     """Exact where all parts are."""
     return "exact" if {*kinds} == {"exact"} else "approximate"
 
@@ -122,17 +124,18 @@ class CachedSearch:
         return self.found
 
 
-def indexed(blocks: Blocks, metric: str) -> Blocks:
+def normalized_blocks(blocks: Blocks, metric: str) -> Blocks:
     """All keys as an index holds them: for cosine at one length."""
     if metric != "cosine":
         return blocks
     return lambda: (normalize_keys(keys.float()).to(keys.dtype) for keys in blocks())
 
 
-def check_enough(factory: str, centroids: int, entries: int) -> None:
+def check_training_size(factory: str, centroids: int, entries: int) -> None:
     """UserError where so many centroids could not be learned from the entries."""
-    if entries < LEAST * centroids:
+    if entries < MIN_POINTS_PER_CELL * centroids:
+        needed = MIN_POINTS_PER_CELL * centroids
         raise UserError(
-            f"index.factory={factory} wants {LEAST * centroids} entries for {centroids} centroids and has {entries}: "
+            f"index.factory={factory} needs {needed} entries for {centroids} centroids and has {entries}: "
             "choose index=exact, fewer cells, or raise datastore.tokens"
         )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import compiled, on_threads
+from trime.kernels.numba_kernels import numba_jit, run_kernel
 from trime.types import Float, Int, Tensor
 
 BINS = 512
@@ -25,23 +25,23 @@ class StreamingTopK:
     def __init__(self, queries: int, k: int):
         self.k, room = k, 4 * k + BINS
         self.score = np.empty((queries, room), np.float32)
-        self.number = np.empty((queries, room), np.int32)
-        self.held, self.bar = np.empty(queries, np.int64), np.empty(queries, np.float32)
-        self.forget()
+        self.index = np.empty((queries, room), np.int32)
+        self.count, self.threshold = np.empty(queries, np.int64), np.empty(queries, np.float32)
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """For other queries: memory that has been used before costs less than new one."""
-        self.held[:], self.bar[:] = 0, -np.inf
+        self.count[:], self.threshold[:] = 0, -np.inf
 
     def fits(self, queries: int, k: int) -> bool:
         """It has the size that is asked for."""
-        return self.k == k and len(self.held) == queries
+        return self.k == k and len(self.count) == queries
 
-    def take(self, scores: Float[Tensor, "n m"], first: int) -> None:
+    def add(self, scores: Float[Tensor, "n m"], first: int) -> None:
         """Scores of the candidates ``first``, ``first`` + 1, and so on."""
-        on_threads(take_rows, scores.contiguous(), first, self.k, self.score, self.number, self.held, self.bar)
+        run_kernel(take_rows, scores.contiguous(), first, self.k, self.score, self.index, self.count, self.threshold)
 
-    def take_tiles(
+    def add_tiles(
         self,
         flat: Float[Tensor, " f"],
         edges: Int[Tensor, " e"],
@@ -53,62 +53,62 @@ class StreamingTopK:
 
         Cell c holds the candidates start[c] to start[c + 1].
         """
-        on_threads(take_cells, flat, edges, place, cell, start, self.k, self.score, self.number, self.held, self.bar)
+        run_kernel(take_cells, flat, edges, place, cell, start, self.k, self.score, self.index, self.count, self.threshold)
 
-    def best(self) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    def result(self) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Score and number of the K largest, the largest first; (-inf, -1) where there are fewer."""
-        on_threads(finish, self.k, self.score, self.number, self.held)
-        score, number = torch.from_numpy(self.score[:, : self.k]), torch.from_numpy(self.number[:, : self.k])
-        missing = torch.arange(self.k) >= torch.from_numpy(self.held)[:, None]
+        run_kernel(finish, self.k, self.score, self.index, self.count)
+        score, index = torch.from_numpy(self.score[:, : self.k]), torch.from_numpy(self.index[:, : self.k])
+        missing = torch.arange(self.k) >= torch.from_numpy(self.count)[:, None]
         score, order = score.masked_fill(missing, -math.inf).sort(1, descending=True)
-        return score, number.long().masked_fill(missing, -1).gather(1, order)
+        return score, index.long().masked_fill(missing, -1).gather(1, order)
 
 
-@compiled(parallel=True)
-def take_rows(scores, first, k, score, number, held, bar):  # type: ignore[no-untyped-def]
+@numba_jit(parallel=True)
+def take_rows(scores, first, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
     for row in prange(len(scores)):
-        take_run(row, scores[row], first, k, score, number, held, bar)
+        take_run(row, scores[row], first, k, score, index, count, threshold)
 
 
-@compiled(parallel=True)
-def take_cells(flat, edges, place, cell, start, k, score, number, held, bar):  # type: ignore[no-untyped-def]
-    for row in prange(len(held)):
+@numba_jit(parallel=True)
+def take_cells(flat, edges, place, cell, start, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
+    for row in prange(len(count)):
         for j in range(edges[row], edges[row + 1]):
             first, size = start[cell[j]], start[cell[j] + 1] - start[cell[j]]
-            take_run(row, flat[place[j] : place[j] + size], first, k, score, number, held, bar)
+            take_run(row, flat[place[j] : place[j] + size], first, k, score, index, count, threshold)
 
 
-@compiled()
-def take_run(row, scores, first, k, score, number, held, bar):  # type: ignore[no-untyped-def]
+@numba_jit()
+def take_run(row, scores, first, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
     """A query's scores of the candidates ``first``, ``first`` + 1, and so on."""
     low = 0
     while low < len(scores):
-        high = min(len(scores), low + make_room(row, k, score, number, held, bar))
-        many, least = held[row], bar[row]
+        high = min(len(scores), low + make_room(row, k, score, index, count, threshold))
+        many, least = count[row], threshold[row]
         for i in range(low, high):
-            score[row, many], number[row, many] = scores[i], first + i
+            score[row, many], index[row, many] = scores[i], first + i
             many += scores[i] > least
-        held[row], low = many, high
+        count[row], low = many, high
 
 
-@compiled()
-def make_room(row, k, score, number, held, bar):  # type: ignore[no-untyped-def]
+@numba_jit()
+def make_room(row, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
     """How many candidates may come, one at least: each is written before it is known whether it stays."""
-    if held[row] > score.shape[1] - BINS // 2:
-        held[row], bar[row] = without_low(score[row], number[row], k, held[row])
-    return score.shape[1] - held[row]
+    if count[row] > score.shape[1] - BINS // 2:
+        count[row], threshold[row] = prune(score[row], index[row], k, count[row])
+    return score.shape[1] - count[row]
 
 
-@compiled()
-def without_low(score, number, k, held):  # type: ignore[no-untyped-def]
+@numba_jit()
+def prune(score, index, k, count):  # type: ignore[no-untyped-def]
     """Drops candidates that are not among the k largest, if need be by exact selection; how many stay, and the new bar."""
     low = high = score[0]
-    for i in range(held):
+    for i in range(count):
         low, high = min(low, score[i]), max(high, score[i])
     width = (high - low) / BINS
     if low > -np.inf and width > 0 and width < np.inf:
         bins = np.zeros(BINS, np.int64)
-        for i in range(held):
+        for i in range(count):
             bins[min(BINS - 1, int((score[i] - low) / width))] += 1
         chosen, above = BINS - 1, bins[BINS - 1]
         while above < k:
@@ -116,19 +116,19 @@ def without_low(score, number, k, held):  # type: ignore[no-untyped-def]
             above += bins[chosen]
         if above <= 2 * k:
             least, many = low + chosen * width - width / 64, 0  # some below the bin's edge: it is rounded
-            for i in range(held):
-                score[many], number[many] = score[i], number[i]
+            for i in range(count):
+                score[many], index[many] = score[i], index[i]
                 many += score[i] > least
             if many <= 3 * k:
                 return many, np.float32(least)
-            held = many
-    return k, keep(score, number, k, held)
+            count = many
+    return k, keep(score, index, k, count)
 
 
-@compiled()
-def keep(score, number, k, held):  # type: ignore[no-untyped-def]
+@numba_jit()
+def keep(score, index, k, count):  # type: ignore[no-untyped-def]
     """Moves the k largest to the front (quickselect) and returns the least of them."""
-    low, high = 0, held - 1
+    low, high = 0, count - 1
     while low < high:
         pivot = max(min(score[low], score[high]), min(max(score[low], score[high]), score[(low + high) // 2]))
         i, j = low, high
@@ -139,7 +139,7 @@ def keep(score, number, k, held):  # type: ignore[no-untyped-def]
                 j -= 1
             if i <= j:
                 score[i], score[j] = score[j], score[i]
-                number[i], number[j] = number[j], number[i]
+                index[i], index[j] = index[j], index[i]
                 i += 1
                 j -= 1
         if k - 1 <= j:
@@ -154,11 +154,11 @@ def keep(score, number, k, held):  # type: ignore[no-untyped-def]
     return least
 
 
-@compiled(parallel=True)
-def finish(k, score, number, held):  # type: ignore[no-untyped-def]
-    for row in prange(len(held)):
-        if held[row] > k:
-            many, _ = without_low(score[row], number[row], k, held[row])
+@numba_jit(parallel=True)
+def finish(k, score, index, count):  # type: ignore[no-untyped-def]
+    for row in prange(len(count)):
+        if count[row] > k:
+            many, _ = prune(score[row], index[row], k, count[row])
             if many > k:
-                keep(score[row], number[row], k, many)
-            held[row] = k
+                keep(score[row], index[row], k, many)
+            count[row] = k

@@ -1,4 +1,4 @@
-"""A bounded memory of hidden states that a segment attends to beside itself: Transformer-XL's cache, and SRU++'s."""
+"""A bounded memory of hidden states that a segment attends to beside itself: the cache of Transformer-XL and of SRU++."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from typing import NamedTuple
 
 import torch
 
-from trime.memory.bounded import BoundedMemory, MemoryState, taken
+from trime.memory.bounded import BoundedMemory, MemoryState, take_slots
 from trime.models.attention_trace import AttentionTrace
 from trime.types import AttentionBlock, Bool, Float, Int, Tensor
 
 
 class CacheAndSegment(NamedTuple):
-    """What a segment attends to: the cache by position, empty slots first, and behind it the segment itself."""
+    """What a segment attends to: the cache in order of position, empty slots first, followed by the segment itself."""
 
     states: Float[Tensor, "b k d"]
     position: Int[Tensor, "b k"]
-    slot: Int[Tensor, "b m"]  # of the cache, in this order
+    slot: Int[Tensor, "b m"]  # the cache's slots in this order
 
     def distance(self, position: Int[Tensor, "b l"]) -> Int[Tensor, "b l k"]:
-        """From each query back to each state."""
+        """Return the distance from each query back to each state."""
         return position[:, :, None] - self.position[:, None]
 
-    def seen(self, position: Int[Tensor, "b l"]) -> Bool[Tensor, "b 1 l k"]:
-        """No later states, and no empty slots."""
+    def visible(self, position: Int[Tensor, "b l"]) -> Bool[Tensor, "b 1 l k"]:
+        """Return the causal mask: no later states, and no empty slots."""
         return ((self.position[:, None] <= position[:, :, None]) & (self.position >= 0)[:, None])[:, None]
 
-    def looked(self, weight: Float[Tensor, "b h l k"]) -> AttentionTrace:
-        """Where the last query looked in the cache."""
-        old = self.slot.shape[1]
-        return AttentionTrace(weight[:, :, -1, :old].mean(1), self.position[:, :old])
+    def attention_trace(self, weight: Float[Tensor, "b h l k"]) -> AttentionTrace:
+        """Return the last query's attention to the cache."""
+        size = self.slot.shape[1]
+        return AttentionTrace(weight[:, :, -1, :size].mean(1), self.position[:, :size])
 
 
-def laid(held: MemoryState, x: Float[Tensor, "b l d"], position: Int[Tensor, "b l"]) -> CacheAndSegment:
-    """The cache before a segment, and the segment."""
+def concat_cache(held: MemoryState, x: Float[Tensor, "b l d"], position: Int[Tensor, "b l"]) -> CacheAndSegment:
+    """Return the cache followed by the segment."""
     slot = held.ranking.position.argsort(1)
-    states = torch.cat([taken(held.columns[0], slot), x], 1)
+    states = torch.cat([take_slots(held.columns[0], slot), x], 1)
     return CacheAndSegment(states, torch.cat([held.ranking.position.gather(1, slot), position], 1), slot)
 
 
-def after(
+def update_cache(
     cache: BoundedMemory,
     held: MemoryState,
     x: Float[Tensor, "b l d"],
@@ -47,11 +47,14 @@ def after(
     logits: Tensor | None,
     slot: Tensor,
 ) -> MemoryState:
-    """The cache with the segment, kept without gradient. ``logits`` [b h l k] are what the policy goes by, where it does."""
+    """Return the cache after inserting the segment, detached.
+
+    ``logits`` [b h l k] update the scores of an eviction policy that goes by attention.
+    """
     policy, size = cache.policy, slot.shape[1]
-    if policy.by_attention and logits is not None:
+    if policy.uses_attention and logits is not None:
         score = torch.full_like(logits[..., :size], -torch.inf)
         score = score.scatter(-1, slot[:, None, None].expand_as(score), logits[..., :size].detach())
-        seen = policy.observe(policy.begin(held.ranking), AttentionBlock(score, position))
-        held = held._replace(ranking=policy.finalize(held.ranking, seen))
+        summary = policy.observe(policy.begin(held.ranking), AttentionBlock(score, position))
+        held = held._replace(ranking=policy.finalize(held.ranking, summary))
     return cache.update(held, (x.detach(),), position)

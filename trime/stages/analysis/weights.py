@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trime.evaluation.frequency import ByToken
+from trime.evaluation.frequency import TokenMeans
 from trime.memory.base import Memory
 from trime.mixtures.experts import Evidence
 from trime.types import Float, Int, Tensor
@@ -45,7 +45,7 @@ def bins_of(evidence: Evidence, experts: dict[str, int], memories: dict[str, Mem
     found, first = {}, 1
     for name, size in experts.items():
         columns, first = slice(first, first + size), first + size
-        if names := memories[name].own_experts:
+        if names := memories[name].expert_names:
             found[name] = Bins("context", columns, names, torch.zeros(0))
             continue
         best = evidence.total[:, columns.start]
@@ -62,8 +62,8 @@ class Weights:
     def __init__(self, bins: dict[str, Bins], vocabulary: int):
         self.bins = bins
         self.largest = torch.zeros(1 + len(bins), dtype=torch.long)
-        self.by_token = [ByToken(vocabulary) for _ in self.largest]
-        self.by_bin = {name: ByToken(len(own.names)) for name, own in bins.items()}
+        self.by_token = [TokenMeans(vocabulary) for _ in self.largest]
+        self.by_bin = {name: TokenMeans(len(own.names)) for name, own in bins.items()}
 
     def add(self, token: Int[Tensor, " n"], total: Float[Tensor, "n e"], log_weights: Float[Tensor, "n e"]) -> None:
         """Add a window's tokens, with each expert's log-mass and log-weight."""
@@ -77,7 +77,7 @@ class Weights:
             known = place >= 0
             self.by_bin[name].add(place[known], part[known])
 
-    def found(self, frequency: np.ndarray) -> dict[str, Any]:
+    def summary(self, frequency: np.ndarray) -> dict[str, Any]:
         """Return, for the vocabulary and each memory, on what share of tokens its weight is the largest, and mean weights."""
         result: dict[str, Any] = {}
         for name, largest, table in zip(["vocabulary", *self.bins], self.largest.tolist(), self.by_token, strict=True):

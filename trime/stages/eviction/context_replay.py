@@ -23,7 +23,7 @@ from trime.memory.similarity import similarity
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import device_of
 from trime.stages.encode import Encode, windows_of
-from trime.stages.eviction.replay import Document, Kept, Replay
+from trime.stages.eviction.replay import Document, Replay, ReplayResult
 from trime.stages.tune import Tune
 from trime.types import Float, Int, Tensor, UserError
 
@@ -74,9 +74,9 @@ class ContextDocument:
         lengths = torch.tensor([len(window.query.token) for window in windows])
         self.starts = lengths.cumsum(0) - lengths
         self.g = torch.cat([window.query.g for window in windows])
-        self.mass = torch.stack([self.received(number) for number in range(len(windows))]).cpu()
+        self.mass = torch.stack([self.received_mass(number) for number in range(len(windows))]).cpu()
 
-    def received(self, number: int) -> Float[Tensor, " n"]:
+    def received_mass(self, number: int) -> Float[Tensor, " n"]:
         """What a window's queries give the contexts that an unlimited memory holds."""
         found, query = self.g.new_zeros(len(self.g)), self.windows[number].query.g
         overlap = 0 if self.config.long.repeats else self.windows[number].context
@@ -86,7 +86,7 @@ class ContextDocument:
             found[:held] = score.softmax(-1).sum(0)
         return found
 
-    def replayed(self, policy: EvictionPolicy, sizes: list[int]) -> list[Kept]:
+    def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
         """One pass for all sizes."""
         long, metric = self.config.long, self.config.similarity
         memory = LongMemory(sizes, policy, long.crossing, long.repeats, metric, selective=True)
@@ -95,7 +95,7 @@ class ContextDocument:
         mass, loss = [0.0] * len(sizes), torch.zeros(len(sizes), dtype=torch.float64)
         for step, (_, (score,)) in enumerate(scorer.scores(iter(self.windows))):
             loss -= score[:, 0].double().sum(-1).cpu()
-            for number, held in enumerate(memory.kept):
+            for number, held in enumerate(memory.states):
                 position: Int[Tensor, " m"] = held.ranking.position[0].cpu()
                 mass[number] += float(self.mass[step, position[position >= 0]].sum())
-        return [Kept(*found, len(self.g)) for found in zip(mass, loss.tolist(), strict=True)]
+        return [ReplayResult(*found, len(self.g)) for found in zip(mass, loss.tolist(), strict=True)]

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from trime.eviction.base import EvictionPolicy, largest
+from trime.eviction.base import EvictionPolicy, topk_mask
 from trime.eviction.clairvoyant import Clairvoyant
 from trime.io import plain
 from trime.memory.bounded import BoundedMemory
@@ -31,7 +31,7 @@ from trime.types import AttentionBlock, Float, Int, Tensor, UserError
 ORACLE = "oracle"
 
 
-class Kept(NamedTuple):
+class ReplayResult(NamedTuple):
     """What a memory of one size makes of a document: the mass on what it holds; where there is one, the loss in nats."""
 
     mass: float
@@ -45,7 +45,7 @@ class Document(Protocol):
     mass: Float[Tensor, "s n"]
     starts: Int[Tensor, " s"]  # position of each step's first query
 
-    def replayed(self, policy: EvictionPolicy, sizes: list[int]) -> list[Kept]: ...
+    def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]: ...
 
 
 class Replay(Artefact):
@@ -94,12 +94,12 @@ class Replay(Artefact):
 
     def rows(self, memory: str, policies: dict[str, EvictionPolicy]) -> list[dict[str, Any]]:
         """Every policy and size over all documents."""
-        kept: dict[tuple[str, int], list[Kept]] = {}
+        kept: dict[tuple[str, int], list[ReplayResult]] = {}
         every = 0.0
         for document in tqdm(self.documents(memory), unit="document", desc=f"replay {memory}", mininterval=1):
             every += float(document.mass.sum())
             for name, policy in [*policies.items(), (ORACLE, Clairvoyant(document.mass, document.starts))]:
-                for size, found in zip(self.sizes, document.replayed(policy, self.sizes), strict=True):
+                for size, found in zip(self.sizes, document.replay(policy, self.sizes), strict=True):
                     kept.setdefault((name, size), []).append(found)
         if not every:
             raise UserError("replay: nothing to remember, for no document is longer than a window: raise evaluate.tokens")
@@ -120,11 +120,11 @@ class Replay(Artefact):
     def documents(self, memory: str) -> Iterator[Document]:
         raise NotImplementedError
 
-    def found(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         return self.read("replay.json")
 
 
-def told(kept: list[Kept], every: float) -> dict[str, float]:
+def told(kept: list[ReplayResult], every: float) -> dict[str, float]:
     """The share of the mass, and the loss a token."""
     tokens = sum(one.tokens for one in kept)
     share = {"retained": sum(one.mass for one in kept) / every}
@@ -168,9 +168,9 @@ class KeyDocument:
         self.query, self.key = (parts[f"{layer}.{name}"].float().transpose(0, 1) for name in ("query", "key"))  # [h n d]
         self.segment, self.top_k, self.length = segment, top_k, self.query.shape[1]
         self.starts = torch.arange(0, self.length, segment)
-        self.mass = torch.stack([self.received(start) for start in self.starts.tolist()])
+        self.mass = torch.stack([self.received_mass(start) for start in self.starts.tolist()])
 
-    def received(self, start: int) -> Float[Tensor, " n"]:
+    def received_mass(self, start: int) -> Float[Tensor, " n"]:
         """What the queries of a segment give each entry before it, over all heads."""
         found = torch.zeros(self.length)
         if start:
@@ -178,10 +178,10 @@ class KeyDocument:
             found[:start] = logits.softmax(-1).sum((0, 1))
         return found
 
-    def replayed(self, policy: EvictionPolicy, sizes: list[int]) -> list[Kept]:
+    def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
         """The mass on what the policy has kept when it is given."""
         return [
-            Kept(sum(float(self.mass[step, kept].sum()) for step, kept in enumerate(self.kept(policy, size)))) for size in sizes
+            ReplayResult(sum(float(self.mass[step, kept].sum()) for step, kept in enumerate(self.kept(policy, size)))) for size in sizes
         ]
 
     def kept(self, policy: EvictionPolicy, size: int) -> list[Int[Tensor, " m"]]:
@@ -192,7 +192,7 @@ class KeyDocument:
             position = held.ranking.position
             found.append(position[position >= 0].sort().values)
             own = torch.arange(start, min(start + self.segment, self.length))[None]
-            if policy.by_attention:
+            if policy.uses_attention:
                 summary = policy.observe(policy.begin(held.ranking), self.block(own, position))
                 held = held._replace(ranking=policy.finalize(held.ranking, summary))
             held = memory.update(held, (own.float(),), own)
@@ -202,4 +202,4 @@ class KeyDocument:
         """What a segment's queries think of the entries, and which they retrieve."""
         score = (self.query[:, own[0]] @ self.key[:, position[0].clamp(min=0)].transpose(1, 2))[None]
         score = score.masked_fill((position < 0)[:, None, None], -torch.inf)
-        return AttentionBlock(score, own, largest(score, self.top_k))
+        return AttentionBlock(score, own, topk_mask(score, self.top_k))

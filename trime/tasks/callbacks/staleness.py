@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from trime.memory.bounded import MemoryState, taken
+from trime.memory.bounded import MemoryState, take_slots
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
 from trime.models.backbones.memorizing.transformer import Attention
 from trime.models.backbones.stateful import State, StatefulBackbone
@@ -74,13 +74,13 @@ def measured(network: Network, state: State, kept: list[Read], batch: Batch, seg
     result = []
     for number in remembering(backbone):
         memory: KeyValueMemory = backbone.attentions[number].memory  # type: ignore[attr-defined]
-        stored, now = (memory.entered(one.layers[number].memory[0]) for one in (state, again))
+        stored, now = (memory.with_pending(one.layers[number].memory[0]) for one in (state, again))
         retrieved = retrieved_from(network, memory, state, batch)
-        ages = (memory.rows(state.position)[:, None] - 1 - stored.ranking.position) // segment
-        ended = memory.rows(batch.fresh)[:, None]  # what such a row holds is forgotten now
+        ages = (memory.expand_rows(state.position)[:, None] - 1 - stored.ranking.position) // segment
+        ended = memory.expand_rows(batch.fresh)[:, None]  # what such a row holds is forgotten now
         ages = ages.masked_fill((stored.ranking.position < 0) | ended, -1)
         sure = (kept[0].position + reach_of(backbone, number)).masked_fill(began, 0)  # all that a key comes from was read
-        distance, known = distances(stored, now, memory.rows(sure))
+        distance, known = distances(stored, now, memory.expand_rows(sure))
         result.append({"layer": number, "ages": by_age(ages, distance, known, retrieved)})
     backbone.train(training)
     return result
@@ -94,7 +94,7 @@ def distances(
     places = now.ranking.position.gather(1, order).contiguous()
     at = torch.searchsorted(places, stored.ranking.position.contiguous()).clamp(max=places.shape[1] - 1)
     same = (places.gather(1, at) == stored.ranking.position) & (stored.ranking.position >= sure[:, None])
-    keys = taken(now.columns[0], order.gather(1, at)).flatten(2)
+    keys = take_slots(now.columns[0], order.gather(1, at)).flatten(2)
     apart = (stored.columns[0].flatten(2) - keys).norm(dim=-1) / keys.norm(dim=-1).clamp(min=1e-9)
     return apart, same
 
@@ -102,13 +102,13 @@ def distances(
 def retrieved_from(network: Network, memory: KeyValueMemory, state: State, batch: Batch) -> Float[Tensor, "r m"]:
     """How often each stored entry is retrieved by the batch's queries; rows that start a document ask nothing."""
     told: list[Tensor] = []
-    memory.told = told.append
+    memory.on_retrieved = told.append
     network(batch.tokens, state, batch.fresh)
-    memory.told = None
+    memory.on_retrieved = None
     (slot,) = told
     counts = torch.zeros(len(slot), memory.memory.size, device=slot.device)
     counts.scatter_add_(1, slot.flatten(1), torch.ones_like(slot.flatten(1), dtype=counts.dtype))
-    return counts.masked_fill(memory.rows(batch.fresh)[:, None], 0.0)
+    return counts.masked_fill(memory.expand_rows(batch.fresh)[:, None], 0.0)
 
 
 def by_age(ages: Tensor, distance: Tensor, known: Tensor, retrieved: Tensor) -> list[dict[str, Any]]:

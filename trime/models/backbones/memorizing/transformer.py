@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trime.memory.distributed import whole
+from trime.memory.distributed import as_full_tensor
 from trime.models.attention_trace import AttentionTrace
-from trime.models.backbones.memorizing.kv_memory import KeyValueMemory, Remembered
-from trime.models.backbones.stateful import NORMS, Layer, Sizes, StatefulBackbone, without_padding, zeros
+from trime.models.backbones.memorizing.kv_memory import KeyValueMemory, KeyValueState
+from trime.models.backbones.stateful import NORMS, Layer, LayerSizes, StatefulBackbone, refuse_padding, unsharded_zeros
 from trime.models.layers.attention import head_width
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.layers.relative import RelativeBias
@@ -44,11 +44,11 @@ class AttentionConfig:
         return self.head_width or head_width(width, heads)
 
 
-class Carried(NamedTuple):
+class AttentionState(NamedTuple):
     """What an attention layer carries on: the window's keys and values, and its memory, if it has one."""
 
     cache: Cache
-    memory: tuple[Remembered, ...]
+    memory: tuple[KeyValueState, ...]
 
 
 class Attention(nn.Module):
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         d = form.of_head(width, heads)
         self.heads, self.dropout, self.window = heads, dropout, window
         self.memory = memory
-        self.looked: list[AttentionTrace] | None = None
+        self.attention_trace: list[AttentionTrace] | None = None
         self.inward = nn.Linear(width, 3 * heads * d, bias=form.biases)  # query, key, value
         self.outward = nn.Linear(heads * d, width, bias=form.biases)
         self.bias = RelativeBias(heads)
@@ -72,38 +72,38 @@ class Attention(nn.Module):
         if form.biases:
             nn.init.zeros_(self.outward.bias)
 
-    def start(self, rows: int) -> Carried:
+    def start(self, rows: int) -> AttentionState:
         """Nothing yet."""
         weight = self.outward.weight
-        like = zeros(weight, rows, self.heads, 0, weight.shape[1] // self.heads)
-        return Carried(Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.start(like),))
+        like = unsharded_zeros(weight, rows, self.heads, 0, weight.shape[1] // self.heads)
+        return AttentionState(Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.start(like),))
 
-    def reset(self, carried: Carried, rows: Bool[Tensor, " b"]) -> Carried:
+    def reset(self, carried: AttentionState, rows: Bool[Tensor, " b"]) -> AttentionState:
         """Without what some rows carry."""
         memory = () if self.memory is None else (self.memory.reset(carried.memory[0], rows),)
-        return Carried(carried.cache.reset(rows), memory)
+        return AttentionState(carried.cache.reset(rows), memory)
 
     def forward(
-        self, x: Float[Tensor, "b l d"], carried: Carried, position: Int[Tensor, "b l"]
-    ) -> tuple[Float[Tensor, "b l d"], Carried]:
+        self, x: Float[Tensor, "b l d"], carried: AttentionState, position: Int[Tensor, "b l"]
+    ) -> tuple[Float[Tensor, "b l d"], AttentionState]:
         """Attended values, and what the next segment finds."""
-        mixed, carried = self.attended(x, self.projected(x), carried, position)
+        mixed, carried = self.attend(x, self.project(x), carried, position)
         return self.outward(mixed.transpose(1, 2).flatten(2)), carried
 
-    def projected(self, x: Float[Tensor, "b l d"]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Float[Tensor, "b l d"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [b h l d]."""
         query, key, value = self.inward(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return query, key, value
 
-    def attended(
+    def attend(
         self,
         x: Float[Tensor, "b l e"],
         own: tuple[Float[Tensor, "b h l d"], Float[Tensor, "b h l d"], Float[Tensor, "b h l d"]],
-        carried: Carried,
+        carried: AttentionState,
         position: Int[Tensor, "b l"],
-    ) -> tuple[Float[Tensor, "b h l d"], Carried]:
+    ) -> tuple[Float[Tensor, "b h l d"], AttentionState]:
         """The same for given queries, keys and values; ``x`` is what a gate by content reads."""
-        (query, key), scale = self.scaled(own[0], own[1])
+        (query, key), scale = self.normalize_and_scale(own[0], own[1])
         dropout = self.dropout if self.training else 0.0
         mixed = sliding_attention(query, (key, own[2]), carried.cache, (self.bias, scale), self.window, dropout)
         held = carried.memory
@@ -113,23 +113,23 @@ class Attention(nn.Module):
                 remembered, after = self.memory.read(asked, held[0], position)
             held = (self.memory.write(after, (asked, key, own[2]), position),)
             gate = self.memory.gate(x).to(mixed.dtype)
-            if self.looked is not None:
-                self.looked[:] = self.memory.looked(asked[:, :, -1:], carried.memory[0], after, gate[:, :, -1:])
+            if self.attention_trace is not None:
+                self.attention_trace[:] = self.memory.attention_trace(asked[:, :, -1:], carried.memory[0], after, gate[:, :, -1:])
             mixed = torch.lerp(mixed, remembered.to(mixed.dtype), gate.expand_as(mixed))
-        return mixed, Carried(carried.cache.pushed(key, own[2]), held)
+        return mixed, AttentionState(carried.cache.append(key, own[2]), held)
 
-    def scaled(self, query: Tensor, key: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    def normalize_and_scale(self, query: Tensor, key: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """Queries that carry the scale, keys, and the scale of the position bias."""
         if self.scale is None:
             return (query / query.shape[-1] ** 0.5, key), query.new_ones(1)
         scale = self.scale.abs()
         return (unit(query) * scale[:, None, None], unit(key)), scale
 
-    def figures(self) -> dict[str, Tensor]:
+    def training_metrics(self) -> dict[str, Tensor]:
         """Each head's share of memory, sigmoid(b_g)."""
         if self.memory is None:
             return {}
-        return {f"gate/layer/head{head}": share for head, share in enumerate(whole(self.memory.bias.detach()).sigmoid())}
+        return {f"gate/layer/head{head}": share for head, share in enumerate(as_full_tensor(self.memory.bias.detach()).sigmoid())}
 
 
 def unit(x: Float[Tensor, "*s d"]) -> Float[Tensor, "*s d"]:
@@ -157,7 +157,7 @@ def memorizing_transformer(
     ``memory`` builds a layer's memory from its heads and width. ``memory_layers`` counts from 0; null: one,
     three quarters up (the 9th of 12).
     """
-    without_padding(pad)
+    refuse_padding(pad)
     chosen = [math.ceil(layers * 3 / 4) - 1] if memory_layers is None else memory_layers
     if not isinstance(chosen, list) or form.norm not in NORMS or window.length < 1:
         raise ValueError(
@@ -166,7 +166,7 @@ def memorizing_transformer(
         )
     if not set(chosen) <= set(range(layers)):
         raise ValueError(f"memory_layers={chosen}: name layers 0..{layers - 1}, as model.backbone.layers has them")
-    sizes = Sizes(embedding.width, inner, dropout, inner_dropout)
+    sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
 
     def layer(number: int) -> Layer:
         own = memory(heads=heads, width=sizes.width) if number in chosen else None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import HALF, LOG2_E, ONE, P0, P1, P2, P3, P4, P5, P6, compiled, on_threads
+from trime.kernels.numba_kernels import HALF, LOG2_E, ONE, P0, P1, P2, P3, P4, P5, P6, numba_jit, run_kernel
 from trime.types import Tensor
 
 LANES = 128  # of a job
@@ -20,7 +20,7 @@ LIMIT = np.float32(80.0)  # beyond it a sigmoid is 0 or 1 in float32
 def forward(u: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """h and c, [b l d] in float32."""
     h, c = torch.empty_like(x), torch.empty_like(x)
-    on_threads(_forward, u, x, weight.clone(), bias.clone(), mask, start, h, c)  # what NumPy has seen, FSDP cannot free
+    run_kernel(_forward, u, x, weight.clone(), bias.clone(), mask, start, h, c)  # what NumPy has seen, FSDP cannot free
     return h, c
 
 
@@ -29,11 +29,11 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u and x, and row by row those of weight (2) and bias (2): [b 4 d]."""
     du, dx, rows = torch.empty_like(u), torch.empty_like(x), u.new_zeros(len(u), 4, x.shape[2])
-    on_threads(_backward, u, x, weight.clone(), bias.clone(), mask, start, c, dh, du, dx, rows)
+    run_kernel(_backward, u, x, weight.clone(), bias.clone(), mask, start, c, dh, du, dx, rows)
     return du, dx, rows
 
 
-@compiled()
+@numba_jit()
 def sigmoids(z, bits, power):  # type: ignore[no-untyped-def]
     """In place. ``power`` is ``bits`` read as float32: an exponent that is shifted to its place is a power of two."""
     for j in range(len(z)):
@@ -46,7 +46,7 @@ def sigmoids(z, bits, power):  # type: ignore[no-untyped-def]
         z[j] = ONE / (ONE + z[j] * power[j])
 
 
-@compiled(parallel=True)
+@numba_jit(parallel=True)
 def _forward(u, x, weight, bias, mask, start, h, c):  # type: ignore[no-untyped-def]
     b, steps, d = x.shape
     blocks = (d + LANES - 1) // LANES
@@ -73,7 +73,7 @@ def _forward(u, x, weight, bias, mask, start, h, c):  # type: ignore[no-untyped-
                 out[j] = own[j] + r[j] * kept[j] * (new - own[j])
 
 
-@compiled(parallel=True)
+@numba_jit(parallel=True)
 def _backward(u, x, weight, bias, mask, start, c, dh, du, dx, rows):  # type: ignore[no-untyped-def]
     b, steps, d = x.shape
     blocks = (d + LANES - 1) // LANES

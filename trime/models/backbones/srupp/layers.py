@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from trime.kernels.cpu import attend
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.memory.distributed import whole
+from trime.memory.distributed import as_full_tensor
 from trime.models.attention_trace import AttentionTrace
-from trime.models.backbones.segment_cache import CacheAndSegment, after, laid
+from trime.models.backbones.segment_cache import CacheAndSegment, concat_cache, update_cache
 from trime.models.backbones.srupp.recurrence import recurrence
-from trime.models.backbones.stateful import StatefulBackbone, without_padding, zeros
+from trime.models.backbones.stateful import StatefulBackbone, refuse_padding, unsharded_zeros
 from trime.models.layers.attention import head_width
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.types import Bool, Float, Int, Tensor
@@ -54,7 +54,7 @@ class SruLayer(nn.Module):
         head_width(inner, sizes.heads)
         self.heads, self.width, self.cache, self.attention_dropout = sizes.heads, inner, cache, sizes.attention_dropout
         self.highway_dropout = 0.0 if last else sizes.dropout
-        self.looked: list[AttentionTrace] | None = None
+        self.attention_trace: list[AttentionTrace] | None = None
         self.norm, self.inner_norm, self.dropout = nn.LayerNorm(width), nn.LayerNorm(inner), nn.Dropout(sizes.dropout)
         self.inward, self.remembered = nn.Linear(width, inner, bias=False), nn.Linear(inner, 2 * inner, bias=False)
         self.outward = nn.Linear(inner, 3 * width, bias=False)
@@ -66,57 +66,57 @@ class SruLayer(nn.Module):
         self.bias = nn.Parameter(torch.tensor([[0.0], [HIGHWAY_BIAS]]).repeat(1, width))
 
     @property
-    def carrier(self) -> SruLayer:
+    def stateful_module(self) -> SruLayer:
         return self
 
     def start(self, rows: int) -> Carried:
         """A state of zeros and an empty cache."""
-        nothing = zeros(self.weight, rows, 0, self.weight.shape[1])
-        return Carried(zeros(self.weight, rows, self.weight.shape[1]), self.cache.empty((nothing,)))
+        nothing = unsharded_zeros(self.weight, rows, 0, self.weight.shape[1])
+        return Carried(unsharded_zeros(self.weight, rows, self.weight.shape[1]), self.cache.empty((nothing,)))
 
     def reset(self, carried: Carried, rows: Bool[Tensor, " b"]) -> Carried:
         """Without what some rows carry."""
         return Carried(carried.cell.masked_fill(rows[:, None], 0), self.cache.reset(carried.cache, rows))
 
-    def figures(self) -> dict[str, Tensor]:
+    def training_metrics(self) -> dict[str, Tensor]:
         """What attention weighs beside its queries."""
-        return {"alpha/layer": whole(self.alpha.detach()).squeeze(0)}
+        return {"alpha/layer": as_full_tensor(self.alpha.detach()).squeeze(0)}
 
     def forward(
         self, x: Float[Tensor, "b l d"], carried: Carried, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l e"], Carried]:
         """h, g, and what is carried on."""
         normal = self.norm(x)
-        around = laid(carried.cache, normal, position)
-        projected = self.inward(around.states)
+        context = concat_cache(carried.cache, normal, position)
+        projected = self.inward(context.states)
         query = projected[:, -x.shape[1] :]
-        mixed, logits = self.attended(query, projected, around, position)
+        mixed, logits = self.attended(query, projected, context, position)
         g = self.inner_norm(query + self.alpha * mixed)
         mask = F.dropout(x.new_ones(len(x), x.shape[2]), self.highway_dropout, self.training)
         h, cells = recurrence(self.outward(self.dropout(g)), x, self.weight, self.bias, mask, carried.cell)
-        held = after(self.cache, carried.cache, normal, position, logits, around.slot)
+        held = update_cache(self.cache, carried.cache, normal, position, logits, context.slot)
         return h, g, Carried(cells[:, -1].detach(), held)
 
     def attended(
         self,
         query: Float[Tensor, "b l e"],
         projected: Float[Tensor, "b k e"],
-        around: CacheAndSegment,
+        context: CacheAndSegment,
         position: Int[Tensor, "b l"],
     ) -> tuple[Float[Tensor, "b l e"], Tensor | None]:
         """softmax(q k / sqrt(d_h)) v over cache and segment, and the logits where a policy or an explanation wants them."""
         key, value = projected_heads(self.remembered(projected), 2, self.heads)
         (wanted,) = projected_heads(query, 1, self.heads)
-        seen = around.seen(position)
+        seen = context.seen(position)
         dropout = self.attention_dropout if self.training else 0.0
         mixed = attend(wanted, key, value, seen, dropout).transpose(1, 2).flatten(2)
-        if not self.cache.policy.by_attention and self.looked is None:
+        if not self.cache.policy.uses_attention and self.attention_trace is None:
             return mixed, None
         with torch.no_grad():
             logits = wanted @ key.transpose(-1, -2) / math.sqrt(key.shape[-1])
             logits = logits.masked_fill(~seen, -torch.inf)
-            if self.looked is not None:
-                self.looked[:] = [around.looked(logits.softmax(-1))]
+            if self.attention_trace is not None:
+                self.attention_trace[:] = [context.attention_trace(logits.softmax(-1))]
         return mixed, logits
 
 
@@ -141,7 +141,7 @@ def srupp(
 
     ``inner_dropout`` is of attention weights. Embeddings are not scaled, as published.
     """
-    without_padding(pad)
+    refuse_padding(pad)
     sizes = Sizes(embedding.width, inner, heads, dropout, inner_dropout)
     every = [SruLayer(sizes, memory, number == layers - 1) for number in range(layers)]
     norm = [nn.LayerNorm(embedding.width)] if final_norm else []
