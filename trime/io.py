@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, JSON for readers, and configurations as plain data."""
+"""Atomic file writes, readable JSON, and configurations as plain Python containers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from omegaconf import OmegaConf
 
 
 def plain(config: Any) -> Any:
-    """A configuration as dicts and lists, resolved."""
+    """Return a resolved configuration as dicts and lists; any other value is returned unchanged."""
     return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
 
 
 def compact_json(content: Any) -> str:
-    """JSON of which every list of numbers is one line."""
-    text = json.dumps(content, indent=1, ensure_ascii=False)  # strings hold no line breaks: these are the layout's
-    return re.sub(r"\[\n\s+([-+.\deE,\s]+?)\n\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    """Return indented JSON with every list of numbers on one line."""
+    text = json.dumps(content, indent=1, ensure_ascii=False)  # strings have escaped line breaks: only the layout has real ones
+    return re.sub(r"\[\n\s+([-+.\deE,\s]+?)\n\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Writes a text file whole or not at all."""
+    """Write a text file whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(content, encoding="utf-8")
     partial.replace(path)
 
 
 def complete_lines(file: Path) -> list[str]:
-    """The lines that a killed run has written; one that it left unfinished is dropped from the file."""
+    """Return the complete lines of a file; an unfinished last line, left by a killed run, is removed from the file."""
     if not file.exists():
         return []
     content = file.read_bytes()
@@ -41,7 +41,7 @@ def complete_lines(file: Path) -> list[str]:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copies a file whole or not at all, where there is one."""
+    """Copy a file, if it exists, whole or not at all."""
     if source.is_file():
         partial = target.with_name(target.name + ".partial")
         shutil.copyfile(source, partial)

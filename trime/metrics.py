@@ -1,4 +1,4 @@
-"""Measures: perplexity, bits, peak memory, elapsed time."""
+"""Perplexity, bits per character, peak memory and elapsed time."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import torch
 
 
 def perplexity(loss: float) -> float:
-    """exp of a mean loss in nats a token."""
+    """Return the perplexity of a mean loss in nats per token."""
     return math.exp(min(loss, 700.0))
 
 
 def bits(loss: float) -> float:
-    """Nats to bits: bits per character where tokens are characters."""
+    """Convert nats to bits: bits per character where tokens are characters."""
     return loss / math.log(2)
 
 
-MEASURES = {"perplexity": perplexity, "bits/char": bits}  # of a mean loss, by the name of the unit
+MEASURES = {"perplexity": perplexity, "bits/char": bits}  # from a mean loss, by unit
 
 
 class ResourceUsage:
-    """Seconds and peak memory from here on: of the device where there is one, else of the process."""
+    """Elapsed seconds and peak memory since construction: of the GPU if there is one, otherwise of the process."""
 
     def __init__(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         else:
-            reset_process_peak()  # which may take long after something large
+            reset_process_peak()  # slow when a lot of memory has just been freed
         self.start = time.perf_counter()
 
     @property
@@ -47,9 +47,9 @@ class ResourceUsage:
 
 
 def reset_process_peak() -> None:
-    """Linux forgets the peak resident size when told so; elsewhere it stays the whole process's.
+    """Reset the peak resident size on Linux; elsewhere it remains the peak since the process started.
 
-    What was freed before and is kept (see cpu.keep_memory) is given back first: it is nobody's need.
+    Freed memory that the allocator keeps (see cpu.keep_freed_memory) is returned first, so that it does not count.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim:
@@ -59,7 +59,7 @@ def reset_process_peak() -> None:
 
 
 def process_peak() -> int:
-    """Peak resident bytes."""
+    """Return the peak resident size in bytes."""
     try:
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.split("VmHWM:")[1].split()[0])

@@ -13,8 +13,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from trime.evaluation.attribution import Entries, spread
-from trime.evaluation.generation import Choice
+from trime.evaluation.attribution import Entries, grid_attribution
+from trime.evaluation.generation import TokenSampler
 from trime.evaluation.rows import Row
 from trime.inspection.generate import added
 from trime.inspection.writers import LongWriter, Writer, own_row, writer_of
@@ -24,7 +24,12 @@ from trime.run.runner import run
 from trime.types import UserError
 
 Tiny = Callable[..., DictConfig]
-SHORT = ["evaluate.tokens=120", "tune.lambda=[0.3]", "tune.temperature=[1.5]", "tune.interpolation_temperature=[1.0]"]
+SHORT = [
+    "evaluate.tokens=120",
+    "tune.interpolation_share=[0.3]",
+    "tune.temperature=[1.5]",
+    "tune.interpolation_temperature=[1.0]",
+]
 FITTED = [
     ["experiment=trime_ext", "tune.memory_size=[24]"],
     ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
@@ -66,8 +71,8 @@ def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -
         writer, found = Writer(plan), 0.0
         for token in text.tokens[text.offsets[number] :][:count].tolist():
             parts, _ = writer.continuation.next()
-            assert parts.whole.sum() == pytest.approx(1, abs=1e-5) and bool((parts.whole >= 0).all())
-            found -= math.log(float(parts.whole[token]))
+            assert parts.probability.sum() == pytest.approx(1, abs=1e-5) and bool((parts.probability >= 0).all())
+            found -= math.log(float(parts.probability[token]))
             writer.continuation.read([token])
         assert found == pytest.approx(loss, rel=1e-4)
 
@@ -81,12 +86,12 @@ def test_a_text_read_at_once_is_read_as_token_by_token(memories: str, tiny: Tiny
     plan = Plan(config)
     tokens = plan.corpus.corpus().split("test").tokens[: 5 * config.evaluate.block + 3].tolist()
     whole, single = Writer(plan).continuation, Writer(plan).continuation
-    assert whole.forgets
+    assert whole.history_decays
     whole.read(tokens)
     for token in tokens:
         single.next()
         single.read([token])
-    torch.testing.assert_close(whole.next()[0].whole, single.next()[0].whole, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(whole.next()[0].probability, single.next()[0].probability, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +110,14 @@ def test_attention_of_layers_is_explained(experiment: str, own: list[str], tiny:
                 torch.nn.init.zeros_(part)
     read = len(writer.read(words))
     writer.continuation.next()
-    looked = writer.continuation.network.looked()
-    assert looked is not None
+    attention_trace = writer.continuation.network.attention_trace()
+    assert attention_trace is not None
     if experiment == "memorizing":
         gates = [attention.memory.bias.sigmoid().mean() for attention in attentions if attention.memory]
-        torch.testing.assert_close(looked.share.sum(), torch.stack(gates).mean(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(attention_trace.share.sum(), torch.stack(gates).mean(), rtol=1e-5, atol=0)
     else:
-        inside, cached = 1 + read - writer.continuation.first, int((looked.position[0] >= 0).sum()) // len(attentions)
-        each = looked.share[looked.position >= 0]
+        inside, cached = 1 + read - writer.continuation.first, int((attention_trace.position[0] >= 0).sum()) // len(attentions)
+        each = attention_trace.share[attention_trace.position >= 0]
         torch.testing.assert_close(each, torch.full_like(each, 1 / (inside + cached) / len(attentions)), rtol=1e-5, atol=0)
     told = next(writer.write())
     shown = [own for own in told.entries if own["memory"] == "attention"]
@@ -132,7 +137,7 @@ def test_parts_follow_the_equations() -> None:
     }
     grid = {"temperature": 0.7, "interpolation_temperature": 0.3, "lambda": 0.25}
     specification = Row(("local", "long"), (layer("external"),)).at(grid | {"memory_size": 4})
-    result = spread(specification, vocabulary, found, 16, True)
+    result = grid_attribution(specification, vocabulary, found, 16, True)
     inside = [(found["local"].similarity / (4 * 0.7)).double().exp(), (found["external"].similarity / (4 * 0.3)).double().exp()]
     whole = vocabulary.exp().sum() + inside[0].sum()
     for token in range(5):
@@ -141,25 +146,25 @@ def test_parts_follow_the_equations() -> None:
         expected = {"vocabulary": 0.75 * vocabulary[token].exp() / whole, "local": 0.75 * local, "external": 0.25 * external}
         for name, share in expected.items():
             torch.testing.assert_close(result.parts[name][token], share, rtol=1e-6, atol=1e-9)
-    assert result.whole.sum() == pytest.approx(1) and not result.parts["long"].any()
-    alone = spread(Row((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, found, 16, True)
-    torch.testing.assert_close(alone.whole, vocabulary.softmax(0))
+    assert result.probability.sum() == pytest.approx(1) and not result.parts["long"].any()
+    alone = grid_attribution(Row((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, found, 16, True)
+    torch.testing.assert_close(alone.probability, vocabulary.softmax(0))
 
 
 def layer(name: str) -> object:
-    from trime.evaluation.rows import Layer
+    from trime.evaluation.rows import Interpolation
 
-    return Layer((name,), (1.0,), (0.5,))
+    return Interpolation((name,), (1.0,), (0.5,))
 
 
 def test_choices() -> None:
     probability, generator = torch.tensor([0.1, 0.5, 0.25, 0.15]).double(), torch.Generator().manual_seed(0)
-    assert Choice(0)(probability, generator) == 1
-    drawn = torch.tensor([Choice(1.0, 0.7)(probability, generator) for _ in range(4000)])
+    assert TokenSampler(0)(probability, generator) == 1
+    drawn = torch.tensor([TokenSampler(1.0, 0.7)(probability, generator) for _ in range(4000)])
     assert set(drawn.tolist()) == {1, 2} and (drawn == 1).double().mean() == pytest.approx(2 / 3, abs=0.03)
-    sharp = torch.tensor([Choice(0.5)(probability, generator) for _ in range(4000)])
+    sharp = torch.tensor([TokenSampler(0.5)(probability, generator) for _ in range(4000)])
     assert (sharp == 1).double().mean() == pytest.approx(0.25 / 0.345, abs=0.03)
-    assert {Choice(1.0, 1e-9)(probability, generator) for _ in range(50)} == {1}
+    assert {TokenSampler(1.0, 1e-9)(probability, generator) for _ in range(50)} == {1}
 
 
 def test_a_prompt_is_continued_and_explained(
@@ -229,10 +234,13 @@ def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], 
     assert writer.written == expected[: len(writer.written)] and steps[0].parts == {"vocabulary": steps[0].probability}
     writer.read((tmp_path / "prompt.txt").read_text())
     for count in range(2):
-        writer.steps.next(torch.tensor([expected[:count]], dtype=torch.long))
-        looked = writer.steps.looked()
-        assert looked.share.sum() == pytest.approx(1, abs=1e-5)
-        assert bool((looked.share[looked.position < 0] == 0).all()) and int(looked.position.max()) <= len(prompt) + count - 1
+        writer.steps.next_logits(torch.tensor([expected[:count]], dtype=torch.long))
+        attention_trace = writer.steps.attention_trace()
+        assert attention_trace.share.sum() == pytest.approx(1, abs=1e-5)
+        assert (
+            bool((attention_trace.share[attention_trace.position < 0] == 0).all())
+            and int(attention_trace.position.max()) <= len(prompt) + count - 1
+        )
     (file,) = (tmp_path / "runs" / experiment).glob("generated-*.json")
     found = json.loads(file.read_text())
     assert all(len(token["entries"]) == 2 and token["entries"][0]["text"] for token in found["tokens"])

@@ -13,16 +13,16 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
-from trime.evaluation.generation import Choice
+from trime.evaluation.generation import TokenSampler
 from trime.eviction.fifo import FIFO
 from trime.inspection.writers import Writer, writer_of
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.tokenizer import Pieces, encoded, prompted, word_level
-from trime.pipeline.pretrained import identity
+from trime.models.pretrained.tokenizer import PieceTokenizer, encode_prompt, encode_text, train_word_level
+from trime.pipeline.pretrained import model_fingerprint
 from trime.plan.language_model import Plan
-from trime.report.tables import evaluated
+from trime.report.tables import evaluated_text
 from trime.run.runner import run
 from trime.types import UserError
 
@@ -36,7 +36,7 @@ LORA = "model.lora={rank: 2, alpha: 4, dropout: 0.0}"
 def saved(kind: str, folder: Path) -> Path:
     """A decoder with random weights and a tokenizer, in the transformers format."""
     torch.manual_seed(0)
-    words = len(word_level(TEXT, 40, folder))
+    words = len(train_word_level(TEXT, 40, folder))
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=words + 3, max_position_embeddings=128, bos_token_id=None, eos_token_id=1, pad_token_id=0, **SIZES
     )
@@ -143,10 +143,10 @@ def test_low_rank_updates_are_all_that_is_trained_and_saved(llama: Path, tmp_pat
 
 def test_pieces_are_those_of_the_tokenizer(llama: Path) -> None:
     """In lines of any length, joined or not; the id of a piece is its number."""
-    pieces = Pieces(str(llama), size=40)
+    pieces = PieceTokenizer(str(llama), size=40)
     lines = [f"{text}\n".encode() for text in TEXT * 5]
     found = [piece for part in pieces.tokens(lines) for piece in part]
-    assert [pieces.symbols.index(piece) for piece in found] == encoded(pieces.tokenizer, b"".join(lines).decode())
+    assert [pieces.symbols.index(piece) for piece in found] == encode_text(pieces.tokenizer, b"".join(lines).decode())
     assert len(list(pieces.tokens(lines))) > 1 and pieces.start == "</s>" and pieces.unknown == "<unk>"
 
 
@@ -187,7 +187,7 @@ def test_experiments_continue_a_pretrained_model(
         )
     weights = llama / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
-    identity.cache_clear()
+    model_fingerprint.cache_clear()
     with pytest.raises(UserError, match="other weights"):
         run(tiny(*own, f"checkpoint={plan.fit.path()}", "evaluate.block=16"))
 
@@ -198,7 +198,7 @@ def test_a_small_model_is_made_here(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny("stages=[initialize]", *own)
     run(config)
     (made,) = Plan(config).made_by("initialize")
-    pieces = Pieces(str(made.path()))
+    pieces = PieceTokenizer(str(made.path()))
     text = "def f(x):\n\treturn x  # naïve — ☃\n"
     assert pieces.text(next(pieces.tokens([text.encode()]))) == text and len(pieces.symbols) == 400
     run(tiny("experiment=trime", "model=pretrained", f"model.name={made.path()}", f"paths.outputs={tmp_path}"))
@@ -232,11 +232,11 @@ def test_models_without_updates_are_told_apart(llama: Path, tiny: Tiny, tmp_path
 
 
 def test_a_model_is_more_than_its_weights(llama: Path) -> None:
-    before = identity(str(llama))
+    before = model_fingerprint(str(llama))
     config = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps(config | {"rope_theta": 500.0}))
-    identity.cache_clear()
-    assert identity(str(llama)) != before
+    model_fingerprint.cache_clear()
+    assert model_fingerprint(str(llama)) != before
 
 
 @pytest.mark.parametrize("more", [[], ["experiment=trime"]])
@@ -252,18 +252,18 @@ def test_a_continued_model_writes_with_what_it_learned(more: list[str], llama: P
     loss, count = plan.evaluate.rows()[-1]["documents"][0]
     text, found = plan.corpus.corpus().split("test"), 0.0
     for token in text.tokens[:count].tolist():
-        found -= float(writer.continuation.next()[0].whole[token].log())
+        found -= float(writer.continuation.next()[0].probability[token].log())
         writer.continuation.read([token])
     assert found == pytest.approx(loss, rel=1e-4)
-    step = next(writer.continuation.generate(1, Choice(1.0), 0))
-    assert step.token < len(plan.corpus.corpus().vocabulary) < len(step.spread.whole), "rows without a token are not drawn"
+    step = next(writer.continuation.generate(1, TokenSampler(1.0), 0))
+    assert step.token < len(plan.corpus.corpus().vocabulary) < len(step.attribution.probability), "rows without a token are not drawn"
 
 
 def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, tmp_path: Path) -> None:
     for options in ([], ["model=pretrained", f"model.name={llama}"]):
         run(tiny("experiment=vanilla", *options, f"paths.outputs={tmp_path}/outputs"))
     runs = [json.loads(path.read_text()) for path in tmp_path.glob("outputs/runs/*/*/results.json")]
-    assert len({evaluated(run) for run in runs}) == 2
+    assert len({evaluated_text(run) for run in runs}) == 2
 
 
 @pytest.mark.parametrize(
@@ -289,10 +289,10 @@ def test_mistakes(options: list[str], said: str, llama: Path, tiny: Tiny, tmp_pa
 
 
 def test_prompts_begin_and_end_as_a_tokenizer_says(tmp_path: Path) -> None:
-    tokenizer = word_level(TEXT, 40, tmp_path)
-    assert prompted(tokenizer, TEXT[1]) == encoded(tokenizer, TEXT[1])
+    tokenizer = train_word_level(TEXT, 40, tmp_path)
+    assert encode_prompt(tokenizer, TEXT[1]) == encode_text(tokenizer, TEXT[1])
     from tokenizers.processors import TemplateProcessing
 
     ends = [("</s>", tokenizer.eos_token_id)]
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="</s> $A", special_tokens=ends)
-    assert prompted(tokenizer, TEXT[1]) == [tokenizer.eos_token_id, *encoded(tokenizer, TEXT[1])]
+    assert encode_prompt(tokenizer, TEXT[1]) == [tokenizer.eos_token_id, *encode_text(tokenizer, TEXT[1])]

@@ -14,10 +14,10 @@ from omegaconf import DictConfig
 from tests.data.test_questions import BABI
 from tests.run.test_experiments import EVERY
 from trime.plan.language_model import Plan
-from trime.report.answers import kinds
+from trime.report.answers import match_by_policy
 from trime.run.runner import run
-from trime.stages.long_context.teach import spread
-from trime.tasks.answering import Answering, Asked, placed
+from trime.stages.long_context.teach import spread_positions
+from trime.tasks.answering import Answering, QuestionBatch, extend_positions
 from trime.types import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -49,9 +49,9 @@ def test_a_small_model_is_taught_and_answers(
     assert len({line["name"] for line in lines}) == 12 and "exact match" in capsys.readouterr().out
     (results,) = Path(config.paths.outputs).glob(f"runs/{experiment}/*/results.json")
     assert json.loads(results.read_text())["metrics"]["test"][0]["questions"] == 12
-    named = tiny(f"experiment={experiment}", *asked, f"model.name={plan.taught.path()}", "eviction=fifo")  # type: ignore[union-attr]
+    named = tiny(f"experiment={experiment}", *asked, f"model.name={plan.small_model.path()}", "eviction=fifo")  # type: ignore[union-attr]
     run(named)
-    assert (Plan(named).answer.path() / "answers.jsonl").is_file() and Plan(named).taught is None
+    assert (Plan(named).answer.path() / "answers.jsonl").is_file() and Plan(named).small_model is None
     run(tiny("stages=[report]", f"report.runs={config.paths.outputs}/runs/**", f"paths.outputs={config.paths.outputs}"))
     table = (Path(config.paths.outputs) / "reports" / "comparison" / "answers.md").read_text()
     assert table.count(experiment) == 2 and "fifo" in table
@@ -73,33 +73,33 @@ def test_seeds_are_averaged_and_nothing_else(tiny: Tiny, asked: list[str], tmp_p
     for own in (["seed=1"], ["seed=2"], ["model.top_k=4"]):
         run(tiny("experiment=attendre_decoder", *asked, "eviction=fifo", *own))
     folders = Path(tmp_path, "outputs", "runs", "attendre_decoder").iterdir()
-    found = kinds([json.loads((folder / "results.json").read_text()) for folder in folders])
+    found = match_by_policy([json.loads((folder / "results.json").read_text()) for folder in folders])
     assert [kind[0] for kind in found] == ["attendre_decoder, top_k 4", "attendre_decoder, top_k 8"]
 
 
 def test_positions_of_short_texts_are_spread() -> None:
     """Gaps stand behind sentences alone, and reach from none to all the room; answers follow their prompts."""
     draw, tokens = random.Random(0), [5, 5, 9, 5, 5, 5, 9, 5, 9]
-    found = [spread(tokens, {9}, 1000, draw) for _ in range(400)]
+    found = [spread_positions(tokens, {9}, 1000, draw) for _ in range(400)]
     steps = torch.tensor(found).diff(dim=1)
     assert bool((steps >= 1).all()) and bool((steps[:, [0, 1, 3, 4, 5, 7]] == 1).all())
     last = torch.tensor(found)[:, -1]
     assert 8 <= int(last.min()) < 10 and 900 < int(last.max()) < 1000 and 20 < int(last.median()) < 60
-    assert spread([5, 5], {9}, 1000, draw) == [0, 1]
-    positions = placed(torch.tensor([[0, 1, 9, 10], [0, 5, 0, 0]]), torch.tensor([4, 2]), 6)
+    assert spread_positions([5, 5], {9}, 1000, draw) == [0, 1]
+    positions = extend_positions(torch.tensor([[0, 1, 9, 10], [0, 5, 0, 0]]), torch.tensor([4, 2]), 6)
     assert positions.tolist() == [[0, 1, 9, 10, 11, 12], [0, 5, 6, 7, 8, 9]]
 
 
 def test_spread_prompts_are_learned_at_their_positions(tiny: Tiny, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    of_decoder = Answering.of_decoder
+    decoder_loss = Answering.decoder_loss
 
-    def heard(task: Answering, batch: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+    def heard(task: Answering, batch: QuestionBatch) -> tuple[torch.Tensor, torch.Tensor]:
         assert batch.position is not None
         seen.append(batch.position)
-        return of_decoder(task, batch)
+        return decoder_loss(task, batch)
 
-    monkeypatch.setattr(Answering, "of_decoder", heard)
+    monkeypatch.setattr(Answering, "decoder_loss", heard)
     run(tiny("experiment=attendre_decoder", *asked, "taught.spread=true", "taught.model.longest=5000"))
     assert len(seen) == 4 and 500 < max(int(part.max()) for part in seen) < 5000
 
@@ -108,7 +108,7 @@ def test_spread_prompts_are_learned_at_their_positions(tiny: Tiny, asked: list[s
 def test_experiments_run_on_the_embedded_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(f"experiment={experiment}", "train.updates=2", f"paths.outputs={tmp_path}")
     run(config)
-    assert Plan(config).answer.found()["questions"] == config.questions.count
+    assert Plan(config).answer.results()["questions"] == config.questions.count
 
 
 def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, asked: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""How the probability of every next token splits between the vocabulary and each memory, and between a memory's entries.
+"""Attribute the probability of every next token to the vocabulary, to each memory, and to a memory's entries.
 
-The same mixtures as tasks/rows.py (TRIME Eq. 6, 8, 9), spread out over all tokens: for generation.
+The mixtures are those of evaluation/rows.py (TRIME Eq. 6, 8, 9), evaluated for all tokens: for generation.
 """
 
 from __future__ import annotations
@@ -17,54 +17,55 @@ from trime.types import Float, Int, Tensor
 
 
 class Attribution(NamedTuple):
-    """Probability of each token, part by part (they sum to the whole), and each entry's share of its own token's."""
+    """Each token's probability by component (the components sum to it), and each entry's contribution to its own token."""
 
     parts: dict[str, Float[Tensor, "*n v"]]
     weights: dict[str, Float[Tensor, "*n k"]]
 
     @property
-    def whole(self) -> Float[Tensor, "*n v"]:
-        """The probability of each token."""
+    def probability(self) -> Float[Tensor, "*n v"]:
+        """Return the probability of each token."""
         return functools.reduce(torch.add, self.parts.values())
 
 
-def spread(
+def grid_attribution(
     row: Row,
     vocabulary: Float[Tensor, "*n v"],
-    found: dict[str, Entries],
+    entries: dict[str, Entries],
     width: int,
     scaled_interpolation: bool,
     gate: Float[Tensor, "*n 1"] | None = None,
 ) -> Attribution:
-    """For a row with one choice of everything; ``vocabulary`` is each token's log-mass; ``gate`` as in Mass.
+    """Attribute probabilities under a row with a single value for every setting.
 
-    What is of the vocabulary's size has its dtype, all else is float64.
+    ``vocabulary`` is each token's log-mass; ``gate`` as in Mass. Tensors of the vocabulary's size keep its dtype, all others
+    are float64.
     """
     divisors = iter(row.divisors(*scales(width, scaled_interpolation)))
-    scores = scored(found, row.joint, next(divisors) if row.joint else 1.0)
-    own = vocabulary.logsumexp(-1, keepdim=True).double()
+    scores = entry_scores(entries, row.joint, next(divisors) if row.joint else 1.0)
+    vocabulary_mass = vocabulary.logsumexp(-1, keepdim=True).double()
     if gate is not None and scores:
         mass = torch.cat(list(scores.values()), -1).logsumexp(-1, keepdim=True)
-        scale = own + gate - mass.nan_to_num(neginf=0)
+        scale = vocabulary_mass + gate - mass.nan_to_num(neginf=0)
         scores = {name: score + scale for name, score in scores.items()}
-    total = torch.cat([own, *scores.values()], -1).logsumexp(-1, keepdim=True)
+    total = torch.cat([vocabulary_mass, *scores.values()], -1).logsumexp(-1, keepdim=True)
     base = (vocabulary - total.to(vocabulary)).exp()
-    weights = {name: torch.zeros_like(entries.similarity, dtype=torch.float64) for name, entries in found.items()}
+    weights = {name: torch.zeros_like(memory.similarity, dtype=torch.float64) for name, memory in entries.items()}
     weights |= {name: (score - total).exp() for name, score in scores.items()}
-    for layer in row.layers:
-        scores = scored(found, layer.memories, next(divisors))
+    for interpolation in row.interpolations:
+        scores = entry_scores(entries, interpolation.memories, next(divisors))
         total = torch.cat(list(scores.values()), -1).logsumexp(-1, keepdim=True)
-        share = torch.full_like(total, layer.share[0]).masked_fill(total.isinf(), 0)  # the memory is empty: the base remains
+        share = torch.full_like(total, interpolation.share[0]).masked_fill(total.isinf(), 0)  # an empty memory has no share
         base, weights = (1 - share).to(base) * base, {name: (1 - share) * weight for name, weight in weights.items()}
         for name, score in scores.items():
             weights[name] = weights[name] + share * (score - total.nan_to_num(neginf=0)).exp()
-    none = torch.zeros_like(base)
-    parts = {name: none.scatter_add(-1, found[name].token, weight.to(none)) for name, weight in weights.items()}
+    zeros = torch.zeros_like(base)
+    parts = {name: zeros.scatter_add(-1, entries[name].token, weight.to(zeros)) for name, weight in weights.items()}
     return Attribution({"vocabulary": base} | parts, weights)
 
 
-class Experts(NamedTuple):
-    """What every expert of a fitted row says of the next token, and how much each entry gives to it, by memory."""
+class ExpertDistributions(NamedTuple):
+    """The next-token distribution of every expert of a fitted row, and each entry's share of it, by memory."""
 
     vocabulary: Float[Tensor, "*n v"]  # probability under the vocabulary's softmax
     total: Float[Tensor, "*n e"]  # log-mass of all tokens, the vocabulary's first
@@ -79,35 +80,36 @@ class Experts(NamedTuple):
         return torch.cat(parts, -1).log()
 
 
-def experts_of(
-    row: FittedRow, vocabulary: Float[Tensor, "*n v"], found: dict[str, Entries], width: int, scaled_interpolation: bool
-) -> Experts:
-    """What the experts of a row say after each context; ``vocabulary`` is each token's log-mass."""
+def expert_distributions(
+    row: FittedRow, vocabulary: Float[Tensor, "*n v"], entries: dict[str, Entries], width: int, scaled_interpolation: bool
+) -> ExpertDistributions:
+    """Return the distributions of a row's experts after each context; ``vocabulary`` is each token's log-mass."""
     divisors = torch.tensor(row.divisors(*scales(width, scaled_interpolation)), dtype=torch.float64, device=vocabulary.device)
-    totals, entries = [vocabulary.logsumexp(-1, keepdim=True)], {}
+    totals, shares = [vocabulary.logsumexp(-1, keepdim=True)], {}
     for name in row.joint:
-        own = found[name]
-        scores = own.similarity.double().unsqueeze(-2) / divisors[:, None] if own.counts is None else own.counts
+        memory = entries[name]
+        scores = memory.similarity.double().unsqueeze(-2) / divisors[:, None] if memory.counts is None else memory.counts
         total = scores.logsumexp(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
-        entries[name] = (scores - total.nan_to_num(neginf=0).unsqueeze(-1)).exp()
+        shares[name] = (scores - total.nan_to_num(neginf=0).unsqueeze(-1)).exp()
         totals.append(total.to(vocabulary))
-    return Experts(vocabulary.softmax(-1), torch.cat(totals, -1), entries, {name: found[name].token for name in row.joint})
+    tokens = {name: entries[name].token for name in row.joint}
+    return ExpertDistributions(vocabulary.softmax(-1), torch.cat(totals, -1), shares, tokens)
 
 
-def fitted_spread(row: FittedRow, experts: Experts, log_weights: Float[Tensor, "*n e"]) -> Attribution:
-    """The same for a row with a fitted mixture, of which these are the weights after each context."""
+def fitted_attribution(row: FittedRow, experts: ExpertDistributions, log_weights: Float[Tensor, "*n e"]) -> Attribution:
+    """Attribute probabilities under a fitted mixture that gives the experts ``log_weights`` after each context."""
     weights, first = log_weights.double().exp(), 1
     parts = {"vocabulary": weights[..., :1].to(experts.vocabulary) * experts.vocabulary}
-    shares = {}
+    entry_weights = {}
     for name in row.joint:
         size = experts.entries[name].shape[-2]
-        own, first = weights[..., first : first + size, None], first + size
-        shares[name] = (own * experts.entries[name].double()).sum(-2)
-        none = torch.zeros_like(experts.vocabulary)
-        parts[name] = none.scatter_add(-1, experts.token[name], shares[name].to(none))
-    return Attribution(parts, shares)
+        memory_weights, first = weights[..., first : first + size, None], first + size
+        entry_weights[name] = (memory_weights * experts.entries[name].double()).sum(-2)
+        zeros = torch.zeros_like(experts.vocabulary)
+        parts[name] = zeros.scatter_add(-1, experts.token[name], entry_weights[name].to(zeros))
+    return Attribution(parts, entry_weights)
 
 
-def scored(found: dict[str, Entries], names: tuple[str, ...], divisor: float) -> dict[str, Float[Tensor, "*n k"]]:
-    """Scores of the entries of some memories."""
-    return {name: found[name].similarity.double() / divisor for name in names}
+def entry_scores(entries: dict[str, Entries], names: tuple[str, ...], divisor: float) -> dict[str, Float[Tensor, "*n k"]]:
+    """Return the scaled similarities of the entries of the named memories."""
+    return {name: entries[name].similarity.double() / divisor for name in names}

@@ -1,8 +1,8 @@
-"""Beam search over sentences side by side, as fairseq's generator searches (Ott et al. 2019).
+"""Batched beam search as in fairseq's generator (Ott et al. 2019).
 
-A finished hypothesis scores its log-probability over its length to the power of a penalty; the end counts in both. Of a
-step's 2k best continuations, those among the first k that end are finished, and the first k others go on, until k are
-finished or the sentence is as long as it may be.
+A finished hypothesis scores its log-probability divided by its length to the power of a penalty; both include the end
+symbol. Of a step's 2k best continuations, those among the first k that end are finished, and the first k others are
+continued, until k are finished or the sentence has its maximum length.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Step = Callable[[Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n v"]]
 
 
 class Hypothesis(NamedTuple):
-    """A translation without its end, and its score."""
+    """A translation without its end symbol, and its score."""
 
     tokens: list[int]
     score: float
 
 
 class Beam(NamedTuple):
-    """``size`` hypotheses of a sentence go on; ``penalty``: of length (1: the mean log-probability; 0: the sum).
+    """A beam of ``size`` hypotheses a sentence; ``penalty`` of length 1 scores by the mean log-probability, 0 by the sum.
 
-    ``shortest`` is how many tokens a hypothesis has at least (fairseq's --min-len).
+    ``shortest`` is the minimum number of tokens of a hypothesis (fairseq's --min-len).
     """
 
     size: int
@@ -35,48 +35,48 @@ class Beam(NamedTuple):
     shortest: int = 0
 
     def search(self, step: Step, start: int, end: int, longest: list[int], device: torch.device) -> list[Hypothesis]:
-        """The best finished hypothesis of each sentence, which has at most ``longest`` tokens (and not less than ``shortest``).
+        """Return the best finished hypothesis of each sentence, of ``shortest`` to ``longest`` tokens.
 
-        ``step`` gives the log-probabilities of the next tokens of rows: which rows of the last call they go on
-        from, and the tokens that were chosen for them. At first all rows are 0 to n - 1, ``size`` for each sentence.
+        ``step`` returns the log-probabilities of each row's next token; its arguments are the rows of the previous call
+        that are continued, and the tokens chosen for them. The first call has rows 0 to n - 1, ``size`` for each sentence.
         """
         k, sentences = self.size, list(range(len(longest)))
         rows = torch.arange(len(sentences) * k, device=device)
         tokens = torch.full((len(rows), 1), start, dtype=torch.long, device=device)
         score = torch.full((len(sentences), k), -torch.inf, dtype=torch.float64, device=device)
-        score[:, 0] = 0  # at first all are the same one
+        score[:, 0] = 0  # at first all hypotheses of a sentence are the same
         finished: list[list[Hypothesis]] = [[] for _ in longest]
         for length in range(1, max(longest) + 2):
-            found = step(rows, tokens[:, -1])
+            log_probs = step(rows, tokens[:, -1])
             if length <= self.shortest:
-                found = found.index_fill(1, torch.tensor([end], device=device), -torch.inf)
-            most, following = found.topk(min(2 * k, found.shape[1]), dim=1)  # more of one row are never among a sentence's
+                log_probs = log_probs.index_fill(1, torch.tensor([end], device=device), -torch.inf)
+            top, following = log_probs.topk(min(2 * k, log_probs.shape[1]), dim=1)  # a sentence never needs more of one row
             ending = torch.tensor([length > longest[sentence] for sentence in sentences], device=device)
-            if ending.any():  # nothing but the end may follow
-                only = torch.full_like(most, -torch.inf)
-                only[:, 0] = found[:, end]
-                over = ending.repeat_interleave(k)[:, None]
-                most, following = torch.where(over, only, most), following.masked_fill(over, end)
-            total = (score[..., None] + most.view(len(sentences), k, -1)).flatten(1)
+            if ending.any():  # only the end may follow
+                end_only = torch.full_like(top, -torch.inf)
+                end_only[:, 0] = log_probs[:, end]
+                ending_rows = ending.repeat_interleave(k)[:, None]
+                top, following = torch.where(ending_rows, end_only, top), following.masked_fill(ending_rows, end)
+            total = (score[..., None] + top.view(len(sentences), k, -1)).flatten(1)
             best, cell = total.topk(2 * k, dim=1)
-            parent, token = cell // most.shape[1], following.view(len(sentences), -1).gather(1, cell)
-            going: list[int] = []
-            kept: list[list[int]] = []
+            parent, token = cell // top.shape[1], following.view(len(sentences), -1).gather(1, cell)
+            active: list[int] = []
+            continued: list[list[int]] = []
             for place, sentence in enumerate(sentences):
                 ends = (token[place] == end).tolist()
                 for candidate in range(k):
                     if ends[candidate] and best[place, candidate] > -torch.inf:
                         row = place * k + int(parent[place, candidate])
-                        mean = float(best[place, candidate]) / length**self.penalty
-                        finished[sentence].append(Hypothesis(tokens[row, 1:].tolist(), mean))
+                        normalized = float(best[place, candidate]) / length**self.penalty
+                        finished[sentence].append(Hypothesis(tokens[row, 1:].tolist(), normalized))
                 if len(finished[sentence]) < k and length <= longest[sentence]:
-                    going.append(place)
-                    kept.append([candidate for candidate in range(2 * k) if not ends[candidate]][:k])
-            if not going:
+                    active.append(place)
+                    continued.append([candidate for candidate in range(2 * k) if not ends[candidate]][:k])
+            if not active:
                 break
-            chosen = torch.tensor(kept, device=device)
-            which = torch.tensor(going, device=device)[:, None]
-            rows = (which * k + parent[which, chosen]).flatten()
-            tokens = torch.cat([tokens[rows], token[which, chosen].flatten()[:, None]], 1)
-            score, sentences = best[which, chosen], [sentences[one] for one in going]
-        return [max(own, key=lambda hypothesis: hypothesis.score) for own in finished]
+            chosen = torch.tensor(continued, device=device)
+            places = torch.tensor(active, device=device)[:, None]
+            rows = (places * k + parent[places, chosen]).flatten()
+            tokens = torch.cat([tokens[rows], token[places, chosen].flatten()[:, None]], 1)
+            score, sentences = best[places, chosen], [sentences[place] for place in active]
+        return [max(hypotheses, key=lambda hypothesis: hypothesis.score) for hypotheses in finished]

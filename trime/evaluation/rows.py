@@ -1,8 +1,8 @@
-"""Rows of a table: which memories, mixed how, over which grid of τ, τ', λ and memory sizes.
+"""Rows of a results table: memories, how they are mixed, and the grid of τ, τ', λ and memory sizes to tune over.
 
 A row first joins ``joint`` memories with the vocabulary (Eq. 6, temperature τ), then interpolates one
-memory softmax after the other (Eq. 9): the continuous cache, the external memory. Axes of a score are
-[s a n]: memory sizes, all other choices flattened, contexts.
+memory softmax after the other (Eq. 9): the continuous cache, the external memory. Scores have the axes
+[s a n]: memory sizes, all other settings flattened, contexts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ INTERPOLATED = ("datastore", "all")  # the memories of Eq. 8's P_kNN, as ``evalu
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One interpolation: memories, and the grids of its temperature and share."""
+class Interpolation:
+    """One interpolation of Eq. 9: its memories, and the grids of its temperature τ' and its share λ."""
 
     memories: tuple[str, ...]
     temperature: tuple[float, ...]
@@ -33,76 +33,76 @@ class Layer:
 
 @dataclass(frozen=True)
 class Row:
-    """A row with its grid; single values where tuned."""
+    """A row with its grid; a tuned row has single values."""
 
     joint: tuple[str, ...]
-    layers: tuple[Layer, ...]
+    interpolations: tuple[Interpolation, ...]
     temperature: tuple[float, ...] = (1.0,)
     sizes: tuple[int, ...] = (0,)
 
     @property
     def memories(self) -> set[str]:
-        return {*self.joint, *(name for layer in self.layers for name in layer.memories)}
+        return {*self.joint, *(name for interpolation in self.interpolations for name in interpolation.memories)}
 
     @property
     def label(self) -> str:
         parts = ["vocabulary", *self.joint]
-        mixed = [f"({' + '.join(layer.memories)})" for layer in self.layers]
-        return " ⊕ ".join([" + ".join(parts), *mixed])
+        interpolated = [f"({' + '.join(interpolation.memories)})" for interpolation in self.interpolations]
+        return " ⊕ ".join([" + ".join(parts), *interpolated])
 
     @property
     def mixture(self) -> str:
-        return "interpolate" if self.layers else "joint"
+        return "interpolate" if self.interpolations else "joint"
 
-    asks_experts: ClassVar[bool] = False
+    uses_experts: ClassVar[bool] = False
 
-    def reading(self) -> GridReading:
-        """Return what scores a text, window by window."""
-        return GridReading(self)
+    def window_scorer(self) -> GridScorer:
+        """Return a scorer for the windows of one pass over a text."""
+        return GridScorer(self)
 
-    def divisors(self, joint_scale: float, layer_scale: float) -> list[float]:
-        """All divisors of raw similarities, the joint ones first: one search serves them all."""
-        own = [joint_scale * t for t in self.temperature] if self.joint else []
-        return own + [layer_scale * t for layer in self.layers for t in layer.temperature]
+    def divisors(self, joint_scale: float, interpolation_scale: float) -> list[float]:
+        """Return the divisors of raw similarities, the joint ones first, so that one search serves them all."""
+        joint_divisors = [joint_scale * t for t in self.temperature] if self.joint else []
+        return joint_divisors + [interpolation_scale * t for part in self.interpolations for t in part.temperature]
 
     def score(self, vocabulary: Mass, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
-        """log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
-        done = len(self.temperature) if self.joint else 0
-        own = [cut(masses[name], 0, done) for name in self.joint]
-        result = joint(vocabulary, own)
-        result = result if own else result[None, None]
-        for layer in self.layers:
-            after = done + len(layer.temperature)
-            memory = union([cut(masses[name], done, after) for name in layer.memories])
-            result, done = mixed(result, memory, layer.share), after
+        """Return log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
+        start = len(self.temperature) if self.joint else 0
+        joined = [slice_divisors(masses[name], 0, start) for name in self.joint]
+        result = joint(vocabulary, joined)
+        result = result if joined else result[None, None]
+        for interpolation in self.interpolations:
+            end = start + len(interpolation.temperature)
+            memory = union([slice_divisors(masses[name], start, end) for name in interpolation.memories])
+            result, start = interpolate_grid(result, memory, interpolation.share), end
         return result
 
     @property
     def names(self) -> list[tuple[str, str]]:
-        """What the temperature and the share of each layer are called: all but the last are a cache's."""
+        """Return the names of each interpolation's temperature and share; all but the last are a cache's."""
         cache, last = ("cache_temperature", "cache_lambda"), ("interpolation_temperature", "lambda")
-        return [cache] * (len(self.layers) - 1) + [last] * bool(self.layers)
+        return [cache] * (len(self.interpolations) - 1) + [last] * bool(self.interpolations)
 
     def choices(self) -> list[dict[str, float]]:
-        """The settings of axis a, in order."""
+        """Return the settings along axis a, in order."""
         axes: list[list[dict[str, float]]] = [[{"temperature": t} for t in self.temperature] if self.joint else [{}]]
-        for layer, (temperature, share) in zip(self.layers, self.names, strict=True):
-            axes += [[{temperature: t} for t in layer.temperature], [{share: s} for s in layer.share]]
+        for interpolation, (temperature, share) in zip(self.interpolations, self.names, strict=True):
+            axes += [[{temperature: t} for t in interpolation.temperature], [{share: s} for s in interpolation.share]]
         return [dict(item for part in parts for item in part.items()) for parts in product(*axes)]
 
     def at(self, chosen: dict[str, float]) -> Row:
-        """The row at one choice."""
+        """Return the row with the chosen settings alone."""
         temperature = (chosen["temperature"],) if self.joint else self.temperature
-        layers = tuple(
-            Layer(layer.memories, (chosen[t],), (chosen[share],))
-            for layer, (t, share) in zip(self.layers, self.names, strict=True)
+        interpolations = tuple(
+            Interpolation(interpolation.memories, (chosen[t],), (chosen[share],))
+            for interpolation, (t, share) in zip(self.interpolations, self.names, strict=True)
         )
         sizes = (int(chosen["memory_size"]),) if "long" in self.memories else self.sizes
-        return Row(self.joint, layers, temperature, sizes)
+        return Row(self.joint, interpolations, temperature, sizes)
 
 
-class GridReading:
-    """Scores windows over the grid of a row, each by itself."""
+class GridScorer:
+    """Scores each window by itself over the grid of a row."""
 
     def __init__(self, row: Row):
         self.row = row
@@ -110,56 +110,61 @@ class GridReading:
     def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
         return self.row.score(window.vocabulary, masses)
 
-    def of_vocabulary(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
-        """Return the log of the part of P(target) that the vocabulary gives, of the window that was scored last."""
+    def vocabulary_log_prob(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+        """Return the log of the vocabulary's part of P(target) for the window scored last."""
         without = {name: Mass(torch.full_like(mass.target, -math.inf), mass.total) for name, mass in masses.items()}
         return self(window, without)
 
 
-def cut(mass: Mass, start: int, end: int) -> Mass:
-    """The divisors start to end of a mass [s t n]."""
+def slice_divisors(mass: Mass, start: int, end: int) -> Mass:
+    """Return divisors ``start`` to ``end`` of a mass [s t n]."""
     return Mass(mass.target[:, start:end], mass.total[:, start:end])
 
 
-def mixed(base: Float[Tensor, "_ a n"], memory: Mass, shares: tuple[float, ...]) -> Float[Tensor, "_ _ n"]:
-    """Every base with every temperature of the memory and every share: b = a · t · shares."""
+def interpolate_grid(base: Float[Tensor, "_ a n"], memory: Mass, shares: tuple[float, ...]) -> Float[Tensor, "_ _ n"]:
+    """Interpolate every base with every temperature of the memory and every share; the new axis a is a · t · shares."""
     share = base.new_tensor(shares)[None, None, None, :, None]
-    inside = Mass(memory.target[:, None, :, None], memory.total[:, None, :, None])
-    return interpolate(base[:, :, None, None], inside, share).flatten(1, 3)
+    broadcast = Mass(memory.target[:, None, :, None], memory.total[:, None, :, None])
+    return interpolate(base[:, :, None, None], broadcast, share).flatten(1, 3)
 
 
-def papers_rows(specifications: Any, grid: Any, known: tuple[str, ...]) -> list[Row]:
-    """Rows as conf/experiment states them, each over the grid that conf/config.yaml's tune states; ``known``: all memories."""
+def rows_from_config(specifications: Any, grid: Any, known: tuple[str, ...]) -> list[Row]:
+    """Parse ``evaluate.rows`` into rows over the grid of ``tune``; ``known`` names all memories.
+
+    Raises UserError where there is no row, or where one cannot be parsed.
+    """
     if not isinstance(specifications, list) or not specifications:
         raise UserError(f"evaluate.rows={specifications}: name at least one row, for instance [{{joint: [local]}}]")
-    return [row_of(specification, grid, known) for specification in specifications]
+    return [parse_row(specification, grid, known) for specification in specifications]
 
 
-def row_of(given: Any, grid: Any, known: tuple[str, ...]) -> Row:
-    """One row: {joint: [names], interpolate: [[names], ...]}."""
-    specification = dict(given) if isinstance(given, dict) else {f"{given}": None}
-    joined = tuple(specification.pop("joint", None) or ())
-    layers = tuple(
-        Layer(interpolated(names, joined), tuple(grid.interpolation_temperature), tuple(grid["lambda"]))
-        for names in specification.pop("interpolate", None) or ()
-    )
-    row = Row(joined, layers, tuple(grid.temperature) if joined else (1.0,))
-    unknown = [*specification, *(row.memories - set(known))]
-    if unknown or len(layers) > 2 or any(not layer.memories for layer in layers):
-        raise UserError(
-            f"evaluate.rows: {unknown or layers} is not understood: "
-            f"a row is {{joint: [...], interpolate: [[...]]}} over the memories {', '.join(known)}, at most two layers"
+def parse_row(specification: Any, grid: Any, known: tuple[str, ...]) -> Row:
+    """Parse one row: {joint: [names], interpolate: [[names], ...]}; UserError where it or the grid is invalid."""
+    fields = dict(specification) if isinstance(specification, dict) else {f"{specification}": None}
+    joined = tuple(fields.pop("joint", None) or ())
+    interpolations = tuple(
+        Interpolation(
+            interpolated_memories(names, joined), tuple(grid.interpolation_temperature), tuple(grid.interpolation_share)
         )
-    if any(not 0 < share < 1 for layer in layers for share in layer.share):
-        raise UserError(f"tune.lambda={list(grid['lambda'])} must lie strictly between 0 and 1")
+        for names in fields.pop("interpolate", None) or ()
+    )
+    row = Row(joined, interpolations, tuple(grid.temperature) if joined else (1.0,))
+    unknown = [*fields, *(row.memories - set(known))]
+    if unknown or len(interpolations) > 2 or any(not part.memories for part in interpolations):
+        raise UserError(
+            f"evaluate.rows: {unknown or interpolations} is not understood: a row is {{joint: [...], interpolate: [[...]]}} "
+            f"over the memories {', '.join(known)}, with at most two interpolations"
+        )
+    if any(not 0 < share < 1 for part in interpolations for share in part.share):
+        raise UserError(f"tune.interpolation_share={list(grid.interpolation_share)} must lie strictly between 0 and 1")
     if any(t <= 0 for t in (*row.temperature, *grid.interpolation_temperature)):
         raise UserError("tune.temperature and tune.interpolation_temperature must be positive")
     if "long" in row.memories and (not grid.memory_size or min(grid.memory_size) < 1):
         raise UserError(f"tune.memory_size={list(grid.memory_size)}: a long-term memory holds at least one context")
-    return Row(joined, layers, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
+    return Row(joined, interpolations, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
 
 
-def interpolated(names: str | list[str], joined: tuple[str, ...]) -> tuple[str, ...]:
+def interpolated_memories(names: str | list[str], joined: tuple[str, ...]) -> tuple[str, ...]:
     """Return the memories of an interpolation: those named, the datastore alone, or all that the row joins (Eq. 8)."""
     if isinstance(names, str):
         return {"datastore": ("external",), "all": joined}.get(names, (names,))
@@ -167,5 +172,5 @@ def interpolated(names: str | list[str], joined: tuple[str, ...]) -> tuple[str, 
 
 
 def scales(width: int, scaled_interpolation: bool) -> tuple[float, float]:
-    """Divisors of raw similarity at τ = 1 and τ' = 1: √d, and √d (Eq. 8) or 1 (the published code)."""
+    """Return the divisors of raw similarities at τ = 1 and τ' = 1: √d, and √d (Eq. 8) or 1 (the published code)."""
     return math.sqrt(width), math.sqrt(width) if scaled_interpolation else 1.0

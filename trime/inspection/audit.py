@@ -48,7 +48,7 @@ class Audit:
 
     def __init__(self, plan: Plan):
         config, self.plan = plan.config, plan
-        self.corpus = plan.evaluated.corpus()
+        self.corpus = plan.evaluated_corpus.corpus()
         self.text = self.corpus.split("test")
         self.windows: Segments = plan.test.windows(self.corpus)
         self.network, _ = open_network(plan.model.path(), config)
@@ -132,7 +132,7 @@ class Audit:
         other = last.asked.clone()
         other[place] = (other[place] + 1) % len(self.corpus.vocabulary)
         for asked in (last.asked, other):
-            readings = [row.reading() for _, row in rows]
+            readings = [row.window_scorer() for _, row in rows]
             for window, masses in self.scorer.masses(iter([*every[:-1], last._replace(asked=asked)])):
                 for reading, (number_, _) in zip(readings, rows, strict=True):
                     reading(window, masses[number_])

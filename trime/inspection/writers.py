@@ -13,7 +13,7 @@ import torch
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.generation import Choice, Continuation, Step, Windows, attended, strongest
+from trime.evaluation.generation import Continuation, Step, TokenSampler, WindowLengths, top_attention, top_entries
 from trime.evaluation.rows import Row
 from trime.io import plain
 from trime.memory.base import Memory
@@ -21,13 +21,13 @@ from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import TextNgrams
 from trime.memory.retrieval.datastore import Datastore
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
-from trime.models.pretrained.tokenizer import load_tokenizer, prompted
+from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.pipeline.model_io import open_network
 from trime.pipeline.pretrained import answerer_of, is_pretrained
 from trime.pipeline.processes import device_of
 from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
-from trime.stages.evaluate import named
+from trime.stages.evaluate import policy_name
 from trime.types import UserError
 
 AROUND = 8  # tokens of an entry's context that are shown
@@ -64,8 +64,8 @@ def writer_of(plan: Plan) -> Writes:
     """The experiment's own row; or a pretrained model that reads the prompt with memories in its layers."""
     if not is_pretrained(plan.config):
         return Writer(plan)
-    place = str(plan.taught.path()) if plan.taught else plan.config.model.name
-    trained = plan.config.checkpoint or (not plan.taught and plan.fit.folder.is_dir())
+    place = str(plan.small_model.path()) if plan.small_model else plan.config.model.name
+    trained = plan.config.checkpoint or (not plan.small_model and plan.fit.folder.is_dir())
     if is_encoder_decoder(place) or not (trained or own_memories(plan)):
         return LongWriter(plan, place)
     return Writer(plan)
@@ -97,23 +97,23 @@ class LongWriter:
         self.answerer = answerer_of(plan.config, model)
         self.prompt: list[int] = []
         self.written: list[int] = []
-        policy, size = named(plain(self.config.eviction)), self.config.model.memory_size
+        policy, size = policy_name(plain(self.config.eviction)), self.config.model.memory_size
         self.label = f"{type(model).__name__}, {policy}, {size} entries a layer"
         self.folder = Path(self.config.paths.outputs) / "runs" / self.config.name
 
     def read(self, prompt: str) -> list[int]:
         """Through the memories, to the end."""
-        self.prompt = prompted(self.tokenizer, prompt)
+        self.prompt = encode_prompt(self.tokenizer, prompt)
         self.steps = self.answerer.read([self.prompt], self.config.explain)
         return self.prompt
 
     def write(self) -> Iterator[GeneratedToken]:
         """Until the model ends its text."""
         given, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
-        choice = Choice(given.temperature, given.top_p)
+        choice = TokenSampler(given.temperature, given.top_p)
         while len(self.written) < given.tokens and self.tokenizer.eos_token_id not in self.written:
             so_far = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
-            probability = self.steps.next(so_far)[0].double().softmax(0)
+            probability = self.steps.next_logits(so_far)[0].double().softmax(0)
             token = choice(probability[: len(self.tokenizer)], generator)
             share = float(probability[token])
             entries = self.entries(given.entries) if self.config.explain else []
@@ -123,7 +123,7 @@ class LongWriter:
     def entries(self, count: int) -> list[dict[str, Any]]:
         """The places that got most attention."""
         tokens = [*self.prompt, *self.written]
-        return [entry("attention", share, *here(self, tokens, place)) for share, place in self.steps.looked().best(count)]
+        return [entry("attention", share, *here(self, tokens, place)) for share, place in self.steps.attention_trace().top(count)]
 
     def text(self, tokens: list[int]) -> str:
         """Tokens as text."""
@@ -149,7 +149,7 @@ class Writer:
         prompt = {"text": None, "bounded": True, "split": "prompt"}
         memories = plan.memories.opened(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate
-        windows = Windows(evaluate.block, 0 if network.is_stateful else evaluate.context)
+        windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
         self.sources = sources_of(plan, memories)
         size = len(self.vocabulary)
@@ -168,17 +168,17 @@ class Writer:
     def write(self) -> Iterator[GeneratedToken]:
         """Token after token."""
         given = self.plan.config.generate
-        for step in self.continuation.generate(given.tokens, Choice(given.temperature, given.top_p), self.plan.config.seed):
+        for step in self.continuation.generate(given.tokens, TokenSampler(given.temperature, given.top_p), self.plan.config.seed):
             told = self.told(step, given.entries if self.plan.config.explain else 0)
             self.written.append(step.token)
             yield told
 
     def told(self, step: Step, count: int) -> GeneratedToken:
         """What is known of a step, for a reader, with as many entries."""
-        parts = {name: float(part[step.token]) for name, part in step.spread.parts.items()}
-        told = [*strongest(step, count), *attended(step, count)] if count else []
+        parts = {name: float(part[step.token]) for name, part in step.attribution.parts.items()}
+        told = [*top_entries(step, count), *top_attention(step, count)] if count else []
         entries = [self.entry(*own) for own in told]
-        return GeneratedToken(self.text([step.token]), float(step.spread.whole[step.token]), parts, entries)
+        return GeneratedToken(self.text([step.token]), float(step.attribution.probability[step.token]), parts, entries)
 
     def entry(self, memory: str, share: float, place: int) -> dict[str, Any]:
         """An entry with its text and place."""
@@ -205,7 +205,7 @@ class Passages:
     """The stored text, token by token."""
 
     def __init__(self, plan: Plan):
-        self.corpus, self.tokenizer = plan.stored.corpus(), plan.stored.dataset.tokenizer
+        self.corpus, self.tokenizer = plan.stored_corpus.corpus(), plan.stored_corpus.dataset.tokenizer
         self.split = plan.config.datastore.split
 
     def of(self, number: int) -> tuple[str, str]:

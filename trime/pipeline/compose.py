@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
-def composed(*overrides: str) -> DictConfig:
+def compose_config(*overrides: str) -> DictConfig:
     """Return the configuration of a command line."""
     if GlobalHydra.instance().is_initialized():
         return compose("config", [*overrides])

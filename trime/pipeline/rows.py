@@ -5,8 +5,8 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Layer, Row, papers_rows
-from trime.evaluation.scorer import names_of
+from trime.evaluation.rows import Interpolation, Row, rows_from_config
+from trime.evaluation.scorer import memory_names
 from trime.io import plain
 from trime.types import UserError
 
@@ -16,8 +16,8 @@ FITTED = ("calibrated", "adaptive")
 def rows_of(config: DictConfig) -> list[Row | FittedRow]:
     """Return every row, over the grid of tune where it has one; a fitted mixture is not fitted yet."""
     known = tuple(config.memories)
-    rows: list[Row | FittedRow] = [*papers_rows(plain(config.evaluate.rows), config.tune, known)]
-    named = names_of(rows)
+    rows: list[Row | FittedRow] = [*rows_from_config(plain(config.evaluate.rows), config.tune, known)]
+    named = memory_names(rows)
     wanted = plain(config.evaluate.memories)
     names = tuple(wanted) if wanted is not None else tuple(name for name in known if name in named)
     if unknown := [name for name in names if name not in known]:
@@ -43,9 +43,9 @@ def mixture_row(config: DictConfig, names: tuple[str, ...]) -> Row | FittedRow:
         return FittedRow(kind, names, tuple(config.mixture.temperatures), sizes[-1:], online=online)
     if kind == "joint":
         return Row(names, (), tuple(grid.temperature), sizes)
-    return Row((), (Layer(names, tuple(grid.interpolation_temperature), tuple(grid["lambda"])),), sizes=sizes)
+    return Row((), (Interpolation(names, tuple(grid.interpolation_temperature), tuple(grid.interpolation_share)),), sizes=sizes)
 
 
 def memories_of(config: DictConfig) -> set[str]:
     """Return the memories that some row names."""
-    return names_of(rows_of(config))
+    return memory_names(rows_of(config))

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.utils import instantiate
 
 
-def logger_of(settings: Any, folder: Path) -> Any:
+def build_logger(settings: Any, folder: Path) -> Any:
     """The Lightning logger of a run, its files in the run's folder; None where conf/logger has none."""
     if not settings.lightning:
         return None
@@ -26,7 +26,7 @@ def logger_of(settings: Any, folder: Path) -> Any:
 
 
 @contextmanager
-def closing(plan: Any) -> Iterator[None]:
+def closing_logger(plan: Any) -> Iterator[None]:
     """Ends the logger's run, if it was opened, whatever happens: the next run of a sweep starts its own."""
     try:
         yield

@@ -26,7 +26,7 @@ def resolved_precision(config: DictConfig) -> str:
     return "bf16-mixed" if on_cuda and torch.cuda.is_bf16_supported() else "32-true"
 
 
-def watched_training(stage: str, folder: Path, config: DictConfig) -> list[pl.Callback]:
+def training_callbacks(stage: str, folder: Path, config: DictConfig) -> list[pl.Callback]:
     """Return the progress bar, if it is wanted, and the checkpoints; list them behind all other callbacks."""
     bar = [Progress(stage)] if config.trainer.enable_progress_bar else []
     return [*bar, Checkpoints(folder / "checkpoints", config.train.checkpoint_every)]
@@ -73,12 +73,12 @@ class Progress(ProgressBar):
 def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
     """Trains, going on from the last checkpoint of a killed run."""
     try:
-        trainer.fit(task, data, ckpt_path=newest(stage, folder / "checkpoints"), weights_only=True)
+        trainer.fit(task, data, ckpt_path=latest_checkpoint(stage, folder / "checkpoints"), weights_only=True)
     except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
         raise KeyboardInterrupt from None
 
 
-def newest(stage: str, folder: Path) -> str | None:
+def latest_checkpoint(stage: str, folder: Path) -> str | None:
     """The last checkpoint of a killed run."""
     found = sorted(folder.glob("update-*.ckpt"))
     if found:

@@ -14,9 +14,9 @@ from trime.data.corpus import VocabularySource
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
-from trime.pipeline.pretrained import is_pretrained, source_of
+from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.rows import memories_of
-from trime.pipeline.tracking import logger_of
+from trime.pipeline.tracking import build_logger
 from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
 from trime.stages.datastore import ExternalStore, Index, check_index, uses_external
@@ -29,7 +29,7 @@ from trime.stages.fit import ExternalModel, Fit
 from trime.stages.import_checkpoint import Import
 from trime.stages.long_context.answer import Answer
 from trime.stages.long_context.initialize import Initialize
-from trime.stages.long_context.teach import Teach
+from trime.stages.long_context.teach import TrainSmall
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, given_mixture, tune_of
 from trime.stages.pack import Pack
@@ -46,32 +46,32 @@ class Plan:
     def __init__(self, config: DictConfig):
         self.config = config
 
-    def prepared(self, section: str) -> Prepare:
+    def corpus_of(self, section: str) -> Prepare:
         """The corpus a section reads: its own dataset's in the main vocabulary, or the main one."""
         own = self.config[section].get("dataset")
-        return Prepare(self.config, own, self.dictated or self.corpus.source()) if own else self.corpus
+        return Prepare(self.config, own, self.fixed_vocabulary or self.corpus.source()) if own else self.corpus
 
     @cached_property
     def corpus(self) -> Prepare:
-        return Prepare(self.config, self.config.dataset, self.dictated)
+        return Prepare(self.config, self.config.dataset, self.fixed_vocabulary)
 
     @cached_property
-    def dictated(self) -> VocabularySource | None:
+    def fixed_vocabulary(self) -> VocabularySource | None:
         """The vocabulary of an imported or pretrained model: all text is read in it."""
         if is_pretrained(self.config):
-            return source_of(self.config)
+            return vocabulary_source(self.config)
         if not self.config.checkpoint:
             return None
         vocabulary = self.model.vocabulary  # type: ignore[attr-defined]
         return VocabularySource(vocabulary.fingerprint, lambda: vocabulary) if vocabulary else None
 
     @cached_property
-    def evaluated(self) -> Prepare:
-        return self.prepared("evaluate")
+    def evaluated_corpus(self) -> Prepare:
+        return self.corpus_of("evaluate")
 
     @cached_property
-    def stored(self) -> Prepare:
-        return self.prepared("datastore")
+    def stored_corpus(self) -> Prepare:
+        return self.corpus_of("datastore")
 
     @cached_property
     def pack(self) -> Pack | None:
@@ -93,21 +93,21 @@ class Plan:
 
     @cached_property
     def valid(self) -> Encode:
-        return self.encoder(self.config, "evaluate", "valid", self.evaluated, self.model)
+        return self.encoder(self.config, "evaluate", "valid", self.evaluated_corpus, self.model)
 
     @cached_property
     def test(self) -> Encode:
-        return self.encoder(self.config, "evaluate", "test", self.evaluated, self.model)
+        return self.encoder(self.config, "evaluate", "test", self.evaluated_corpus, self.model)
 
     def check_text(self) -> None:
         """UserError, before a model is trained, where what comes after it could not be done with this text."""
         stages = {*self.config.stages}
         for split, wanted in (("valid", {"encode", "tune"}), ("test", {"evaluate"})):
             if wanted & stages:
-                self.evaluated.corpus().split(split)
+                self.evaluated_corpus.corpus().split(split)
         if self.index and isinstance(self.store, Encode) and {"encode", "datastore"} & stages:
-            entries = self.store.windows(self.stored.corpus()).scored()
-            check_k(self.most_neighbours, entries)
+            entries = self.store.windows(self.stored_corpus.corpus()).scored()
+            check_k(self.max_neighbours, entries)
             if (width := self.config.model.get("width")) and not self.config.checkpoint:
                 check_index(self.config.index, entries, width)
         self.check_windows()
@@ -116,11 +116,11 @@ class Plan:
         """UserError where a line, or a sentence, is longer than the model allows."""
         if self.config.evaluate.lines and not self.config.checkpoint:
             for split in (self.valid, self.test):
-                longest = int(split.windows(self.evaluated.corpus()).length.max())
+                longest = int(split.windows(self.evaluated_corpus.corpus()).length.max())
                 check_positions(self.config.model.backbone.get("positions"), self.config, longest)
 
     @property
-    def most_neighbours(self) -> int:
+    def max_neighbours(self) -> int:
         """K, or the largest of several."""
         return int(self.config.index.k)
 
@@ -129,7 +129,7 @@ class Plan:
         """The encoded external corpus: this run's, or the folder ``datastore.path=DIR`` names."""
         if self.config.datastore.path:
             return ExternalStore(self.config, self.model)
-        return self.encoder(self.config, "datastore", self.config.datastore.split, self.stored, self.model)
+        return self.encoder(self.config, "datastore", self.config.datastore.split, self.stored_corpus, self.model)
 
     @cached_property
     def index(self) -> Index | None:
@@ -141,7 +141,7 @@ class Plan:
 
     @cached_property
     def memories(self) -> Memories:
-        return Memories(self.config, Sources(self.index, self.stored))
+        return Memories(self.config, Sources(self.index, self.stored_corpus))
 
     @cached_property
     def evaluate(self) -> Evaluate:
@@ -164,28 +164,28 @@ class Plan:
 
     @cached_property
     def replay(self) -> Replay:
-        if self.remembers_contexts:
+        if self.has_long_memory_row:
             return ContextReplay(self.config, self.test, self.tune)
         return KeyReplay(self.config, self.record)
 
     @property
-    def remembers_contexts(self) -> bool:
+    def has_long_memory_row(self) -> bool:
         """Some row has a long memory: it is what a replay is about, not one inside the model."""
         return "long" in memories_of(self.config)
 
     @cached_property
-    def taught(self) -> Teach | None:
+    def small_model(self) -> TrainSmall | None:
         """The small model that answers where none is named."""
-        return None if self.config.model.get("name") else Teach(self.config)
+        return None if self.config.model.get("name") else TrainSmall(self.config)
 
     @cached_property
     def answer(self) -> Answer:
-        return Answer(self.config, self.taught)
+        return Answer(self.config, self.small_model)
 
     @cached_property
     def logger(self) -> Any:
         """The run's experiment logger; it opens its run when it is first written to."""
-        return logger_of(self.config.logger, self.run_folder)
+        return build_logger(self.config.logger, self.run_folder)
 
     @cached_property
     def run_folder(self) -> Path:
@@ -197,7 +197,7 @@ class Plan:
         """What a stage makes for this experiment, in order."""
         nodes: dict[str, Callable[[], list[Artefact | None]]] = {
             "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
-            "prepare": lambda: [self.corpus, self.evaluated, self.stored if self.index else None],
+            "prepare": lambda: [self.corpus, self.evaluated_corpus, self.stored_corpus if self.index else None],
             "pack": lambda: [self.pack],
             "fit": lambda: [None if self.config.checkpoint else self.model],
             "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
@@ -205,9 +205,9 @@ class Plan:
             "tune": lambda: [*self.tune.parts(), self.tune],
             "evaluate": lambda: [self.test, self.evaluate, self.subsets, self.analysis],
             "initialize": lambda: [Initialize(self.config)],
-            "teach": lambda: [self.taught if is_pretrained(self.config) else None],
+            "teach": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
-            "record": lambda: [self.test, *self.tune.parts(), self.tune] if self.remembers_contexts else [self.record],
+            "record": lambda: [self.test, *self.tune.parts(), self.tune] if self.has_long_memory_row else [self.record],
             "replay": lambda: [self.replay],
         }
         return list(dict.fromkeys(node for node in nodes[stage]() if node is not None))

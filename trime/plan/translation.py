@@ -61,13 +61,13 @@ class TranslationPlan(Plan):
     @cached_property
     def tune(self) -> TuneByBleu:
         ks = plain(self.config.translation.k) if uses_external(self.config) else [self.config.index.k]
-        tunes = {k: self.tuned_at(k) for k in ks}
+        tunes = {k: self.tune_at_k(k) for k in ks}
         rows = rows_of(self.config)
         first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
         own = {k: Translate(self.config, self.valid, tune, slice(first, None)) for k, tune in tunes.items()}
         return TuneByBleu(self.config, tunes, Translate(self.config, self.valid, tunes[ks[0]], slice(0, first)), own)
 
-    def tuned_at(self, k: int) -> Tune:
+    def tune_at_k(self, k: int) -> Tune:
         """Temperatures and share at K entries."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
         index = Index(config, self.store) if uses_external(config) else None
@@ -78,7 +78,7 @@ class TranslationPlan(Plan):
         return EvaluatePairs(self.config, self.test, self.tune, Translate(self.config, self.test, self.tune))
 
     @property
-    def most_neighbours(self) -> int:
+    def max_neighbours(self) -> int:
         return max(self.config.translation.k)
 
     def check_windows(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,56 +11,33 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from trime.config.check import check_settings
 from trime.data.segments import count_of
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.io import plain
 from trime.models.network import build_network
-from trime.pipeline.kinds import (
-    BOOLEAN,
-    NATURAL,
-    NUMBER,
-    POSITIVE,
-    SOME,
-    Kind,
-    demand,
-    each,
-    grid,
-    is_number,
-    one_of,
-    whole,
-)
 from trime.pipeline.model_io import model_of, remember
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node
 from trime.pipeline.rows import FITTED, rows_of
-from trime.pipeline.settings import KINDS, READING, TRANSLATION
 from trime.stages.mixture import given_mixture
 from trime.types import UserError
 
-SWITCHES = ("yes", "no", "on", "off")
-SECTION = Kind(lambda value: isinstance(value, dict) and "_target_" in value, "as in conf/mixture")
 SYMBOLS = 2**16  # of a vocabulary, to try a model
-DECAY = Kind(lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
-HISTORY = Kind(lambda value: value == [] or grid(DECAY).holds(value), "a list of numbers from 0 to 1, or []")
-ADAPTIVE = {
-    **{f"mixture.model.{name}": SOME for name in ("hidden", "epochs", "patience", "batch")},
-    **{f"mixture.model.{name}": POSITIVE for name in ("learning_rate", "online_rate")},
-    "mixture.model.history": HISTORY,
-    "mixture.model.online": BOOLEAN,
-}
+NAME = re.compile(r"[^./\0][^/\0]*")
 TRANSLATES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
 
 
 def check(config: DictConfig) -> None:
     """Raises UserError at the first setting that cannot work."""
-    check_switches(OmegaConf.to_container(config))  # type: ignore[arg-type]
+    settings = plain(config)
+    check_settings(settings)
+    check_words(config)
     pretrained = is_pretrained(config)
-    demand(config, (TRANSLATION if config.task == "translation" else {}) | KINDS)
+    if not config.train.updates and not pretrained:
+        raise UserError("train.updates=0: a model of this suite is trained; only model=pretrained can be taken as it is")
     check_mixture(config)
-    demand(config, {"batching.tokens" if "tokens" in config.batching else "batching.size": SOME})
-    demand(config, {"train.updates": whole(0 if pretrained else 1)})  # a pretrained model may be taken as it is
-    demand(config, {f"tune.{name}": grid(NUMBER) for name in config.tune})
     for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
         count_of(OmegaConf.select(config, key))
     node(config)
@@ -68,9 +46,6 @@ def check(config: DictConfig) -> None:
         raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
     if config.dictionary and not config.checkpoint:
         raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
-    sizes = list(config.tune.memory_size)
-    if sizes != sorted({*sizes}):
-        raise UserError(f"tune.memory_size={sizes}: list different sizes from the smallest to the largest")
     for policy in (config.eviction, config.train.eviction):
         instantiated(policy)
     check_memories(config)
@@ -79,19 +54,22 @@ def check(config: DictConfig) -> None:
     if pretrained:
         check_reading(config)
         return
-    if "memory_size" in config.model:
-        demand(config, {"model.memory_size": whole(0)})
     if not config.checkpoint:
         check_model(config)
 
 
-def check_switches(section: dict[str, Any], place: str = "") -> None:
-    """UserError at a switch that is set to no, off, yes or on: Hydra reads these words as text, which would count as true."""
-    for key, value in section.items():
-        if isinstance(value, dict):
-            check_switches(value, f"{place}{key}.")
-        elif isinstance(value, str) and value.lower() in SWITCHES and key not in ("name", "path"):
-            raise UserError(f"{place}{key}={value}: write true or false")
+def check_words(config: DictConfig) -> None:
+    """UserError at a name that is a path, an address without a port, or a translation's length that is none."""
+    for key in ("name", "report.name"):
+        value = OmegaConf.select(config, key)
+        if not NAME.fullmatch(value):
+            raise UserError(f"{key}={value}: it must be a name, not a path")
+    address = config.index.address
+    if address not in (None, "auto") and ":" not in address:
+        raise UserError(f"index.address={address}: it must be null, auto or HOST:PORT")
+    longest = list(config.translation.longest)
+    if len(longest) != 2 or sum(longest) <= 0:
+        raise UserError(f"translation.longest={longest}: it must be two numbers a and b: n pieces become at most a n + b")
 
 
 def check_memories(config: DictConfig) -> None:
@@ -111,7 +89,7 @@ def check_memories(config: DictConfig) -> None:
     rows = [row for row in rows_of(config) if isinstance(row, Row)]
     check_similarity(config)
     check_fitted(config)
-    joined = [names for row in rows for names in (("vocabulary", *row.joint), *(layer.memories for layer in row.layers))]
+    joined = [names for row in rows for names in (("vocabulary", *row.joint), *(part.memories for part in row.interpolations))]
     mixed = any("external" in names and len(names) > 1 for names in joined)
     if mixed and config.task == "language_model" and config.index.metric != config.similarity:
         raise UserError(
@@ -122,16 +100,13 @@ def check_memories(config: DictConfig) -> None:
 
 def check_mixture(config: DictConfig) -> None:
     """UserError where the settings of a mixture are of no use, before rows are made of them."""
-    demand(config, {"mixture.kind": one_of("none", "joint", "interpolated", *FITTED)})
     if config.mixture.kind not in FITTED:
         return
-    demand(config, {"mixture.folds": whole(3), "mixture.temperatures": grid(POSITIVE), "mixture.model": SECTION})
-    if list(config.mixture.temperatures) != sorted(config.mixture.temperatures):
-        raise UserError(f"mixture.temperatures={config.mixture.temperatures}: list them from the lowest to the highest")
-    own = config.mixture.model
-    demand(config, {key: kind for key, kind in ADAPTIVE.items() if key.split(".")[-1] in own})
+    model = plain(config.mixture.model)
+    if not isinstance(model, dict) or "_target_" not in model:
+        raise UserError(f"mixture.model={model}: it must be as in conf/mixture")
     count_of(config.mixture.tokens)
-    instantiated(own)
+    instantiated(config.mixture.model)
 
 
 def check_fitted(config: DictConfig) -> None:
@@ -186,8 +161,9 @@ def check_translation(config: DictConfig) -> None:
 def check_reading(config: DictConfig) -> None:
     """UserError where a pretrained model could not be read as asked."""
     answers = bool({"teach", "answer"} & set(config.stages))
-    demand(config, READING | {"model.memory_size": each(whole(int(answers)))})
     sizes = plain(config.model.memory_size)
+    if answers and sizes == 0:
+        raise UserError("model.memory_size=0: reading long contexts wants entries, at least 1")
     if any(0 < least < config.model.chunk for least in (sizes if isinstance(sizes, list) else [sizes])):
         raise UserError(
             f"model.memory_size={sizes} is less than model.chunk={config.model.chunk}, which it must hold: lower that"
@@ -203,9 +179,6 @@ def check_reading(config: DictConfig) -> None:
     lora = plain(config.model.lora)
     if lora is not None and not (isinstance(lora, dict) and {"rank", "alpha"} <= lora.keys() <= {"rank", "alpha", "dropout"}):
         raise UserError(f"model.lora={lora}: it must be null, or as in 'model.lora={{rank: 8, alpha: 16, dropout: 0.0}}'")
-    for name, value in (lora or {}).items():
-        if not (NATURAL if name == "dropout" else SOME).holds(value):
-            raise UserError(f"model.lora.{name}={value}: rank and alpha are whole numbers above 0, dropout at least 0")
     if config.taught.spread and config.taught.model.kind != "decoder":
         raise UserError("taught.spread=true is for taught.model.kind=decoder: a T5 tells no distances beyond 128 apart")
 

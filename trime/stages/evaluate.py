@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.frequency import ByToken, frequency
+from trime.evaluation.frequency import TokenMeans, dev_frequency
 from trime.evaluation.rows import Row
 from trime.io import plain, write_atomically
 from trime.memory.base import Memory
@@ -18,7 +18,7 @@ from trime.memory.external import ExternalMemory
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
-from trime.stages.tune import Sums, Tune, outcome, scorer_of, watched
+from trime.stages.tune import LossSums, Tune, scorer_of, summarize_row, with_progress
 
 
 class Evaluate(Artefact):
@@ -44,23 +44,23 @@ class Evaluate(Artefact):
         """One row over the whole split; kept aside, so that a killed run goes on with the next row."""
         if aside.exists():
             return json.loads(aside.read_text())
-        corpus, reading = self.encoded.corpus.corpus(), row.reading()
+        corpus, reading = self.encoded.corpus.corpus(), row.window_scorer()
         memories = self.tune.of(number).memories
         scorer = scorer_of(self.config, [row], memories, self.encoded)  # opening an index is no token's time
-        meter, sums, shares = ResourceUsage(), Sums(), ByToken(len(corpus.vocabulary))
-        for window, (masses,) in scorer.masses(watched(self.encoded, row.label)):
+        meter, sums, shares = ResourceUsage(), LossSums(), TokenMeans(len(corpus.vocabulary))
+        for window, (masses,) in scorer.masses(with_progress(self.encoded, row.label)):
             score = reading(window, masses)
             sums.add(window, score)
             if row.memories:
-                part = reading.of_vocabulary(window, masses)
+                part = reading.vocabulary_log_prob(window, masses)
                 shares.add(window.query.token, 1 - (part - score)[0, 0].double().exp())
-        found = outcome(row, sums)
+        found = summarize_row(row, sums)
         if row.memories:  # the share of P(target) that memories give
-            found["memory_share"] = shares.buckets(frequency(corpus))
+            found["memory_share"] = shares.buckets(dev_frequency(corpus))
         information = self.encoded.information()
         seconds = meter.seconds + information["seconds"]
         found |= {
-            **searching(scorer.memories),
+            **describe_search(scorer.memories),
             **self.kept(found["tuned"].get("memory_size")),
             "tokens_per_second": round(found["tokens"] / max(seconds, 1e-9), 1),
             "peak_memory_mb": max(meter.peak_memory_mb, information["peak_memory_mb"]),
@@ -73,20 +73,20 @@ class Evaluate(Artefact):
         inside = plain(self.config.model.get("memory_size"))
         both = {"memory_size_inside": inside} if long and inside else {}
         size = long or inside
-        return {"memory_size": size, "eviction": named(plain(self.config.eviction)) if size else None} | both
+        return {"memory_size": size, "eviction": policy_name(plain(self.config.eviction)) if size else None} | both
 
     def rows(self) -> list[dict[str, Any]]:
         return self.read("rows.json")
 
 
-def searching(memories: Mapping[str, Memory]) -> dict[str, Any]:
+def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:
     """How the external memory was searched, and for how many entries."""
     external = memories.get("external")
     nearest = external.nearest if isinstance(external, ExternalMemory) else None
     return {"search": nearest.kind if nearest else None, "k": nearest.k if nearest else None}
 
 
-def named(policy: dict[str, Any]) -> str:
+def policy_name(policy: dict[str, Any]) -> str:
     """A policy by its file's name, and the settings that most depends on: lra_sum c=2, lfa c=1 gamma=0.05, lru top_k=32."""
     settings = {"c": (policy.get("initial") or {}).get("c")} | {key: policy.get(key) for key in ("gamma", "sinks", "top_k")}
     told = [f"{key}={value:g}" for key, value in settings.items() if value is not None]

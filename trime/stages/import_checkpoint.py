@@ -14,10 +14,10 @@ from trime.models.checkpoints.fairseq import Released, network_of, read_checkpoi
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.model_io import describe
+from trime.pipeline.model_io import write_description
 from trime.types import UserError
 
-TOLD = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")  # of the checkpoint's arguments
+RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")  # of the checkpoint's arguments
 
 
 class Import(Artefact):
@@ -54,7 +54,7 @@ class Import(Artefact):
     def build(self, folder: Path) -> None:
         released = read_checkpoint(self.file)
         network = self.write(folder, released)
-        told = {name: released.args.get(name) for name in TOLD} | {k: v for k, v in released.history.items() if v is not None}
+        told = {name: released.args.get(name) for name in RECORDED_ARGUMENTS} | {k: v for k, v in released.history.items() if v is not None}
         content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count, **told}
         write_atomically(folder / "imported.json", json.dumps(content, indent=1))
         print(f"import: {told['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")
@@ -65,7 +65,7 @@ class Import(Artefact):
         check_size(self.dictionary, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
         save_network(network, folder / "model.safetensors")
         self.vocabulary.save(folder / "vocabulary.json")
-        describe(folder, description, self.vocabulary)
+        write_description(folder, description, self.vocabulary)
         return network
 
 

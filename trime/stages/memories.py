@@ -30,7 +30,7 @@ class Sources:
     text: Prepare
 
 
-class Stored(ABC):
+class StoredMemory(ABC):
     """A memory that is read from artefacts. (One that is not is instantiated as it is.)"""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class Stored(ABC):
         """Return the memory, for the contexts of an encoded split (its description)."""
 
 
-class External(Stored):
+class External(StoredMemory):
     """The nearest entries of a datastore; its settings are index= and datastore.*."""
 
     def needs(self, sources: Sources) -> list[Artefact]:
@@ -53,7 +53,7 @@ class External(Stored):
         return ExternalMemory(sources.index.nearest(asked), sources.index.statistics()["bytes"])
 
 
-class TextNgram(Stored):
+class TextNgram(StoredMemory):
     """n-grams of all the text of datastore.split, however few of its tokens the datastore holds."""
 
     def __init__(self, orders: list[int]):
@@ -92,17 +92,17 @@ class Memories:
     def needs(self) -> list[Artefact]:
         """Return what they are read from."""
         kinds = [self.kind(name, []) for name in self.names]
-        return [need for kind in kinds if isinstance(kind, Stored) for need in kind.needs(self.sources)]
+        return [need for kind in kinds if isinstance(kind, StoredMemory) for need in kind.needs(self.sources)]
 
     def opened(self, asked: dict[str, Any], sizes: list[int], names: set[str]) -> dict[str, Memory]:
         """Return some memories, for the contexts of an encoded split; ``sizes`` are those that the long memory has at once."""
         found = {}
         for name in (name for name in self.names if name in names):
             kind = self.kind(name, sizes)
-            found[name] = kind.opened(self.sources, asked) if isinstance(kind, Stored) else kind
+            found[name] = kind.opened(self.sources, asked) if isinstance(kind, StoredMemory) else kind
         return found
 
-    def kind(self, name: str, sizes: list[int]) -> Memory | Stored:
+    def kind(self, name: str, sizes: list[int]) -> Memory | StoredMemory:
         """Return what the configuration of a memory describes."""
         node = self.config.memories[name]
         sized = {"sizes": sizes} if "sizes" in node and sizes else {}

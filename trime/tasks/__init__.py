@@ -1,1 +1,1 @@
-"""Tasks: what is trained and how it is scored."""
+"""Training tasks: the LightningModules and their losses."""

@@ -1,4 +1,4 @@
-"""The Lightning module of every language-model row: plain or with in-batch memories (TRIME Eq. 1, 5)."""
+"""The LightningModule of language models, plain or with in-batch memories (TRIME Eq. 1, 5)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, i
 
 @dataclass(frozen=True)
 class Training:
-    """What an update does. ``plain_updates`` of the ordinary loss come first (TRIME section 5.2).
+    """Settings of an update; the first ``plain_updates`` train with the plain loss (TRIME section 5.2).
 
     ``padding_is_memory`` is the published code's quirk: padded cells are memories of the token ``<pad>``, and
-    queries that cost what the others lack, though they do not count as targets.
+    queries that add to the loss, though they do not count as targets.
     """
 
     seed: int
@@ -35,7 +35,7 @@ class Training:
 
 
 def vocabulary_evidence(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
-    """Every cell as a context, padding included, and the vocabulary's mass for the scored ones."""
+    """Return every cell as a context, padding included, and the vocabulary's mass for the scored cells."""
     encoding, network = reader.encode(batch), reader.network
     contexts = contexts_of(batch, encoding.g)
     scored = batch.scored.flatten()
@@ -46,7 +46,7 @@ def vocabulary_evidence(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
 
 
 class LanguageModel(pl.LightningModule):
-    """Sums the loss of scored tokens; gradients are divided once by the update's number of targets."""
+    """Trains with the sum of the scored tokens' losses; gradients are divided once by the update's number of targets."""
 
     def __init__(
         self,
@@ -61,49 +61,50 @@ class LanguageModel(pl.LightningModule):
         self.optimizer_factory, self.schedule = optimizer, schedule
         self.targets, self.update_targets = 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
-        self.reader, self.stale = self.anew()
+        self.reader, self.stale = self.initial_state()
         self.paused: tuple[Reader, StaleContexts] | None = None
         self.carried: list[list[Tensor]] = []
         self.carried_contexts: list[list[list[Tensor]]] = []
         self.frozen = {
-            f"network.{name}" for name, own in network.named_parameters(remove_duplicate=False) if not own.requires_grad
+            f"network.{name}" for name, weight in network.named_parameters(remove_duplicate=False) if not weight.requires_grad
         }
         self.strict_loading = not self.frozen
 
-    def anew(self) -> tuple[Reader, StaleContexts]:
-        """Where nothing has been read."""
+    def initial_state(self) -> tuple[Reader, StaleContexts]:
+        """Return the reader and the stale contexts before anything is read."""
         return Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
 
     def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
-        """Loss of each scored token in nats, and the memory's share of the mass."""
+        """Return the loss of each scored token in nats, and the memory's share of the mass."""
         query, seen, vocabulary = self.evidence(batch)
         if self.memory is None or plain:
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        found = self.memory.evidence(query, self.stale.join_and_store(seen), divisor, draw, self.progress)
-        memory = Mass(found.target[0], found.total[0])
+        mass = self.memory.evidence(query, self.stale.join_and_store(seen), divisor, draw, self.progress)
+        memory = Mass(mass.target[0], mass.total[0])
         return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
 
     @property
     def progress(self) -> float:
-        """Of training, from 0 to 1."""
+        """Return the progress of training, from 0 to 1; 1 in evaluation."""
         updates = self.training_.updates
         return min(1.0, self.global_step / updates) if self.training and updates else 1.0
 
     def evidence(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
-        """The contexts that are scored, those that are memory, and the vocabulary's mass for the former."""
+        """Return the scored contexts, those that are memory, and the vocabulary's mass for the scored ones."""
         if self.training_.padding_is_memory and batch.length.any():
             contexts, mass = vocabulary_evidence(self.reader, batch._replace(scored=torch.ones_like(batch.scored)))
             free = torch.where(is_token(batch).flatten(), mass.target, mass.total)  # log P of padding is 0
             return contexts, contexts, replace(mass, target=free)
         contexts, mass = vocabulary_evidence(self.reader, batch)
-        scored, there = batch.scored.flatten(), is_token(batch).flatten()
-        seen = contexts if there.all() else contexts.take(there)
-        return seen if torch.equal(scored, there) else contexts.take(scored), seen, mass  # the same object saves half the work
+        scored, tokens = batch.scored.flatten(), is_token(batch).flatten()
+        memories = contexts if tokens.all() else contexts.take(tokens)
+        queries = memories if torch.equal(scored, tokens) else contexts.take(scored)  # the same object saves half the work
+        return queries, memories, mass
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Seeds the update and sets its learning rate, so that a resumed run is the same run."""
+        """Seed the update and set its learning rate, so that a resumed run equals an uninterrupted one."""
         if batch_idx % self.training_.accumulate == 0:
             torch.manual_seed((self.training_.seed * 1_000_003 + self.global_step) * 4096 + self.global_rank)
             for group in self.optimizers().param_groups:  # type: ignore[union-attr]
@@ -128,20 +129,20 @@ class LanguageModel(pl.LightningModule):
         return loss * self.training_.accumulate  # Lightning divides by it
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        """The mean over the update's targets, then the clip; called before every optimiser step."""
+        """Divide gradients by the update's number of targets, then clip; called before every optimiser step."""
         parameters = [p for p in self.parameters() if p.grad is not None]
         (targets,) = all_reduce_sum(self.targets, device=self.device)
-        for parameter in parameters:  # over several processes it is their mean that is here
+        for parameter in parameters:  # with several processes the gradient is their mean
             parameter.grad.div_(targets / world_size())  # type: ignore[union-attr]
         self.targets, self.update_targets = 0, int(targets)
         if self.training_.clip_norm > 0:
             torch.nn.utils.clip_grad_norm_(parameters, self.training_.clip_norm)
 
     def on_validation_epoch_start(self) -> None:
-        """Validation reads from the start of its documents, then training reads on."""
+        """Set the training state aside: validation starts from an empty one."""
         self.valid_sum, self.valid_count = 0.0, 0
         self.paused = self.reader, self.stale
-        self.reader, self.stale = self.anew()
+        self.reader, self.stale = self.initial_state()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         losses, _ = self.losses(batch, draw=1.0, plain=False)
@@ -156,7 +157,7 @@ class LanguageModel(pl.LightningModule):
         self.log_dict({"valid/objective": loss, "valid/objective_perplexity": math.exp(min(loss, 700.0))})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What the rows of every process carry; weights that are frozen are known."""
+        """Save the state of every process's rows; leave out frozen weights, which come from elsewhere."""
         for name in self.frozen:
             checkpoint["state_dict"].pop(name, None)
         reader, stale = self.paused or (self.reader, self.stale)
@@ -167,12 +168,12 @@ class LanguageModel(pl.LightningModule):
         self.carried, self.carried_contexts = checkpoint.get("carried", []), checkpoint.get("stale", [])
 
     def on_train_start(self) -> None:
-        """Rows go on where the checkpoint left them, on however many devices they were read before."""
+        """Restore the state of the rows, whatever the number of processes that saved it."""
         self.reader.restore(rank_rows(self.carried, self.global_rank, world_size()), self.device)
         self.stale.restore(self.carried_contexts, self.global_rank, world_size(), self.device)
 
     def configure_model(self) -> None:
-        """Where the trainer's strategy has a mesh of devices, each keeps a part of every weight."""
+        """Shard the weights where the trainer's strategy has a device mesh."""
         if self.device_mesh is not None:
             shard_weights(self.network, self.device_mesh["data_parallel"])
 

@@ -1,4 +1,4 @@
-"""The Lightning module of translation: as for language models, with label smoothing where there is no memory."""
+"""The LightningModule for translation: as for language models, with label smoothing where there is no memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trime.types import Batch, Tensor
 
 
 class Translation(LanguageModel):
-    """``smoothing``: of the plain loss in training, the share that goes evenly to all pieces; Eq. 5 has none, as published."""
+    """Trains translation; ``smoothing`` is the label smoothing of the plain training loss (Eq. 5 has none, as published)."""
 
-    def __init__(self, *given: Any, smoothing: float = 0.0):
-        super().__init__(*given)
+    def __init__(self, *arguments: Any, smoothing: float = 0.0):
+        super().__init__(*arguments)
         self.smoothing = smoothing
 
     def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
-        """Loss of each piece of the translations in nats, and the memory's share of the mass."""
+        """Return the loss of each target piece in nats, and the memory's share of the mass."""
         if not (self.training and self.smoothing and (self.memory is None or plain)):
             return super().losses(batch, draw, plain)
         f = self.reader.encode(batch).f[batch.scored]

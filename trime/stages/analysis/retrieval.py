@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trime.evaluation.frequency import BUCKETS, ByToken, frequency
+from trime.evaluation.frequency import BUCKETS, TokenMeans, dev_frequency
 from trime.evaluation.rows import Row
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
@@ -21,7 +21,7 @@ from trime.memory.retrieval.search import CachedSearch
 from trime.metrics import perplexity
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
-from trime.stages.tune import Tune, scorer_of, watched
+from trime.stages.tune import Tune, scorer_of, with_progress
 from trime.types import Bool, Contexts, Tensor
 
 TOP = (1, 8, 64, 1024)
@@ -61,15 +61,15 @@ class Analysis(Artefact):
         if hits:
             hits.nearest.search = CachedSearch(hits.nearest.search)
         corpus = encoded.corpus.corpus()
-        tables = [ByToken(len(corpus.vocabulary)) for _ in rows]
+        tables = [TokenMeans(len(corpus.vocabulary)) for _ in rows]
         sizes = torch.zeros(len(rows[sized].sizes), dtype=torch.float64)
-        for window, scores in scorer.scores(watched(encoded, "analyse")):
+        for window, scores in scorer.scores(with_progress(encoded, "analyse")):
             for table, score, number in zip(tables, scores, chosen, strict=True):
                 table.add(window.query.token, -score[number, 0])
             sizes += -scores[sized][:, 0].double().sum(-1).cpu()
             if hits:
                 hits.add(window.query)
-        counts = frequency(corpus)
+        counts = dev_frequency(corpus)
         by_size = dict(zip(map(str, rows[sized].sizes), (sizes / tables[-1].tokens).tolist(), strict=True))
         return {
             "buckets": {
@@ -79,7 +79,7 @@ class Analysis(Artefact):
             "by_memory_size": by_size if long else {},  # the other settings as tuned
         }
 
-    def found(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         return self.read("analysis.json")
 
 

@@ -14,18 +14,18 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_rows import FittedRow, Reading
-from trime.evaluation.frequency import frequency
-from trime.evaluation.memory_cost import Metered, now
+from trime.evaluation.fitted_rows import FittedRow, FittedScorer
+from trime.evaluation.frequency import dev_frequency
+from trime.evaluation.memory_cost import MeteredMemory, now
 from trime.evaluation.rows import Row
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import Evidence
 from trime.pipeline.artefact import Artefact
 from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
-from trime.stages.evaluate import searching
-from trime.stages.mixture import TuneMixture, fitted, summed
-from trime.stages.tune import Sums, outcome, scorer_of, watched
+from trime.stages.evaluate import describe_search
+from trime.stages.mixture import TuneMixture, fitted, sum_by_document
+from trime.stages.tune import LossSums, scorer_of, summarize_row, with_progress
 
 
 class Subsets(Artefact):
@@ -49,16 +49,16 @@ class Subsets(Artefact):
         rows, dev = self.rows(evidence, described)
         scorer = scorer_of(self.config, rows, self.tune.memories, self.encoded)
         weights = Weights(bins_of(evidence, described["experts"], scorer.memories), len(corpus.vocabulary))
-        meters = {name: Metered(scorer.memories[name]) for name in whole.joint}
+        meters = {name: MeteredMemory(scorer.memories[name]) for name in whole.joint}
         external = scorer.memories.get("external")
         searched = None
         if isinstance(external, ExternalMemory):
-            searched = searching(scorer.memories) | {"keys": external.nearest.store.keys.dtype}
+            searched = describe_search(scorer.memories) | {"keys": external.nearest.store.keys.dtype}
         scorer.memories = {**meters}
-        readings, sums, seconds = [row.reading() for row in rows], [Sums() for _ in rows], [0.0 for _ in rows]
+        readings, sums, seconds = [row.window_scorer() for row in rows], [LossSums() for _ in rows], [0.0 for _ in rows]
         every = readings[-1]
-        assert isinstance(every, Reading)
-        for window, masses in scorer.masses(watched(self.encoded, "subsets")):
+        assert isinstance(every, FittedScorer)
+        for window, masses in scorer.masses(with_progress(self.encoded, "subsets")):
             for number, (reading, own) in enumerate(zip(readings, masses, strict=True)):
                 started = now()
                 score = reading(window, own)
@@ -73,9 +73,9 @@ class Subsets(Artefact):
             "external": searched,
             "encode_seconds_per_token": self.encoded.information()["seconds"] / tokens,
             "memories": costs,
-            "weights": weights.found(frequency(corpus)),
+            "weights": weights.summary(dev_frequency(corpus)),
             "subsets": [
-                told_of(row, dev_loss, total, own / tokens)
+                subset_result(row, dev_loss, total, own / tokens)
                 for row, dev_loss, total, own in zip(rows, dev, sums, seconds, strict=True)
             ],
         }
@@ -93,19 +93,19 @@ class Subsets(Artefact):
                 rows.append(Row((), ()))
                 losses.append(-float(evidence.log_probability[:, 0].double().mean()))
                 continue
-            mixture, score = fitted(self.config, *of_memories(evidence, described, names))
+            mixture, score = fitted(self.config, *select_memories(evidence, described, names))
             sizes = whole.sizes if "long" in names else Row.sizes
             rows.append(replace(whole, joint=names, sizes=sizes, fitted=mixture))
-            losses.append(outcome(rows[-1], summed(evidence.document, -score))["loss"])
+            losses.append(summarize_row(rows[-1], sum_by_document(evidence.document, -score))["loss"])
         return rows, losses
 
-    def found(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         return self.read("subsets.json")
 
 
-def told_of(row: Row | FittedRow, dev: float, sums: Sums, seconds: float) -> dict[str, Any]:
+def subset_result(row: Row | FittedRow, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:
     """Return what was found of a subset."""
-    own = outcome(row, sums)
+    own = summarize_row(row, sums)
     kept = {key: own[key] for key in ("loss", "tokens", "documents", "drawn")}
     return {"memories": list(row.joint), "dev_loss": dev, **kept, "seconds_per_token": seconds}
 
@@ -116,7 +116,7 @@ def subsets(names: tuple[str, ...], which: str) -> list[tuple[str, ...]]:
     return [*(own for size in sizes for own in combinations(names, size)), names]
 
 
-def of_memories(evidence: Evidence, described: dict[str, Any], names: tuple[str, ...]) -> tuple[Evidence, dict[str, Any]]:
+def select_memories(evidence: Evidence, described: dict[str, Any], names: tuple[str, ...]) -> tuple[Evidence, dict[str, Any]]:
     """Return the evidence of some memories beside the vocabulary's, and its description."""
     columns, first = [0], 1
     for name, size in described["experts"].items():

@@ -25,7 +25,7 @@ from trime.pipeline.model_io import open_network
 from trime.pipeline.processes import device_of
 from trime.pipeline.training import resolved_precision
 from trime.stages.encode import Encode
-from trime.tasks.callbacks.staleness import remembering
+from trime.tasks.callbacks.staleness import memory_layers
 from trime.types import Tensor, UserError
 
 WANTED = "stages=[record] wants a model with a memory inside: experiment=memorizing"
@@ -54,10 +54,10 @@ class Record(Artefact):
         network, described = open_network(self.encoded.model.path(), self.unlimited(windows))
         device, backbone = device_of(self.config), network.backbone
         network.to(device)
-        layers = remembering(backbone)  # type: ignore[arg-type]
+        layers = memory_layers(backbone)  # type: ignore[arg-type]
         if not layers:
             raise UserError(WANTED)
-        heard = {number: Heard(backbone.attentions[number]) for number in layers}  # type: ignore[index, arg-type]
+        recorders = {number: QueryKeyRecorder(backbone.attentions[number]) for number in layers}  # type: ignore[index, arg-type]
         documents, reader = np.unique(windows.document), Reader(network)
         with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc="record", mininterval=1) as bar:
             for number, document in enumerate(documents):
@@ -69,7 +69,7 @@ class Record(Artefact):
                         with torch.no_grad():
                             reader.encode(batch)
                     aside = file.with_suffix(".partial")
-                    save_file({f"{n}.{name}": part for n, own in heard.items() for name, part in own.taken().items()}, aside)
+                    save_file({f"{n}.{name}": part for n, own in recorders.items() for name, part in own.take().items()}, aside)
                     aside.replace(file)
                 bar.update(int(windows.length[rows].sum()))
         memory, evaluate = described["model"]["backbone"]["memory"], self.config.evaluate
@@ -93,20 +93,20 @@ class Record(Artefact):
         return self.read("record.json")
 
 
-class Heard:
+class QueryKeyRecorder:
     """Queries and keys of an attention layer, as it computes them."""
 
     def __init__(self, attention: Attention):
         self.attention = attention
         self.parts: list[tuple[Tensor, Tensor]] = []
-        attention.register_forward_hook(self.hear)
+        attention.register_forward_hook(self.record)
 
-    def hear(self, attention: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        query, key, _ = attention.projected(inputs[0])
-        (query, key), _ = attention.scaled(query, key)
+    def record(self, attention: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        query, key, _ = attention.project(inputs[0])
+        (query, key), _ = attention.normalize_and_scale(query, key)
         self.parts.append((query[0].transpose(0, 1).cpu(), key[0].transpose(0, 1).cpu()))
 
-    def taken(self) -> dict[str, Tensor]:
+    def take(self) -> dict[str, Tensor]:
         """What was heard since the last time, [tokens h d]."""
         query, key = (torch.cat(own).contiguous() for own in zip(*self.parts, strict=True))
         self.parts = []

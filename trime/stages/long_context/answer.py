@@ -17,7 +17,7 @@ from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer, prompted
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.pretrained import answerer_of, identity
+from trime.pipeline.pretrained import answerer_of, model_fingerprint
 from trime.types import UserError
 
 READING = (
@@ -41,12 +41,12 @@ class Answer(Artefact):
 
     kind, stage = "answer", "answer"
 
-    def __init__(self, config: DictConfig, taught: Artefact | None):
+    def __init__(self, config: DictConfig, small_model: Artefact | None):
         super().__init__(config)
-        self.taught = taught  # a model that this experiment trains, or none: model.name
+        self.small_model = small_model  # a model that this experiment trains, or none: model.name
 
     def needs(self) -> list[Artefact]:
-        return [self.taught] if self.taught else []
+        return [self.small_model] if self.small_model else []
 
     def reading(self) -> dict[str, Any]:
         """How the model reads."""
@@ -54,10 +54,10 @@ class Answer(Artefact):
 
     def settings(self) -> Any:
         chosen = {name: plain(self.config[name]) for name in ("questions", "eviction", "answering")}
-        return chosen | {"reading": self.reading(), "model": None if self.taught else identity(self.config.model.name)}
+        return chosen | {"reading": self.reading(), "model": None if self.small_model else model_fingerprint(self.config.model.name)}
 
     def build(self, folder: Path) -> None:
-        place = str(self.taught.path()) if self.taught else self.config.model.name
+        place = str(self.small_model.path()) if self.small_model else self.config.model.name
         questions = instantiate(self.config.questions, _convert_="all")
         examples = list(questions.examples(self.config.answering.split))
         if not examples:
@@ -97,5 +97,5 @@ class Answer(Artefact):
             for row, text, own in zip(rows, texts, prompts, strict=True)
         ]
 
-    def found(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         return self.read("answer.json")

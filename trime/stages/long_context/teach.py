@@ -18,16 +18,16 @@ from omegaconf import DictConfig, OmegaConf
 from trime.data.questions.base import Example, Questions, prompt
 from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
-from trime.models.pretrained.tokenizer import encoded, prompted, word_level
+from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.training import quiet, resolved_precision, run_training, watched_training
-from trime.tasks.answering import Answering, Asked
+from trime.pipeline.training import quiet, resolved_precision, run_training, training_callbacks
+from trime.tasks.answering import Answering, QuestionBatch
 from trime.types import Tensor, UserError
 
-GATHERED = 16  # batches among which examples are sorted by length
+SORTED_BATCHES = 16  # batches among which examples are sorted by length
 
 
-class Teach(Artefact):
+class TrainSmall(Artefact):
     """A folder in the transformers format (model, tokenizer), and ``train.json``."""
 
     kind, stage, format = "teach", "teach", 2
@@ -52,7 +52,7 @@ class Teach(Artefact):
     def build(self, folder: Path) -> None:
         taught, questions = self.config.taught, instantiate(self.questions, _convert_="all")
         pl.seed_everything(self.config.seed, verbose=False)
-        tokenizer = word_level(texts(questions, taught.batch), taught.vocabulary, folder)
+        tokenizer = train_word_level(texts(questions, taught.batch), taught.vocabulary, folder)
         small = instantiate(taught.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         print(f"teach: {sum(part.numel() for part in model.parameters()):,} parameters, {self.config.train.updates:,} updates")
@@ -84,7 +84,7 @@ class Teach(Artefact):
             max_steps=train.updates,
             gradient_clip_val=train.clip_norm or None,
             log_every_n_steps=train.log_every,
-            callbacks=watched_training(self.stage, folder, self.config),
+            callbacks=training_callbacks(self.stage, folder, self.config),
             enable_checkpointing=False,
             logger=False,
             enable_model_summary=False,
@@ -115,7 +115,7 @@ class Examples:
     def __len__(self) -> int:
         return sum(updates for _, updates in self.phases)
 
-    def __iter__(self) -> Iterator[Asked]:
+    def __iter__(self) -> Iterator[QuestionBatch]:
         first, self.step = self.step, 0
         every = chain.from_iterable(islice(self.batches(questions), updates) for questions, updates in self.phases)
         for number, rows in enumerate(every):
@@ -127,28 +127,28 @@ class Examples:
         """Examples of about one length, a batch at a time; a rest that fills none is left out."""
         for epoch in count():
             order = random.Random(f"{questions.seed} {epoch}")
-            for held in chunked(questions.examples("train", draw=epoch), GATHERED * self.taught.batch):
+            for held in batched(questions.examples("train", draw=epoch), SORTED_BATCHES * self.taught.batch):
                 held.sort(key=lambda example: len(example.context))
-                batches = list(chunked(held, self.taught.batch))
+                batches = list(batched(held, self.taught.batch))
                 order.shuffle(batches)
                 yield from (rows for rows in batches if len(rows) == self.taught.batch)
 
-    def collated(self, rows: list[Example], draw: random.Random) -> Asked:
+    def collated(self, rows: list[Example], draw: random.Random) -> QuestionBatch:
         """Tokens of prompts, and of answers with their end."""
         tokenizer, taught = self.tokenizer, self.taught
-        prompts = [prompted(tokenizer, prompt(row, taught.question_first)) for row in rows]
-        answers = [[*encoded(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
+        prompts = [encode_prompt(tokenizer, prompt(row, taught.question_first)) for row in rows]
+        answers = [[*encode_text(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
         longest = max(map(len, prompts)) + (max(map(len, answers)) if taught.spread else 0)
         limit = taught.model.longest
         if longest > limit:
             raise UserError(
                 f"a prompt has {longest} tokens: raise taught.model.longest={limit} or lower taught.questions.words"
             )
-        asked = Asked(padded(prompts, -1), padded(answers, -1))
+        asked = QuestionBatch(padded(prompts, -1), padded(answers, -1))
         if not taught.spread:
             return asked
         room = limit - asked.answer.shape[1]
-        return asked._replace(position=padded([spread(own, self.ends, room, draw) for own in prompts], 0))
+        return asked._replace(position=padded([spread_positions(own, self.ends, room, draw) for own in prompts], 0))
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -157,7 +157,7 @@ class Examples:
         self.step = state["step"]
 
 
-def chunked(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
+def batched(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
     """So many at a time, the last ones fewer."""
     each = iter(examples)
     while held := list(islice(each, size)):
@@ -169,7 +169,7 @@ def padded(rows: list[list[int]], value: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in rows], True, value)
 
 
-def spread(tokens: list[int], ends: set[int], room: int, draw: random.Random) -> list[int]:
+def spread_positions(tokens: list[int], ends: set[int], room: int, draw: random.Random) -> list[int]:
     """Positions below ``room`` with gaps behind sentences, as if texts were missing there (after Zhu et al. 2024, PoSE).
 
     How long all gaps are together is drawn evenly over its logarithm, and parted at random.

@@ -28,7 +28,7 @@ class EvaluatePairs(Evaluate):
     def build(self, folder: Path) -> None:
         super().build(folder)
         rows = json.loads((folder / "rows.json").read_text())
-        found = [row | scored for row, scored in zip(rows, self.translate.found(), strict=True)]
+        found = [row | scored for row, scored in zip(rows, self.translate.results(), strict=True)]
         for row in found:
             row["tuned"] |= {"k": row["k"]} if row["k"] else {}
         (folder / "rows.json").write_text(json.dumps(found, indent=1))

@@ -13,7 +13,7 @@ from trime.data.module import TextModule, in_order
 from trime.data.segments import count_of
 from trime.io import plain
 from trime.models.network import Network, build_network
-from trime.pipeline.model_io import describe, model_of
+from trime.pipeline.model_io import model_of, write_description
 from trime.pipeline.processes import share_of
 from trime.stages.fit import Fit
 from trime.stages.translation.bleu_validation import BleuValidation
@@ -59,8 +59,8 @@ class FitTranslation(Fit):
             model["backbone"]["source_vocabulary"] = len(corpus.sources.vocabulary)
         return model
 
-    def describe(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
-        describe(folder, self.model(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
+    def write_description(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
+        write_description(folder, self.model(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
 
     def data(self, corpus: Any, is_stateful: bool) -> TextModule:
         """Training batches in planned order, and the first sentences of the validation split."""

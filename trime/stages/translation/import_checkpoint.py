@@ -11,7 +11,7 @@ from trime.io import plain
 from trime.models.checkpoints.fairseq import Released
 from trime.models.checkpoints.fairseq_translation import translation_network_of
 from trime.models.network import Network, save_network
-from trime.pipeline.model_io import describe
+from trime.pipeline.model_io import write_description
 from trime.stages.import_checkpoint import Import, check_size
 from trime.types import UserError
 
@@ -67,5 +67,5 @@ class ImportTranslation(Import):
         save_network(network, folder / "model.safetensors")
         self.dictionaries.source.save(folder / SOURCE)
         self.dictionaries.target.save(folder / TARGET)
-        describe(folder, description, self.dictionaries.target, source=self.dictionaries.source)
+        write_description(folder, description, self.dictionaries.target, source=self.dictionaries.source)
         return network

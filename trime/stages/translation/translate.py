@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from trime.evaluation.attribution import experts_of, fitted_spread, spread
+from trime.evaluation.attribution import expert_distributions, fitted_attribution, grid_attribution
 from trime.evaluation.beam import Beam
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
@@ -18,7 +18,7 @@ from trime.io import complete_lines, plain
 from trime.memory.base import Entries
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.metrics import ResourceUsage
-from trime.models.backbones.encoder_decoder import Before, EncoderDecoder, Read
+from trime.models.backbones.encoder_decoder import DecoderCache, EncodedSource, EncoderDecoder
 from trime.models.network import Network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import open_network
@@ -29,8 +29,8 @@ from trime.stages.translation.pairs import ParallelCorpus
 from trime.stages.tune import Tune
 from trime.types import Contexts, Float, Int, Tensor, TokenPosition
 
-LEAST = torch.finfo(torch.float32).tiny  # of a probability: the end of a sentence is never impossible
-SEARCH = ("beam", "penalty", "shortest", "longest", "sentences", "unweighted_external")  # settings that decide translations
+MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # of a probability: the end of a sentence is never impossible
+SEARCH_SETTINGS = ("beam", "penalty", "shortest", "longest", "sentences", "unweighted_external")  # settings that decide translations
 
 
 class Translate(Artefact):
@@ -47,7 +47,7 @@ class Translate(Artefact):
         return [self.encoded, self.tune]
 
     def settings(self) -> Any:
-        asked = {name: plain(self.config.translation[name]) for name in SEARCH}
+        asked = {name: plain(self.config.translation[name]) for name in SEARCH_SETTINGS}
         return asked | {"rows": [self.rows.start, self.rows.stop]}
 
     def build(self, folder: Path) -> None:
@@ -61,7 +61,7 @@ class Translate(Artefact):
             nearest = index.nearest(self.encoded.information()) if row.memories and index else None
             translator = Translator(network, row, nearest, corpus, self.config)
             file, meter = folder / f"row-{number}.jsonl", ResourceUsage()
-            before, texts = len(written(file)), self.texts(file, translator, corpus, len(references))
+            before, texts = len(read_translations(file)), self.texts(file, translator, corpus, len(references))
             rate = round((len(texts) - before) / meter.seconds, 1) if len(texts) > before else None
             rows.append(scores(texts, references) | {"sentences_per_second": rate})
         (folder / "bleu.json").write_text(json.dumps({"rows": rows}, indent=1))
@@ -69,7 +69,7 @@ class Translate(Artefact):
     def texts(self, file: Path, translator: Translator, corpus: ParallelCorpus, count: int) -> list[str]:
         """The translations of the first sentences; a killed run goes on."""
         split, size = self.encoded.split, self.config.translation.sentences_at_once
-        source, found = corpus.sources.split(split), written(file)
+        source, found = corpus.sources.split(split), read_translations(file)
         with tqdm(total=count, initial=len(found), unit="sentence", desc=f"translate {split}", mininterval=1) as bar:
             for start in range(len(found), count, size):
                 numbers = range(start, min(start + size, count))
@@ -81,7 +81,7 @@ class Translate(Artefact):
                 bar.update(len(new))
         return found
 
-    def found(self) -> list[dict[str, Any]]:
+    def results(self) -> list[dict[str, Any]]:
         """BLEU of every row."""
         return self.read("bleu.json")["rows"]
 
@@ -89,11 +89,11 @@ class Translate(Artefact):
         """Return what BLEU is made of for each translation of a row: n-grams that match and all (n = 1 to 4), lengths."""
         corpus = self.encoded.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
-        texts = written(self.path() / f"row-{number}.jsonl")
+        texts = read_translations(self.path() / f"row-{number}.jsonl")
         return statistics(texts, corpus.references(self.encoded.split)[: len(texts)])
 
 
-def written(file: Path) -> list[str]:
+def read_translations(file: Path) -> list[str]:
     """The translations that a file holds."""
     return [json.loads(line) for line in complete_lines(file)]
 
@@ -138,9 +138,9 @@ class Translator:
         assert isinstance(backbone, EncoderDecoder)
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in sources], True, ends.pad)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
-            read = backbone.read(padded.to(self.device))
+            read = backbone.encode_source(padded.to(self.device))
         size = self.beam.size
-        held: tuple[Tensor, Read, Before | None] = (numbers, read, None)  # of which sentences, their sources, what came before
+        held: tuple[Tensor, EncodedSource, DecoderCache | None] = (numbers, read, None)  # of which sentences, their sources, what came before
 
         def step(rows: Int[Tensor, " n"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n v"]:
             nonlocal held
@@ -178,13 +178,13 @@ class Translator:
         found = {"external": Entries(similarity, token, number.to(token.device))}
         if isinstance(self.row, FittedRow):
             assert self.mixture is not None
-            experts = experts_of(self.row, logits, found, g.shape[1], self.scaled)
+            experts = expert_distributions(self.row, logits, found, g.shape[1], self.scaled)
             weights = self.mixture.log_weights(experts.total.float(), experts.total.new_empty(len(g), 0).float())
-            return fitted_spread(self.row, experts, weights).whole.clamp(min=LEAST).log()
-        gate = self.network.odds(f).double() if self.network.gate is not None else None
-        parts = spread(self.row, logits, found, g.shape[1], self.scaled, gate)
+            return fitted_attribution(self.row, experts, weights).probability.clamp(min=MIN_PROBABILITY).log()
+        gate = self.network.gate_logits(f).double() if self.network.gate is not None else None
+        parts = grid_attribution(self.row, logits, found, g.shape[1], self.scaled, gate)
         if not (self.unweighted and self.row.joint):
-            return parts.whole.clamp(min=LEAST).log()
+            return parts.probability.clamp(min=MIN_PROBABILITY).log()
         memory = parts.parts["external"]
-        whole = parts.parts["vocabulary"] + memory / memory.sum(1, keepdim=True).clamp(min=LEAST)
-        return whole.clamp(min=LEAST).log()
+        whole = parts.parts["vocabulary"] + memory / memory.sum(1, keepdim=True).clamp(min=MIN_PROBABILITY)
+        return whole.clamp(min=MIN_PROBABILITY).log()

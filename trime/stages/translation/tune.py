@@ -40,11 +40,11 @@ class TuneByBleu(Tune):
         return list(self.tunes)
 
     def build(self, folder: Path) -> None:
-        rows, first = self.plain.found(), next(iter(self.tunes.values()))
+        rows, first = self.plain.results(), next(iter(self.tunes.values()))
         content = first.tuned() | {"k": [None for _ in rows]}
         content["rows"] = [row | scored for row, scored in zip(content["rows"], rows, strict=False)]
-        for number in range(len(next(iter(self.own.values())).found())):
-            found = {k: own.found()[number] for k, own in self.own.items()}
+        for number in range(len(next(iter(self.own.values())).results())):
+            found = {k: own.results()[number] for k, own in self.own.items()}
             best = max(found, key=lambda k: found[k]["bleu"])
             row = self.tunes[best].tuned()["rows"][len(rows) + number] | found[best]
             row["tuned"]["k"] = best

@@ -1,4 +1,4 @@
-"""Callbacks: checkpoints to resume from, and the weights of the best validation."""
+"""Callbacks that save checkpoints to resume from, and the weights of the best validation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 class Checkpoints(pl.Callback):
     """Save a checkpoint every ``every`` updates and keep the last one.
 
-    Where a validation is due at the same update the checkpoint is saved after it, so that a resumed run has neither lost the
-    validation nor makes it twice. List this callback last: it saves the state of those before it.
+    Where a validation is due at the same update, the checkpoint is saved after it, so that a resumed run neither loses nor
+    repeats the validation. List this callback last: it saves the state of those before it.
     """
 
     def __init__(self, folder: Path, every: int):
@@ -30,7 +30,7 @@ class Checkpoints(pl.Callback):
         self.save(trainer)
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Write a checkpoint aside and rename it when it is whole, then remove the older ones."""
+        """Write a checkpoint under a temporary name and rename it when it is complete, then remove the older ones."""
         if trainer.global_step % self.every:
             return
         file = self.folder / f"update-{trainer.global_step:09d}.ckpt"
@@ -71,26 +71,26 @@ class BestWeights(pl.Callback):
         score = self.sign * float(trainer.callback_metrics[self.monitor])
         if score >= self.score or trainer.global_step == 0:
             return
-        before, self.score, self.update = self.update, score, trainer.global_step
+        previous, self.score, self.update = self.update, score, trainer.global_step
         weights = trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             partial = self.file.with_suffix(".partial")
             trained = {name: weight for name, weight in weights.items() if name not in pl_module.frozen}  # type: ignore[operator]
-            save_file(once(trained), partial)
+            save_file(without_aliases(trained), partial)
             partial.replace(self.file)
-            for older in self.folder.glob(
-                "best-*.safetensors"
-            ):  # the one before is what a run resumed from an older checkpoint has
-                if older not in (self.file, self.file_of(before)):
+            for older in self.folder.glob("best-*.safetensors"):
+                # The previous file stays: a run resumed from an older checkpoint needs it.
+                if older not in (self.file, self.file_of(previous)):
                     older.unlink()
 
     @property
     def file(self) -> Path:
-        """Where the best weights lie."""
+        """Return the file of the best weights."""
         return self.file_of(self.update)
 
     def file_of(self, update: int) -> Path:
+        """Return the file of the weights after an update."""
         return self.folder / f"best-{update:09d}.safetensors"
 
     def weights(self) -> dict[str, Tensor]:
@@ -98,8 +98,8 @@ class BestWeights(pl.Callback):
         return {name.removeprefix("network."): weight for name, weight in load_file(self.file).items()}
 
 
-def once(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return each tensor under the first of its names: those that are tied share their memory, which safetensors refuses."""
+def without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return each tensor under its first name only: tied weights share memory, which safetensors refuses."""
     names = {(weight.data_ptr(), weight.shape): name for name, weight in reversed(weights.items()) if weight.numel()}
     return {name: weight.contiguous() for name, weight in weights.items() if name in {*names.values()} or not weight.numel()}
 

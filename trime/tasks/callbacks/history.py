@@ -1,4 +1,4 @@
-"""A callback: metrics.csv that survives a resume, tokens per second, seconds spent."""
+"""A callback that writes metrics.csv, with tokens per second, consistently over interruptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = [
 
 
 class History(pl.Callback):
-    """Appends a row every ``every`` updates and after each validation; counts tokens and seconds over resumes."""
+    """Appends a row every ``every`` updates and after each validation; tokens and seconds are counted across resumed runs."""
 
     def __init__(self, path: Path, every: int):
         self.path, self.every = path, every
@@ -40,12 +40,13 @@ class History(pl.Callback):
         self.marked_tokens = self.tokens
 
     def tick(self) -> None:
+        """Add the time since the last call to ``seconds``."""
         now = time.perf_counter()
         self.seconds, self.clock = self.seconds + now - self.clock, now
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drops rows of updates that the resumed run does again; adds a column for each of the backbone's own figures."""
-        self.columns = [*COLUMNS, *(f"train/{name}" for name in pl_module.network.figures())]  # type: ignore[operator, union-attr]
+        """Drop the rows of updates that a resumed run repeats; add a column for each of the backbone's metrics."""
+        self.columns = [*COLUMNS, *(f"train/{name}" for name in pl_module.network.training_metrics())]  # type: ignore[operator, union-attr]
         self.clock = self.marked = time.perf_counter()
         self.update = trainer.global_step
         if not trainer.is_global_zero:
@@ -76,9 +77,10 @@ class History(pl.Callback):
             self.append(trainer, {}, "valid/")
 
     def append(self, trainer: pl.Trainer, row: dict[str, Any], prefix: str) -> None:
+        """Append a row with the logged metrics of a prefix."""
         if not trainer.is_global_zero:
             return
-        found = {name: round(float(value), 6) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
+        metrics = {name: round(float(value), 6) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
         with open(self.path, "a", newline="") as file:
             writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
-            writer.writerow({"update": trainer.global_step, **found, **row})
+            writer.writerow({"update": trainer.global_step, **metrics, **row})

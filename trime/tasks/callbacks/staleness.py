@@ -1,7 +1,7 @@
-"""How stale a memory of keys is in training (Wu et al. 2022, section 3.2): measured once, before the last update.
+"""Staleness of a key-value memory in training (Wu et al. 2022, section 3.2), measured once, before the last update.
 
-Entries were stored under the weights of their time. By age, in segments: how far a stored key lies from the
-same key under today's weights, and which share of what today's queries retrieve is of that age.
+Stored keys were computed with earlier weights. By age in segments: the distance of stored keys from the same keys under
+the current weights, and the share of the entries retrieved by current queries that have this age.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
+from trime.io import write_atomically
 from trime.memory.bounded import MemoryState, take_slots
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
 from trime.models.backbones.memorizing.transformer import Attention
@@ -22,108 +23,113 @@ from trime.models.network import Network
 from trime.types import Batch, Bool, Float, Int, Tensor
 
 
-class Read(NamedTuple):
-    """A batch of the training, and the position at which its rows began."""
+class StreamBatch(NamedTuple):
+    """A training batch, and the stream position at which its rows began."""
 
     batch: Batch
     position: Int[Tensor, " b"]
 
 
 class Staleness(pl.Callback):
-    """Keeps the batches whose keys a memory may hold, and those which these keys come from; writes ``path``."""
+    """Keeps the batches that the memory's keys were computed from, and writes the measurement to ``path``.
+
+    ``steps``: batches of the whole training; ``segment``: its length in tokens; ``size``: entries of a memory.
+    """
 
     def __init__(self, path: Path, steps: int, segment: int, size: int, backbone: StatefulBackbone):
         self.path, self.steps, self.segment = path, steps, segment
-        reach = max((reach_of(backbone, number) for number in remembering(backbone)), default=0)
-        self.kept: deque[Read] = deque(maxlen=-(-(size + reach) // segment) + 1)
+        reach = max((attention_reach(backbone, number) for number in memory_layers(backbone)), default=0)
+        self.batches: deque[StreamBatch] = deque(maxlen=-(-(size + reach) // segment) + 1)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Batch, batch_idx: int) -> None:
         state, network = pl_module.reader.state, pl_module.network
-        if state is None or not remembering(network.backbone):
+        if state is None or not memory_layers(network.backbone):
             return
-        if batch_idx + 1 == self.steps and self.kept:
-            found = measured(network, state, list(self.kept), batch, self.segment)  # by all: weights may be shared out
+        if batch_idx + 1 == self.steps and self.batches:
+            # On every process: weights may be sharded.
+            measurement = measure_staleness(network, state, list(self.batches), batch, self.segment)
             if trainer.is_global_zero:
-                partial = self.path.with_name(self.path.name + ".partial")
-                partial.write_text(json.dumps(found, indent=1))
-                partial.replace(self.path)
-        self.kept.append(Read(batch, state.position.masked_fill(batch.fresh, 0)))
+                write_atomically(self.path, json.dumps(measurement, indent=1))
+        self.batches.append(StreamBatch(batch, state.position.masked_fill(batch.fresh, 0)))
 
 
-def remembering(backbone: StatefulBackbone) -> list[int]:
-    """The layers that have a memory of keys and values."""
-    every = enumerate(backbone.attentions)
-    return [number for number, attention in every if isinstance(attention, Attention) and attention.memory is not None]
+def memory_layers(backbone: StatefulBackbone) -> list[int]:
+    """Return the numbers of the layers with a key-value memory."""
+    layers = enumerate(backbone.attentions)
+    return [number for number, attention in layers if isinstance(attention, Attention) and attention.memory is not None]
 
 
-def reach_of(backbone: StatefulBackbone, number: int) -> int:
-    """How many tokens before it a layer's key may come from, memories in lower layers aside."""
+def attention_reach(backbone: StatefulBackbone, number: int) -> int:
+    """Return how many earlier tokens a layer's key may depend on, not counting memories in lower layers."""
     return sum(attention.window.length for attention in backbone.attentions[:number] if isinstance(attention, Attention))
 
 
 @torch.no_grad()
-def measured(network: Network, state: State, kept: list[Read], batch: Batch, segment: int) -> list[dict[str, Any]]:
-    """For every layer with a memory: entries, distance and retrieval by age."""
+def measure_staleness(
+    network: Network, state: State, earlier: list[StreamBatch], batch: Batch, segment: int
+) -> list[dict[str, Any]]:
+    """Return entries, distance and retrieval by age, for every layer with a memory."""
     backbone: StatefulBackbone = network.backbone  # type: ignore[assignment]
     training = backbone.training
     backbone.eval()
-    again = backbone.start(len(batch.length))._replace(position=kept[0].position)
-    for read in kept:
-        _, again = network(read.batch.tokens, again, read.batch.fresh)
-    began = torch.stack([read.batch.fresh for read in kept]).any(0)  # the document did, among these batches
+    recomputed = backbone.start(len(batch.length))._replace(position=earlier[0].position)
+    for one in earlier:
+        _, recomputed = network(one.batch.tokens, recomputed, one.batch.fresh)
+    began = torch.stack([one.batch.fresh for one in earlier]).any(0)  # a document began in these batches
     result = []
-    for number in remembering(backbone):
+    for number in memory_layers(backbone):
         memory: KeyValueMemory = backbone.attentions[number].memory  # type: ignore[attr-defined]
-        stored, now = (memory.with_pending(one.layers[number].memory[0]) for one in (state, again))
-        retrieved = retrieved_from(network, memory, state, batch)
+        stored, now = (memory.with_pending(one.layers[number].memory[0]) for one in (state, recomputed))
+        retrieved = retrieval_counts(network, memory, state, batch)
         ages = (memory.expand_rows(state.position)[:, None] - 1 - stored.ranking.position) // segment
-        ended = memory.expand_rows(batch.fresh)[:, None]  # what such a row holds is forgotten now
+        ended = memory.expand_rows(batch.fresh)[:, None]  # such a row's memory is reset now
         ages = ages.masked_fill((stored.ranking.position < 0) | ended, -1)
-        sure = (kept[0].position + reach_of(backbone, number)).masked_fill(began, 0)  # all that a key comes from was read
-        distance, known = distances(stored, now, memory.expand_rows(sure))
+        # Keys from here on depend only on tokens of the earlier batches.
+        first = (earlier[0].position + attention_reach(backbone, number)).masked_fill(began, 0)
+        distance, known = distances(stored, now, memory.expand_rows(first))
         result.append({"layer": number, "ages": by_age(ages, distance, known, retrieved)})
     backbone.train(training)
     return result
 
 
 def distances(
-    stored: MemoryState, now: MemoryState, sure: Int[Tensor, " r"]
+    stored: MemoryState, now: MemoryState, first: Int[Tensor, " r"]
 ) -> tuple[Float[Tensor, "r m"], Bool[Tensor, "r m"]]:
-    """|stored - now| / |now| of each stored key, and whether the same entry was read again."""
+    """Return |stored - now| / |now| of each stored key, and whether the same entry, from ``first`` on, was recomputed."""
     order = now.ranking.position.argsort(1)
-    places = now.ranking.position.gather(1, order).contiguous()
-    at = torch.searchsorted(places, stored.ranking.position.contiguous()).clamp(max=places.shape[1] - 1)
-    same = (places.gather(1, at) == stored.ranking.position) & (stored.ranking.position >= sure[:, None])
-    keys = take_slots(now.columns[0], order.gather(1, at)).flatten(2)
-    apart = (stored.columns[0].flatten(2) - keys).norm(dim=-1) / keys.norm(dim=-1).clamp(min=1e-9)
-    return apart, same
+    positions = now.ranking.position.gather(1, order).contiguous()
+    index = torch.searchsorted(positions, stored.ranking.position.contiguous()).clamp(max=positions.shape[1] - 1)
+    same = (positions.gather(1, index) == stored.ranking.position) & (stored.ranking.position >= first[:, None])
+    keys = take_slots(now.columns[0], order.gather(1, index)).flatten(2)
+    distance = (stored.columns[0].flatten(2) - keys).norm(dim=-1) / keys.norm(dim=-1).clamp(min=1e-9)
+    return distance, same
 
 
-def retrieved_from(network: Network, memory: KeyValueMemory, state: State, batch: Batch) -> Float[Tensor, "r m"]:
-    """How often each stored entry is retrieved by the batch's queries; rows that start a document ask nothing."""
-    told: list[Tensor] = []
-    memory.on_retrieved = told.append
+def retrieval_counts(network: Network, memory: KeyValueMemory, state: State, batch: Batch) -> Float[Tensor, "r m"]:
+    """Return how often the batch's queries retrieve each stored entry; rows that start a document retrieve none."""
+    retrieved: list[Tensor] = []
+    memory.on_retrieved = retrieved.append
     network(batch.tokens, state, batch.fresh)
     memory.on_retrieved = None
-    (slot,) = told
+    (slot,) = retrieved
     counts = torch.zeros(len(slot), memory.memory.size, device=slot.device)
     counts.scatter_add_(1, slot.flatten(1), torch.ones_like(slot.flatten(1), dtype=counts.dtype))
     return counts.masked_fill(memory.expand_rows(batch.fresh)[:, None], 0.0)
 
 
 def by_age(ages: Tensor, distance: Tensor, known: Tensor, retrieved: Tensor) -> list[dict[str, Any]]:
-    """One entry for each age, in segments."""
-    filled, found = ages >= 0, []
+    """Return one row for each age in segments."""
+    filled, rows = ages >= 0, []
     for age in ages[filled].unique().tolist():
         of_age = ages == age
-        sure = of_age & known
-        found.append(
+        comparable = of_age & known
+        rows.append(
             {
                 "age": age,
                 "entries": int(of_age.sum()),
                 "share_stored": float(of_age.sum() / filled.sum()),
                 "share_retrieved": float(retrieved[of_age].sum() / retrieved[filled].sum().clamp(min=1)),
-                "distance": float(distance[sure].mean()) if sure.any() else None,
+                "distance": float(distance[comparable].mean()) if comparable.any() else None,
             }
         )
-    return found
+    return rows
