@@ -23,7 +23,7 @@ from trime.inspection.published import Published, published_figures
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.visibility import Local, same
 from trime.pipeline.config_hash import config_hash
-from trime.pipeline.pretrained import reading
+from trime.pipeline.pretrained import reading_config
 from trime.report.results import results_in
 from trime.run.runner import run
 from trime.types import TokenPosition
@@ -107,15 +107,15 @@ def test_every_cell_of_attendre_names_its_command(table: str) -> None:
         assert config.questions._target_.endswith("TriviaQA") and config.questions.count == 1000
         encodes = table[-1] in "45"
         assert (config.model.name == "google/flan-t5-xxl") == encodes == (cell.tolerance is not None)
-        (layer,) = reading(config, SimpleNamespace(layers=[0], windows=[None], causal=not encodes)).memories
+        (layer,) = reading_config(config, SimpleNamespace(layers=[0], windows=[None], causal=not encodes)).memories
         assert layer.causal is (not encodes and (table[-1] == "2" or "N = 0" in cell.row))
         if table[-1] in "24":
             tokens = 4096 if cell.column == "4196 tokens" else int(cell.column.split()[0])
             assert config.answering.last == tokens and layer.top_k is None and layer.keys.size >= tokens + 32
-            assert layer.waiting == (layer.keys.size if encodes else 0), "an encoder's queries wait for all"
+            assert layer.query_size == (layer.keys.size if encodes else 0), "an encoder's queries wait for all"
             continue
         size, waiting = (int(part.split(" = ")[1]) for part in cell.row.split(", "))
-        assert (layer.keys.size, layer.waiting, layer.top_k, config.answering.last) == (size, waiting, 128, None)
+        assert (layer.keys.size, layer.query_size, layer.top_k, config.answering.last) == (size, waiting, 128, None)
         kind, c_decoder, c_encoder, gamma = POLICIES[cell.column]
         policy = layer.keys.policy
         assert type(policy).__name__ == kind and getattr(policy, "gamma", None) == gamma

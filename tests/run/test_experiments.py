@@ -90,7 +90,7 @@ def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], t
     plan = Plan(config)
     results = json.loads((plan.run_folder / "results.json").read_text())
     assert results["evaluated"]["name"] == "folder" and results["dataset"]["name"] == "stdlib"
-    assert plan.evaluated.corpus().vocabulary.fingerprint == plan.corpus.corpus().vocabulary.fingerprint
+    assert plan.evaluated_corpus.corpus().vocabulary.fingerprint == plan.corpus.corpus().vocabulary.fingerprint
     if name[-2:] in ("_a", "_b"):
         assert results["datastore"]["dataset"] == {"_a": "stdlib", "_b": "folder"}[name[-2:]]
         assert results["datastore"]["split"] == "train"
@@ -164,7 +164,7 @@ def test_every_choice_of_every_group_is_understood(group: str, text_folder: Path
         if group == "dataset" and "path" in config.dataset and choice not in ("enwik8", "wikitext2", "wikitext103"):
             config.dataset.path = str(text_folder)
             if isinstance(found := instantiate(config.dataset, _convert_="all"), Parallel):
-                assert found.languages == ("de", "en") and found.place == text_folder
+                assert found.languages == ("de", "en") and found.location == text_folder
                 continue
             assert list(instantiate(config.dataset, _convert_="all").documents("train"))
 
@@ -174,7 +174,7 @@ def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
 ) -> None:
     here = f"paths.outputs={tmp_path}"
     run(tiny("experiment=trime", here, "stages=[prepare]"))
-    with pytest.raises(UserError, match="add fit to them"):
+    with pytest.raises(UserError, match="add fit to stages="):
         run(tiny("experiment=trime", here, "stages=[encode]"))
     for stage in ("prepare", "fit", "encode", "tune", "evaluate", "report"):
         run(tiny("experiment=trime", here, f"stages=[{stage}]"))
@@ -292,7 +292,7 @@ def test_time_and_disk_are_forecast(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What will be written, to a fifth; refused where the disk has less."""
-    monkeypatch.setattr(encode, "TOLD", 100)
+    monkeypatch.setattr(encode, "FORECAST_TOKENS", 100)
     config = tiny("experiment=knn_lm", f"paths.outputs={tmp_path}", "datastore.tokens=20k", "evaluate.tokens=20k")
     plan = Plan(config)
     for stage in ("prepare", "fit"):
@@ -304,7 +304,7 @@ def test_time_and_disk_are_forecast(
     with pytest.raises(UserError, match="free space"):
         told.make()
     monkeypatch.undo()
-    monkeypatch.setattr(encode, "TOLD", 100)
+    monkeypatch.setattr(encode, "FORECAST_TOKENS", 100)
     monkeypatch.setattr(encode, "SHARD", 2000)
     told.make()
     line = next(line for line in capsys.readouterr().out.splitlines() if "minutes" in line)
@@ -324,7 +324,7 @@ def test_a_killed_encoding_writes_the_same_bytes(
         plan.corpus.make()
         plan.fit.make()
         if place == "broken":
-            monkeypatch.setattr(encode, "carry_on", Mock(side_effect=[None, None, SystemExit(9)]))
+            monkeypatch.setattr(encode, "save_reader_state", Mock(side_effect=[None, None, SystemExit(9)]))
             with pytest.raises(SystemExit):
                 plan.store.make()
             monkeypatch.undo()

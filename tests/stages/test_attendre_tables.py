@@ -14,8 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
-from trime.models.pretrained.answering import Steps, greedy
-from trime.models.pretrained.tokenizer import load_tokenizer, prompted
+from trime.models.pretrained.answering import AnswerSession, greedy
+from trime.models.pretrained.tokenizer import load_tokenizer, encode_prompt
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.long_context import answer
@@ -114,7 +114,7 @@ def test_a_table_runs_from_the_official_files(
     """Its first and last job, end to end: validation questions, the paper's template, the experiment's memories and answers."""
     longest: list[int] = []
 
-    def noted(steps: Steps, stop: int, most: int) -> list[list[int]]:
+    def noted(steps: AnswerSession, stop: int, most: int) -> list[list[int]]:
         longest.append(most)
         return greedy(steps, stop, 2)  # an untrained model would not stop before 32
 
@@ -133,7 +133,7 @@ def test_a_table_runs_from_the_official_files(
     for line in lines:
         tower = line["name"].removeprefix("q_")
         prompt = TEMPLATE.format(tower, text(int(tower), "wikipedia"), text(int(tower), "web"))
-        tokens = len(prompted(tokenizer, prompt))
+        tokens = len(encode_prompt(tokenizer, prompt))
         assert tokens > 256 and line["tokens"] == min(tokens, config.answering.last or tokens)
     assert {line["name"] for line in lines} == {"q_0", "q_1", "q_2"}
 

@@ -13,11 +13,11 @@ import torch
 from tests.conftest import composed
 from trime.mixtures.experts import Evidence
 from trime.plan.language_model import Plan
-from trime.report.frontier import Point, advice, by_model, front, points_of
-from trime.report.memories import memories_table, weights_panel, worth
+from trime.report.frontier import Point, advice, frontier_points, group_by_model, pareto_front
+from trime.report.memories import memories_table, memory_contribution, weights_panel
 from trime.report.several import report_several
 from trime.run.runner import report_sweep, run
-from trime.stages.analysis.subsets import of_memories, subsets
+from trime.stages.analysis.subsets import select_memories, subsets
 from trime.stages.analysis.weights import Bins, Weights
 
 
@@ -33,7 +33,7 @@ def test_evidence_of_some_memories_is_their_columns_beside_the_vocabulary() -> N
     column = torch.arange(6.0).expand(4, 6)
     evidence = Evidence(column, column + 10, torch.zeros(4, dtype=torch.long))
     described = {"experts": {"a": 2, "b": 1, "c": 2}, "counts": [False, False, False, True, False, False]}
-    own, told = of_memories(evidence, described, ("b", "c"))
+    own, told = select_memories(evidence, described, ("b", "c"))
     assert own.target[0].tolist() == [0, 3, 4, 5] and own.total[0].tolist() == [10, 13, 14, 15]
     assert told == {"experts": {"b": 1, "c": 2}, "counts": [False, True, False, False]}
 
@@ -49,7 +49,7 @@ def test_weights_are_summed_by_token_and_by_what_a_memory_knows() -> None:
     weights = Weights(bins, vocabulary=3)
     for rows in (slice(0, 2), slice(2, 3)):
         weights.add(torch.tensor([0, 1, 2])[rows], total[rows], weight[rows].log())
-    found = weights.found(np.array([1, 1, 50]))
+    found = weights.summary(np.array([1, 1, 50]))
     assert [found[name]["largest"] for name in ("vocabulary", "near", "grams")] == pytest.approx([2 / 3, 0, 1 / 3])
     assert found["vocabulary"]["by_frequency"][-1]["mean"] == pytest.approx(1.6 / 3)
     rare = next(cell for cell in found["grams"]["by_frequency"] if cell["bucket"] == "≤ 10")
@@ -71,7 +71,7 @@ def test_the_front_holds_what_nothing_beats_and_advice_keeps_to_the_budget() -> 
         point("bad", 12, 0.5, 3.5),
         point("small", 20, 0.05, 0),
     ]
-    assert [one.memories[0] for one in front(points, "seconds")] == ["best", "near", "small"]
+    assert [one.memories[0] for one in pareto_front(points, "seconds")] == ["best", "near", "small"]
     assert "Best of all is best" in advice(points, None, None, "perplexity") and "is near" in advice(
         points, None, None, "perplexity"
     )
@@ -108,7 +108,7 @@ def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Plan, Path]) 
     largest = [one["largest"] for one in results["subsets"]["weights"].values()]
     assert sum(largest) == pytest.approx(1)
     with pytest.raises(LookupError, match="long is not among"):
-        worth([results], "long")
+        memory_contribution([results], "long")
     header, lines = memories_table(results)
     assert [line[0] for line in lines] == ["vocabulary (the model)", *found[-1]["memories"]]
     assert all(float(line[header.index("MB")]) >= 0 and line[2] for line in lines[1:])
@@ -121,7 +121,7 @@ def test_a_frontier_has_each_subset_once(swept: tuple[Plan, Path]) -> None:
     other["subsets"]["external"]["k"] = 2
     built = json.loads(json.dumps(results))
     built["datastore"] |= {"index": "IVF16_SQ8", "probe": 4}
-    points = points_of([results, other, built])
+    points = frontier_points([results, other, built])
     assert len(points) == 8 + 4 + 4 and sum("IVF16_SQ8, probe 4, K" in one.label for one in points) == 4
     assert all(one.seconds > 0 for one in points) and {
         one.external is None for one in points if "external" not in one.memories
@@ -136,21 +136,21 @@ def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tupl
     *outer, last = key.split(".")
     part = other[outer[0]] if outer else other
     part[last] = 7
-    assert len(by_model([results, other])) == 2 and len(by_model([results, results])) == 1
+    assert len(group_by_model([results, other])) == 2 and len(group_by_model([results, results])) == 1
 
 
 def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Of one folder too, which a sweep over settings of what it does not evaluate has."""
     plan, place = swept
     report_sweep(plan.config, [plan.run_folder])
-    assert "Pareto rows of 8" in capsys.readouterr().out
+    assert "Pareto fronts of 8" in capsys.readouterr().out
     other = json.loads((plan.run_folder / "results.json").read_text())
     other["subsets"]["which"], other["name"] = "leave_one_out", "other"
     (place / "other").mkdir()
     (place / "other" / "results.json").write_text(json.dumps(other))
     report_several(plan.config, [str(plan.run_folder), str(place / "other")])
     said = capsys.readouterr().out
-    assert "Pareto rows of 8" in said and all(name in said for name in ("| other", "| trime_ext"))
+    assert "Pareto fronts of 8" in said and all(name in said for name in ("| other", "| trime_ext"))
 
 
 def test_lengths_of_memories_that_know_different_ones_stand_in_order() -> None:

@@ -26,7 +26,7 @@ from trime.data.parallel.base import Lines, Pair
 from trime.data.parallel.iwslt14 import IWSLT14, TESTS
 from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases
-from trime.data.parallel.side import Cut, Joint, sentences
+from trime.data.parallel.side import PresegmentedText, JointBPE, sentences
 from trime.data.segments import cut
 from trime.evaluation.beam import Beam
 from trime.memory.retrieval.datastore import KNNMemory
@@ -35,7 +35,7 @@ from trime.models.layers.embeddings import PlainInput
 from trime.models.network import Network
 from trime.pipeline.model_io import open_network
 from trime.plan.translation import TranslationPlan
-from trime.report.differences import bleu_difference, bleu_of
+from trime.report.differences import bleu_difference, corpus_bleu
 from trime.report.groups import Group
 from trime.report.tables import EDGE
 from trime.run.runner import run
@@ -80,12 +80,12 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
 def check_search(plan: TranslationPlan, network: Network, translator: Translator, scored: list[list[float]]) -> None:
     """Fail unless the search's log-probabilities of references are what evaluation scored."""
     corpus = plan.corpus.corpus()
-    text, source, ends = corpus.split("test"), corpus.sources.split("test"), corpus.vocabulary.ends
+    text, source, special_ids = corpus.split("test"), corpus.sources.split("test"), corpus.vocabulary.special_ids
     for number in range(4):
         target = text.tokens[text.offsets[number] : text.offsets[number + 1]].astype(np.int64)
         read = source.tokens[source.offsets[number] : source.offsets[number + 1]].astype(np.int64)
         with torch.no_grad():
-            encoding = network.backbone(torch.tensor(read)[None], torch.tensor([ends.eos, *target[:-1]])[None])
+            encoding = network.backbone(torch.tensor(read)[None], torch.tensor([special_ids.eos, *target[:-1]])[None])
             found = translator.log_probability(encoding.f[0], encoding.g[0], torch.full((len(target),), number)).double()
         assert torch.allclose(found.exp().sum(1), torch.ones(len(target), dtype=torch.float64), atol=1e-6)
         loss = -found[torch.arange(len(target)), torch.tensor(target)].sum()
@@ -102,7 +102,7 @@ def model() -> EncoderDecoder:
 def test_step_by_step_is_at_once_and_padding_changes_nothing(model: EncoderDecoder) -> None:
     source, target = torch.randint(4, 12, (3, 7)), torch.randint(4, 12, (3, 6))
     source[1, 4:] = source[2, 2:] = 1
-    whole, read, before = model(source, target), model.read(source), None
+    whole, read, before = model(source, target), model.encode_source(source), None
     for place in range(6):
         encoding, before = model.step(read, target[:, place : place + 1], before)
         assert torch.allclose(encoding.f[:, 0], whole.f[:, place], atol=1e-6)
@@ -219,7 +219,7 @@ def test_orders_without_a_match_are_smoothed_as_sacrebleu_has_it(text: str, refe
     from sacrebleu.metrics.bleu import BLEU
 
     told = BLEU().corpus_score([text], [[reference]]).score
-    assert float(bleu_of(np.array(statistics([text], [reference])).sum(0))) == pytest.approx(told, abs=1e-9)
+    assert float(corpus_bleu(np.array(statistics([text], [reference])).sum(0))) == pytest.approx(told, abs=1e-9)
 
 
 def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
@@ -236,7 +236,7 @@ def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
     for number, texts in enumerate(systems):
         kept = {"bleu_statistics": statistics(texts, references), "documents": [[1.0, 2.0]] * 200}
         groups.append(Group([{"seed": 0, "name": str(number), "metrics": {"test": [kept]}}]))
-        whole = bleu_of(np.array(kept["bleu_statistics"]).sum(0))
+        whole = corpus_bleu(np.array(kept["bleu_statistics"]).sum(0))
         assert float(whole) == pytest.approx(BLEU().corpus_score(texts, [references]).score, abs=1e-9)
     ours = bleu_difference(*groups)
     assert ours is not None
@@ -244,7 +244,7 @@ def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
     _, found = PairedTest(named, {"BLEU": BLEU()}, [references], test_type="bs", n_samples=2000)()
     theirs = found["BLEU"]
     assert ours.value == pytest.approx(theirs[0].score - theirs[1].score, abs=1e-9)
-    assert ours.shown == (theirs[1].p_value < 0.05)
+    assert ours.significant == (theirs[1].p_value < 0.05)
     same = bleu_difference(groups[0], groups[0])
     assert same == (0, 0, 0)
 
@@ -327,7 +327,7 @@ def test_each_language_may_have_its_own_dictionary(tiny: Tiny, tmp_path: Path) -
     for vocabulary, text in ((source, corpus.sources), (target, corpus)):
         words = [symbol for symbol, count in zip(vocabulary.symbols, vocabulary.counts, strict=True) if count]
         assert {vocabulary.index[word] for word in words} == {*text.split("train").tokens.tolist()}
-        assert len(vocabulary) % 8 == 0 and vocabulary.ends.pad == 1
+        assert len(vocabulary) % 8 == 0 and vocabulary.special_ids.pad == 1
     assert {*source.symbols} != {*target.symbols}
     network, described = open_network(plan.model.path(), config)
     assert described["vocabulary"] == len(target) and network.head.weight.shape[0] == len(target)
@@ -342,7 +342,7 @@ def test_moses_tokens_become_text(tiny: Tiny, tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("sacremoses", reason="sacremoses is not installed")
     pieces = "it &apos;s a well @-@ kn@@ own fact , isn &apos;t it ? &quot; yes &quot;"
     text = "it's a well-known fact, isn't it? \"yes\""
-    assert Cut("en").text([*pieces.split(), "<eos>"]) == text
+    assert PresegmentedText("en").text([*pieces.split(), "<eos>"]) == text
     for split in ("train", "test"):
         (tmp_path / f"{split}.de").write_text("es ist be@@ kannt .\n" * 3)
         (tmp_path / f"{split}.en").write_text(f"{pieces}\n" * 3)
@@ -355,22 +355,22 @@ def test_moses_tokens_become_text(tiny: Tiny, tmp_path: Path, monkeypatch: pytes
         run(tiny("experiment=mt_vanilla", *own, "dataset.detokenize=true"))
     monkeypatch.setattr("trime.data.parallel.side.find_spec", lambda name: None)
     with pytest.raises(UserError, match="sacremoses"):
-        Cut("en")
+        PresegmentedText("en")
 
 
 def test_pieces_are_shared_and_give_the_sentence_back(tmp_path: Path) -> None:
     text = Phrases(300)
-    joint = Joint.learned(sentences(text, "train"), 200)
+    joint = JointBPE.train(sentences(text, "train"), 200)
     joint.save(tmp_path / "pieces.json")
-    again = Joint.load(tmp_path / "pieces.json")
+    again = JointBPE.load(tmp_path / "pieces.json")
     for pair in text.pairs("test"):
         for side in pair:
             (symbols,) = again.tokens([side.encode()])
             assert again.text(symbols) == side and symbols[-1] == "<eos>"
     (symbols,) = again.tokens(["Der Zug fährt 北京".encode()])
     assert symbols.count("<unk>") >= 2, "what was never seen is not lost"
-    (pieces,) = Cut().tokens([b"ein klei@@ ner hu@@ nd ."])
-    assert Cut().text(pieces) == "ein kleiner hund ."
+    (pieces,) = PresegmentedText().tokens([b"ein klei@@ ner hu@@ nd ."])
+    assert PresegmentedText().text(pieces) == "ein kleiner hund ."
 
 
 def test_phrases_are_translations() -> None:

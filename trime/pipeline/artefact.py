@@ -1,7 +1,7 @@
-"""An artefact: what a stage leaves, in a folder named by the hash of exactly what determines it.
+"""An artefact: the output of a stage, in a folder named by the hash of exactly what determines its content.
 
-It is built in ``NAME.partial`` under a lock and renamed when whole; a killed build goes on there. A
-manifest of file sizes lets a truncated artefact be told from a whole one.
+It is built in ``NAME.partial`` under a lock and renamed when it is complete; a killed build resumes there. A
+manifest of file sizes distinguishes complete artefacts from truncated ones.
 """
 
 from __future__ import annotations
@@ -23,55 +23,60 @@ MANIFEST = "manifest.json"
 
 
 class Artefact(ABC):
-    """Built once, found again by its fingerprint. ``format`` goes up when the layout of the folder changes."""
+    """A folder that is built once and found again by its fingerprint.
+
+    ``format`` is increased whenever the layout of the folder changes.
+    """
 
     kind: ClassVar[str]
     format: ClassVar[int] = 1
-    stage: ClassVar[str]  # the stage that makes it
+    stage: ClassVar[str]  # the stage that builds it
 
     def __init__(self, config: DictConfig):
         self.config = config
 
     @abstractmethod
     def settings(self) -> Any:
-        """The part of the configuration, and of the world, that determines the content."""
+        """Return everything outside ``needs`` that determines the content: configuration, hashes of files, devices."""
 
     def needs(self) -> list[Artefact]:
-        """The artefacts it is made from."""
+        """Return the artefacts that this one is made from."""
         return []
 
     @abstractmethod
     def build(self, folder: Path) -> None:
-        """Makes the content in ``folder``, going on with what a killed build left there."""
+        """Write the content into ``folder``, resuming from the files that a killed build left there."""
 
     def root(self) -> Path:
+        """Return the folder in which artefacts of this kind lie."""
         return Path(self.config.paths.outputs) / "artefacts"
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of kind, format, settings and what it is made from."""
+        """The hash of kind, format, settings and the fingerprints of the artefacts it is made from."""
         content = [self.kind, self.format, self.settings(), [need.fingerprint for need in self.needs()]]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     @property
     def folder(self) -> Path:
+        """The folder of the finished artefact, whether or not it exists yet."""
         return self.root() / f"{self.kind}-{self.fingerprint}"
 
     def path(self) -> Path:
-        """The finished folder; UserError where it is missing or truncated."""
+        """Return the finished folder; raise UserError if it is missing or truncated."""
         if not self.folder.is_dir():
             raise UserError(
-                f"{self.folder} is missing: first run the same command without stages=, or add {self.stage} to them"
+                f"{self.folder} is missing: first run the same command without stages=, or add {self.stage} to stages="
             )
         check_manifest(self.folder)
         return self.folder
 
     def read(self, name: str) -> Any:
-        """Return what a JSON file of the finished folder holds."""
+        """Return the content of a JSON file in the finished folder."""
         return json.loads((self.path() / name).read_text())
 
     def make(self) -> bool:
-        """Builds it unless it exists; True where it was built now."""
+        """Build the artefact unless it exists; return whether it was built now."""
         for need in self.needs():
             need.path()
         if self.folder.is_dir():
@@ -91,23 +96,24 @@ class Artefact(ABC):
         return True
 
     def lock(self) -> FileLock:
+        """Return the lock that a build holds, after printing a note if another run holds it at the moment."""
         lock = FileLock(self.root() / f".{self.kind}-{self.fingerprint}.lock")
         try:
             lock.acquire(timeout=0)
             lock.release()
         except Timeout:
-            print(f"waiting for another run that makes {self.folder}")
+            print(f"waiting for another run that is building {self.folder}")
         return lock
 
 
 def remove_empty(folder: Path) -> None:
-    """Nothing is kept where there is nothing to go on from."""
+    """Remove a folder that holds nothing to resume from."""
     if not any(folder.iterdir()):
         folder.rmdir()
 
 
 def write_manifest(folder: Path) -> None:
-    """Lists every file's size, after what killed builds left half-written is gone."""
+    """Write the size of every file to the manifest, after deleting half-written files of killed builds."""
     for debris in folder.rglob("*.partial"):
         debris.unlink()
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
@@ -117,7 +123,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def check_manifest(folder: Path) -> None:
-    """Raises UserError where a file is missing or has another size."""
+    """Raise UserError if a file of the manifest is missing or has another size."""
     try:
         sizes = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):

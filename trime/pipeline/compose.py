@@ -1,4 +1,4 @@
-"""Compose configurations as the command line does."""
+"""Compose configurations the way the command line does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def compose_config(*overrides: str) -> DictConfig:
-    """Return the configuration of a command line."""
+    """Return the configuration that ``cli.py`` would run with these overrides."""
     if GlobalHydra.instance().is_initialized():
         return compose("config", [*overrides])
     with initialize_config_dir(str(CONF), version_base="1.3"):

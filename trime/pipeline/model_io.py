@@ -1,4 +1,4 @@
-"""A trained model's folder: what a later stage needs to build the model again, and to read with it as is asked now."""
+"""The folder of a trained model: its description, and how it is loaded again under the present configuration."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from trime.types import UserError
 
 
 def model_of(config: DictConfig) -> dict[str, Any]:
-    """The parts of conf/model that build a network."""
+    """Return the parts of conf/model that build a network."""
     return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")} | gate_settings(config)
 
 
 def gate_settings(config: DictConfig) -> dict[str, bool]:
-    """Of a model that has a gate, that it has one."""
+    """Return the setting of the gate, of models that have one only."""
     return {"gate": True} if config.model.get("gate") else {}
 
 
 def weight_settings(config: DictConfig) -> dict[str, Any]:
-    """What decides the weights: all of conf/model, or of a pretrained model what it is and how it is trained."""
+    """Return the model settings that the weights depend on.
+
+    That is all of conf/model; for a pretrained model, its own weights and how they are trained.
+    """
     if is_pretrained(config):
         return {
             "weights": model_fingerprint(config.model.name),
@@ -38,7 +41,7 @@ def weight_settings(config: DictConfig) -> dict[str, Any]:
 
 
 def save_transformers(network: Network, config: DictConfig, folder: Path) -> None:
-    """A continued model in the transformers format, with its tokenizer."""
+    """Save a fine-tuned pretrained model in the transformers format, with its tokenizer."""
     network.backbone.decoder.save(folder)  # type: ignore[operator,union-attr]
     load_tokenizer(config.model.name).save_pretrained(folder)
 
@@ -50,9 +53,9 @@ def write_description(
     trained: dict[str, Any] | None = None,
     source: Vocabulary | None = None,
 ) -> None:
-    """What a later stage needs to build the network again, and to refuse another vocabulary or pretrained model.
+    """Write ``model.json``: what builds the network again and detects another vocabulary or pretrained model.
 
-    ``source`` is the vocabulary of the language that is translated.
+    ``source`` is the vocabulary of the source language of a translation model.
     """
     content = {"model": model, "vocabulary": len(vocabulary), "vocabulary_fingerprint": vocabulary.fingerprint}
     if source is not None:
@@ -62,44 +65,47 @@ def write_description(
 
 
 def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, Any]]:
-    """The trained network, ready to evaluate with the configuration's quirks and memory, and its description."""
+    """Return the trained network, in evaluation mode with the configuration's quirks and memory, and its description.
+
+    UserError if the folder holds no model, another kind of model, or one made from other pretrained weights.
+    """
     try:
-        described = json.loads((folder / "model.json").read_text())
+        description = json.loads((folder / "model.json").read_text())
     except (OSError, ValueError):
         raise UserError(f"{folder} holds no model.json: name a folder that stage fit made") from None
-    if ("memory" in described["model"]["backbone"]) != ("memory_size" in config.model):
-        raise UserError(f"{folder} holds another kind of model than backbone= says: choose the one that it was trained with")
+    if ("memory" in description["model"]["backbone"]) != ("memory_size" in config.model):
+        raise UserError(f"{folder} holds another kind of model than backbone= names: choose the backbone it was trained with")
     if is_pretrained(config):
-        if described["trained"] != weight_settings(config):
+        if description["trained"] != weight_settings(config):
             raise UserError(
                 f"{folder} was made from other weights than model.name={config.model.name} holds, or with other model.lora"
             )
-        described["model"] = model_of(config)  # how it is read may change
-    head, backbone = described["model"]["head"], described["model"]["backbone"]
-    if config.task == "translation":  # what contexts are keyed by is how memories are read
+        description["model"] = model_of(config)  # settings of inference may have changed
+    head, backbone = description["model"]["head"], description["model"]["backbone"]
+    if config.task == "translation":  # the key of contexts is a setting of inference
         backbone["key"] = config.model.backbone.key
     if "dropped_in_band" in head:
         head["dropped_in_band"] = config.compatibility.dropped_in_band
-    remember(described["model"], config)
-    network = load_network(OmegaConf.create(described["model"]), described["vocabulary"], folder / "model.safetensors")
-    return network.eval(), described
+    remember(description["model"], config)
+    network = load_network(OmegaConf.create(description["model"]), description["vocabulary"], folder / "model.safetensors")
+    return network.eval(), description
 
 
 def remember(model: dict[str, Any], config: DictConfig) -> None:
-    """Gives a described model evaluation's memory, if it has one inside."""
+    """Give the description of a model with a built-in memory the size and policy of evaluation."""
     if "memory" in model["backbone"]:
         model["backbone"]["memory"] |= memory_settings(config)
 
 
 def memory_settings(config: DictConfig) -> dict[str, Any]:
-    """Size and policy of the memory inside a model at evaluation; in training they are train's."""
+    """Return size and policy of a model's built-in memory at evaluation; in training those of ``train`` apply."""
     if "memory_size" not in config.model:
         return {}
     return {"size": plain(config.model.memory_size), "policy": plain(config.eviction)}
 
 
 def reading_settings(config: DictConfig) -> dict[str, Any]:
-    """What decides how a model with a memory inside reads text."""
+    """Return the settings that decide how a model with a built-in memory reads text."""
     if not is_pretrained(config):
         return {"memory": memory_settings(config)} if memory_settings(config) else {}
     if not plain(config.model.memory_size):
@@ -109,11 +115,11 @@ def reading_settings(config: DictConfig) -> dict[str, Any]:
 
 
 def check_positions(positions: int | None, config: DictConfig, longest: int = 0) -> None:
-    """Raises UserError where a segment or a window is longer than the model's positions; ``longest`` is the longest window.
+    """Raise UserError if a segment or a window is longer than the model's positions; ``longest`` is the longest window.
 
-    Those of a pretrained model are not known before it is loaded; with memories it reads windows of any length.
+    A pretrained model's positions are known only once it is loaded; with memories it reads windows of any length.
     """
-    if positions is None or config.task == "translation":  # its sentences are whole
+    if positions is None or config.task == "translation":  # it reads whole sentences
         return
     lengths = {"segments.length": config.segments.length} if config.train.updates else {}
     if not (is_pretrained(config) and plain(config.model.memory_size)):

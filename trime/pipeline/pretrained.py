@@ -1,4 +1,4 @@
-"""A pretrained model as the language model of an experiment: what names it, and its tokenizer as the vocabulary of all text."""
+"""A pretrained model as the language model of an experiment: its fingerprint, its memories, and its vocabulary for all text."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from trime.data.vocabulary import Vocabulary
 from trime.io import plain
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
-from trime.models.pretrained.answering import Answerer, DecoderAnswers, EncoderDecoderAnswers, Reading
-from trime.models.pretrained.gguf import convert, packaged
-from trime.models.pretrained.language import each
+from trime.models.pretrained.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
+from trime.models.pretrained.gguf import convert, find_gguf
+from trime.models.pretrained.language import per_layer
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
-from trime.models.pretrained.tokenizer import Pieces
+from trime.models.pretrained.tokenizer import PieceTokenizer
 from trime.pipeline.processes import device_of
 from trime.types import UserError
 
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides a text's tokens
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides how text is tokenized
 
 
 def is_pretrained(config: DictConfig) -> bool:
-    """Whether model=pretrained."""
+    """Return whether the experiment uses a pretrained model (model=pretrained)."""
     return "name" in config.model
 
 
 def ensure_model_folder(config: DictConfig) -> None:
-    """Make a packaged model's folder from its package where it is not there yet, or name the model as the hub does.
+    """Convert a packaged model into its folder if that does not exist yet; without its package, use the hub's name.
 
-    Files like model=smollm2 name ``model.package``, ``model.folder`` and ``model.hub``; another ``model.name`` is left alone.
+    Files like model=smollm2 set ``model.package``, ``model.folder`` and ``model.hub``; another ``model.name`` is left alone.
     """
-    given = config.model.get("folder")
-    folder = Path(given).expanduser() if given and given == config.model.name else None
+    name = config.model.get("folder")
+    folder = Path(name).expanduser() if name and name == config.model.name else None
     if folder is None or folder.is_dir():
         return
-    file = packaged(config.model.package)
+    file = find_gguf(config.model.package)
     if file is None:
         print(f"model: package {config.model.package} holds no GGUF file here; {config.model.hub} is loaded from the hub")
         config.model.name = config.model.hub
@@ -61,52 +61,55 @@ def ensure_model_folder(config: DictConfig) -> None:
 
 @cache
 def model_fingerprint(name: str) -> str:
-    """What names a model: its weights and what else its folder says of it, where it is one."""
+    """Return the hashes of a model's weights, configuration and tokenizer; the name itself if it is not a folder."""
     return folder_hash(name, "*.safetensors", "config.json", *TOKENIZER_FILES)
 
 
 def folder_hash(name: str, *patterns: str) -> str:
-    """The content of a folder's files; of what is no folder, the name."""
+    """Return the hashes of the files in a folder that match; the name itself if there are none."""
     files = [file for pattern in patterns for file in sorted(Path(name).expanduser().glob(pattern))]
     return " ".join(map(content_hash, files)) or name
 
 
 def answerer_of(config: DictConfig, model: Any) -> Answerer:
-    """A loaded model that reads long prompts with the memories that the configuration gives it, then answers."""
-    given = config.model
+    """Wrap a loaded model so that it reads long prompts with the configured memories, then answers."""
+    settings = config.model
     model.to(device_of(config))
     if model.config.is_encoder_decoder:
         encoder = T5Encoder(model)
-        return EncoderDecoderAnswers(encoder, reading(config, encoder), given.outputs)
-    decoder = RopeDecoder(model, given.position, given.factor, given.stored)
-    return DecoderAnswers(decoder, reading(config, decoder))
+        return EncoderDecoderAnswerer(encoder, reading_config(config, encoder), settings.outputs)
+    decoder = RopeDecoder(model, settings.position, settings.factor, settings.stored)
+    return DecoderAnswerer(decoder, reading_config(config, decoder))
 
 
-def reading(config: DictConfig, family: Any) -> Reading:
-    """A memory for each layer; sizes may be given one by one."""
-    given, count = config.model, len(family.layers)
-    sizes, waiting, top_k = (each(plain(given[name]), count, name) for name in ("memory_size", "query_size", "top_k"))
-    if any(own is not None and own >= size for size, own in zip(sizes, waiting, strict=True)):
-        print(f"query_size={given.query_size} is not below memory_size: queries meet later keys alone")
-    causal = family.causal if given.causal is None else given.causal
+def reading_config(config: DictConfig, family: Any) -> ReadingConfig:
+    """Return how a model reads long prompts: an Attendre memory for each layer (sizes may differ) and the chunk length."""
+    settings, count = config.model, len(family.layers)
+    sizes, query_sizes, top_k = (
+        per_layer(plain(settings[name]), count, name) for name in ("memory_size", "query_size", "top_k")
+    )
+    if any(query_size is not None and query_size >= size for size, query_size in zip(sizes, query_sizes, strict=True)):
+        print(f"query_size={settings.query_size} is not below memory_size: queries attend to later keys only")
+    causal = family.causal if settings.causal is None else settings.causal
     memories = [
         Attendre(
             BoundedMemory(size, instantiate(config.eviction, _convert_="all")),
-            own if own is not None else 0 if causal else size // 2,
-            best,
+            query_size if query_size is not None else 0 if causal else size // 2,
+            k,
             causal,
             window,
-            given.search,
+            settings.search,
         )
-        for size, own, best, window in zip(sizes, waiting, top_k, family.windows, strict=True)
+        for size, query_size, k, window in zip(sizes, query_sizes, top_k, family.windows, strict=True)
     ]
-    return Reading(memories, given.chunk, given.end)
+    return ReadingConfig(memories, settings.chunk, settings.end)
 
 
 def vocabulary_source(config: DictConfig) -> VocabularySource:
-    """The pieces of a model's own tokenizer, for every text."""
+    """Return the vocabulary of the model's tokenizer, in which all text is read; UserError if no model is named."""
     if config.model.name is None:
-        raise UserError("model=pretrained is a language model where one is named: add model.name=DIR_OR_NAME")
-    pieces = Pieces(config.model.name)
+        raise UserError("model=pretrained as a language model needs the name of a model: add model.name=DIR_OR_NAME")
+    pieces = PieceTokenizer(config.model.name)
     vocabulary = Vocabulary(pieces.symbols, [0] * len(pieces.symbols), pieces.start, pieces.unknown)
-    return VocabularySource(f"{vocabulary.fingerprint} {folder_hash(config.model.name, *TOKENIZER_FILES)}", lambda: vocabulary, pieces)
+    name = f"{vocabulary.fingerprint} {folder_hash(config.model.name, *TOKENIZER_FILES)}"
+    return VocabularySource(name, lambda: vocabulary, pieces)

@@ -1,4 +1,4 @@
-"""The rows of an experiment: those of the papers as conf/experiment states them, and beneath them that of ``mixture=``."""
+"""The rows of an experiment's table: those of the papers, as conf/experiment lists them, then that of ``mixture=``."""
 
 from __future__ import annotations
 
@@ -14,28 +14,32 @@ FITTED = ("calibrated", "adaptive")
 
 
 def rows_of(config: DictConfig) -> list[Row | FittedRow]:
-    """Return every row, over the grid of tune where it has one; a fitted mixture is not fitted yet."""
+    """Return all rows, those with a grid over the grid of ``tune``; a fitted mixture is not fitted yet.
+
+    UserError if evaluate.memories names an unknown memory, names one twice, or is set without a mixture.
+    """
     known = tuple(config.memories)
     rows: list[Row | FittedRow] = [*rows_from_config(plain(config.evaluate.rows), config.tune, known)]
-    named = memory_names(rows)
-    wanted = plain(config.evaluate.memories)
-    names = tuple(wanted) if wanted is not None else tuple(name for name in known if name in named)
+    mixed, used = plain(config.evaluate.memories), memory_names(rows)
+    names = tuple(mixed) if mixed is not None else tuple(name for name in known if name in used)
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"evaluate.memories: there is no memory {unknown[0]}: choose from {', '.join(known)}")
-    if wanted and (twice := next((name for name in wanted if wanted.count(name) > 1), None)):
+    if mixed and (twice := next((name for name in mixed if mixed.count(name) > 1), None)):
         raise UserError(f"evaluate.memories names {twice} twice: name each memory once")
-    if wanted and config.mixture.kind == "none":
-        raise UserError("evaluate.memories is what mixture= mixes: choose mixture=adaptive, calibrated, joint or interpolated")
+    if mixed and config.mixture.kind == "none":
+        raise UserError(
+            "evaluate.memories needs a mixture that uses them: choose mixture=adaptive, calibrated, joint or interpolated"
+        )
     if not config.evaluate.papers:
         rows = rows[:1]
     if not names or config.mixture.kind == "none":
         return rows
-    own = mixture_row(config, names)
-    return rows if own in rows else [*rows, own]
+    row = mixture_row(config, names)
+    return rows if row in rows else [*rows, row]
 
 
 def mixture_row(config: DictConfig, names: tuple[str, ...]) -> Row | FittedRow:
-    """Return the row that mixes these memories."""
+    """Return the row that mixes these memories as ``mixture=`` says."""
     kind, grid = config.mixture.kind, config.tune
     sizes = tuple(grid.memory_size) if "long" in names else (0,)
     if kind in FITTED:
@@ -47,5 +51,5 @@ def mixture_row(config: DictConfig, names: tuple[str, ...]) -> Row | FittedRow:
 
 
 def memories_of(config: DictConfig) -> set[str]:
-    """Return the memories that some row names."""
+    """Return the names of the memories that any row uses."""
     return memory_names(rows_of(config))

@@ -1,4 +1,4 @@
-"""How Lightning trains here: checkpoints, going on from the last one, and quietly."""
+"""Training by Lightning: precision, progress bar, checkpoints, and resuming from the last one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trime.tasks.callbacks.checkpoints import Checkpoints
 
 
 def resolved_precision(config: DictConfig) -> str:
-    """Lightning's name of the precision; "auto" is bf16 where the device in use has it."""
+    """Return Lightning's name of the precision; "auto" is bf16 if the device supports it."""
     if config.trainer.precision != "auto":
         return str(config.trainer.precision)
     on_cuda = torch.cuda.is_available() and config.trainer.accelerator != "cpu"
@@ -27,13 +27,13 @@ def resolved_precision(config: DictConfig) -> str:
 
 
 def training_callbacks(stage: str, folder: Path, config: DictConfig) -> list[pl.Callback]:
-    """Return the progress bar, if it is wanted, and the checkpoints; list them behind all other callbacks."""
+    """Return the callbacks for the progress bar, if it is enabled, and checkpoints; they must come after all others."""
     bar = [Progress(stage)] if config.trainer.enable_progress_bar else []
     return [*bar, Checkpoints(folder / "checkpoints", config.train.checkpoint_every)]
 
 
 class Progress(ProgressBar):
-    """One bar over all updates, wherever a training goes on and however often its text begins anew."""
+    """One bar over all updates, across resumed runs and epochs."""
 
     def __init__(self, stage: str) -> None:
         super().__init__()
@@ -41,10 +41,11 @@ class Progress(ProgressBar):
         self.bar: Any = None
 
     def enable(self) -> None:
+        """Show the bar."""
         self.shown = True
 
     def disable(self) -> None:
-        """Called by Lightning on all processes but the first."""
+        """Hide the bar; Lightning calls this in all processes but the first."""
         self.shown = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -53,11 +54,11 @@ class Progress(ProgressBar):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
         made = trainer.global_step - self.bar.n
-        if made and self.bar.update(made):  # true where it was drawn
+        if made and self.bar.update(made):  # True if the bar was redrawn
             self.bar.set_postfix(trainer.progress_bar_metrics)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bar.set_description(f"{self.stage}, validates")
+        self.bar.set_description(f"{self.stage}, validating")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.bar.set_description(self.stage)
@@ -71,24 +72,24 @@ class Progress(ProgressBar):
 
 
 def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
-    """Trains, going on from the last checkpoint of a killed run."""
+    """Train, resuming from the last checkpoint of a killed run."""
     try:
         trainer.fit(task, data, ckpt_path=latest_checkpoint(stage, folder / "checkpoints"), weights_only=True)
-    except SystemExit:  # Lightning's answer to an interrupt; the checkpoint stays
+    except SystemExit:  # raised by Lightning on an interrupt; the checkpoint stays
         raise KeyboardInterrupt from None
 
 
 def latest_checkpoint(stage: str, folder: Path) -> str | None:
-    """The last checkpoint of a killed run."""
-    found = sorted(folder.glob("update-*.ckpt"))
-    if found:
-        print(f"{stage} goes on from {found[-1].name}")
-    return str(found[-1]) if found else None
+    """Return the path of the last checkpoint that a killed run left, if there is one."""
+    checkpoints = sorted(folder.glob("update-*.ckpt"))
+    if checkpoints:
+        print(f"{stage}: resuming from {checkpoints[-1].name}")
+    return str(checkpoints[-1]) if checkpoints else None
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps Lightning's adverts and hints out of the log."""
+    """Suppress Lightning's advertisements and hints."""
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():

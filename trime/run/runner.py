@@ -1,4 +1,4 @@
-"""Runs the stages of an experiment in order: text, tokens, model, encodings, memories, figures."""
+"""Run the stages of an experiment in order: text, tokens, model, encodings, memories, results, report."""
 
 from __future__ import annotations
 
@@ -9,90 +9,130 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, ListConfig
 
+from trime.config.check import check_sections
 from trime.inspection.audit import audit
 from trime.inspection.generate import generate
 from trime.inspection.ledger import write_ledger
 from trime.io import plain
 from trime.kernels.cpu import prepare_cpu
-from trime.pipeline.kinds import demand
-from trime.pipeline.pretrained import provide
-from trime.pipeline.processes import device_of, follows
-from trime.pipeline.settings import REPORT
-from trime.pipeline.tracking import closing
+from trime.pipeline.pretrained import ensure_model_folder
+from trime.pipeline.processes import device_of, is_worker
+from trime.pipeline.tracking import finishing_wandb_run
 from trime.plan.by_task import plan_of
+from trime.plan.language_model import Plan
 from trime.report.several import report_several
 from trime.run.checks import check
 from trime.run.log_results import log_results
 from trime.run.reporting import report_answers, report_replay, report_run
 from trime.types import UserError
 
-STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
+STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")  # the default
 BEFORE_TRAINING = ("import", "prepare", "pack")
-BY_NAME = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # these run when they are named
+OPTIONAL_STAGES = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # run only when named
 
 
 class RunOutcome(NamedTuple):
-    """Loss on dev of the experiment's own row in nats, which sweeps minimise, and the folders of the runs reported."""
+    """Dev loss of the experiment's own row in nats, which sweeps minimise, and the folders of the reported runs."""
 
     loss: float | None = None
     folders: tuple[Path, ...] = ()
 
 
 def report_sweep(config: DictConfig, folders: list[Path]) -> None:
-    """Write one table, picture and page of all runs of a sweep; of one run if it is to be kept or has a frontier."""
+    """Report all runs of a sweep together; a single run only if it is to be kept or has a frontier."""
     if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
         report_several(config, [glob.escape(str(folder)) for folder in dict.fromkeys(folders)])
 
 
 def run(config: DictConfig) -> RunOutcome:
-    """Make what is missing, then report."""
+    """Run the configured stages, or with ``report.runs`` report finished runs; return the loss and the reported folders."""
+    stages, outcome = requested_stages(config), RunOutcome()
+    if config.report.runs:
+        report_finished_runs(config, stages)
+    elif stages != ["ledger"]:
+        outcome = run_experiment(config, [stage for stage in stages if stage != "ledger"])
+    if "ledger" in stages:
+        write_ledger(config)
+    return outcome
+
+
+def requested_stages(config: DictConfig) -> list[str]:
+    """Return the configured stages in the order in which they run; UserError if one does not exist."""
     if not isinstance(config.stages, ListConfig):
         raise UserError(f"stages={config.stages}: it must be a list, as in stages=[fit,report]")
-    unknown = [stage for stage in config.stages if stage not in (*STAGES, *BY_NAME)]
+    known = (*STAGES, *OPTIONAL_STAGES)
+    unknown = [stage for stage in config.stages if stage not in known]
     if unknown:
-        raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join((*STAGES, *BY_NAME))}")
-    if config.report.runs:
-        demand(config, REPORT)
-        patterns = plain(config.report.runs)
-        patterns = patterns if isinstance(patterns, list) else [patterns]
-        if not all(isinstance(pattern, str) for pattern in patterns):
-            raise UserError(f"report.runs={config.report.runs}: it must be a pattern of run folders, or a list of them")
-        report_several(config, patterns)
-        return RunOutcome()
-    if "ledger" in config.stages:
-        write_ledger(config)
-        return RunOutcome()
-    provide(config)
+        raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join(known)}")
+    return [stage for stage in known if stage in config.stages]
+
+
+def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
+    """Report the runs that ``report.runs`` matches; UserError if other stages than ``report`` are asked for as well."""
+    check_sections(plain(config), "report", "frontier", "name")
+    if stages not in (["report"], list(STAGES)):
+        raise UserError(f"stages=[{','.join(stages)}]: report.runs reports finished runs only; set stages=[report]")
+    patterns = plain(config.report.runs)
+    patterns = patterns if isinstance(patterns, list) else [patterns]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UserError(f"report.runs={config.report.runs}: it must be a pattern of run folders, or a list of them")
+    report_several(config, patterns)
+
+
+def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
+    """Check the configuration, then run an experiment's stages in order; on a further machine only its share."""
+    ensure_model_folder(config)
     check(config)
     if device_of(config).type == "cpu":
         prepare_cpu()
     plan, outcome = plan_of(config), RunOutcome()
-    with closing(plan):
-        for stage in (stage for stage in (*STAGES, *BY_NAME) if stage in config.stages):
-            if follows(config) and stage not in BEFORE_TRAINING:
-                if stage == "fit" and not config.checkpoint:
-                    plan.check_text()
-                    plan.fit.take_part()
-                print("the first machine goes on alone")
-                return outcome
-            if stage == "audit":
-                audit(plan)
-                continue
-            if stage == "generate":
-                generate(plan)
-                continue
-            if stage == "report":
-                results, samples = report_run(plan)
-                log_results(plan.logger, results, samples, plan.run_folder)
-                outcome = RunOutcome(results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
-                continue
-            if stage == "fit":
-                plan.check_text()
-            for artefact in plan.made_by(stage):
-                made = artefact.make()
-                print(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}", flush=True)
-            if stage == "replay":
-                report_replay(plan)
-            if stage == "answer":
-                outcome = outcome._replace(folders=(*outcome.folders, report_answers(plan)))
+    with finishing_wandb_run():
+        if is_worker(config):
+            assist_training(plan, stages)
+        else:
+            for stage in stages:
+                outcome = run_stage(plan, stage, outcome)
     return outcome
+
+
+def assist_training(plan: Plan, stages: list[str]) -> None:
+    """Do a further machine's share: the stages before training, and its part of the training."""
+    for stage in stages:
+        if stage in BEFORE_TRAINING:
+            make_artefacts(plan, stage)
+    if "fit" in stages and not plan.config.checkpoint:
+        plan.check_text()
+        plan.fit.join_training()
+    print("this machine is done: the first machine runs the remaining stages")
+
+
+def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
+    """Run one stage; return the outcome so far, with what the stage added to it."""
+    match stage:
+        case "audit":
+            audit(plan)
+        case "generate":
+            generate(plan)
+        case "report":
+            results, samples = report_run(plan)
+            log_results(plan.logger, results, samples, plan.run_folder)
+            return RunOutcome(results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
+        case "fit":
+            plan.check_text()
+            make_artefacts(plan, stage)
+        case "replay":
+            make_artefacts(plan, stage)
+            report_replay(plan)
+        case "answer":
+            make_artefacts(plan, stage)
+            return outcome._replace(folders=(*outcome.folders, report_answers(plan)))
+        case _:
+            make_artefacts(plan, stage)
+    return outcome
+
+
+def make_artefacts(plan: Plan, stage: str) -> None:
+    """Make what a stage is to make, unless it exists already; print which of the two it was."""
+    for artefact in plan.made_by(stage):
+        made = artefact.make()
+        print(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}", flush=True)

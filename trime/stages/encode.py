@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from trime.data.corpus import Corpus, content_hash
-from trime.data.module import WindowLoader, in_order
-from trime.data.segments import Segments, count_of, cut, cut_lines, document_edges
+from trime.data.module import WindowLoader, sequential_batches
+from trime.data.segments import Segments, parse_token_count, cut, cut_lines, document_offsets
 from trime.io import complete_lines
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
@@ -73,14 +73,14 @@ class Encode(Artefact):
 
     def windows(self, corpus: Corpus) -> Segments:
         text, evaluate = corpus.split(self.split), self.config.evaluate
-        offsets, budget = document_edges(text, evaluate.bounded), (self.budget(), self.sample())
+        offsets, budget = document_offsets(text, evaluate.bounded), (self.budget(), self.sample())
         if not evaluate.lines or self.section == "datastore":
             return self.sorted(cut(offsets, evaluate.block, evaluate.context, *budget))
         return self.sorted(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, *budget))
 
     def budget(self) -> int | None:
         """How many tokens are scored or stored."""
-        return count_of(self.config[self.section].tokens)
+        return parse_token_count(self.config[self.section].tokens)
 
     def sample(self) -> str:
         """Return which part of the documents a budget is spent on: their starts, or whole documents."""
@@ -150,7 +150,7 @@ class Encode(Artefact):
     def parts(self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> Iterator[dict[str, Tensor]]:
         """The columns of batch after batch."""
         rows = 1 if reader.network.is_stateful else self.windows_per_batch(windows)
-        for batch in self.loader(corpus, windows, in_order(windows, rows)):
+        for batch in self.loader(corpus, windows, sequential_batches(windows, rows)):
             with torch.autocast(device.type, torch.bfloat16, enabled=self.uses_bfloat16(device)):
                 yield self.columns(reader, batch.to(device), first)
 
@@ -180,7 +180,9 @@ class Encode(Artefact):
     @torch.no_grad()
     def estimate_cost(self, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> tuple[float, float]:
         """Seconds and bytes of all windows, by a few batches of them."""
-        some = windows.take(np.linspace(0, len(windows) - 1, min(len(windows), FORECAST_BATCHES * self.windows_per_batch(windows))).astype(int))
+        some = windows.take(
+            np.linspace(0, len(windows) - 1, min(len(windows), FORECAST_BATCHES * self.windows_per_batch(windows))).astype(int)
+        )
         size, tokens, marks = 0, [], [time.perf_counter()]
         for part in self.parts(reader, corpus, some, 0, device):
             size += sum(column.nbytes for column in part.values())
@@ -192,7 +194,7 @@ class Encode(Artefact):
 
     def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
         """The batches of a plan."""
-        return WindowLoader(corpus.split(self.split), windows, plan, corpus.vocabulary.ends)
+        return WindowLoader(corpus.split(self.split), windows, plan, corpus.vocabulary.special_ids)
 
     def columns(self, reader: Reader, batch: Batch, first: int) -> dict[str, Tensor]:
         """The columns of a batch: every token of its windows, or the scored ones alone for a datastore."""

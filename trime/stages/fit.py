@@ -18,8 +18,8 @@ from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
 from trime.data.corpus import content_hash
-from trime.data.module import PlannedLoader, TextModule, WindowLoader, in_order
-from trime.data.segments import count_of, cut, document_edges
+from trime.data.module import PlannedLoader, TextModule, WindowLoader, sequential_batches
+from trime.data.segments import parse_token_count, cut, document_offsets
 from trime.data.vocabulary import Vocabulary
 from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
@@ -161,18 +161,18 @@ class Fit(Artefact):
     def data(self, corpus: Any, is_stateful: bool) -> TextModule:
         """Training micro-batches in planned order, and the first tokens of the validation split."""
         train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
-        if is_stateful and not batching.reads_on:
+        if is_stateful and not batching.contiguous_rows:
             raise UserError("this backbone's rows read on from batch to batch: set batching=streams")
-        text, valid, ends = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.ends
+        text, valid, special_ids = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.special_ids
         neighbours, share = self.pack.neighbours() if self.pack else None, share_of(self.config)
         segments = training_segments(self.config, text)
-        if batching.reads_on and len(segments) < batching.size:
+        if batching.contiguous_rows and len(segments) < batching.size:
             raise UserError(f"batching.size={batching.size} rows want a segment each, and there are {len(segments)}: lower it")
-        loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, ends, share)
-        offsets = document_edges(valid, self.config.segments.bounded)
-        windows = cut(offsets, self.config.segments.length, tokens=count_of(train.validate_tokens))
-        plan = batching.plan(windows, 0) if batching.reads_on else in_order(windows, batching.size)
-        return TextModule(loader, WindowLoader(valid, windows, plan, ends, share))
+        loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, special_ids, share)
+        offsets = document_offsets(valid, self.config.segments.bounded)
+        windows = cut(offsets, self.config.segments.length, tokens=parse_token_count(train.validate_tokens))
+        plan = batching.plan(windows, 0) if batching.contiguous_rows else sequential_batches(windows, batching.size)
+        return TextModule(loader, WindowLoader(valid, windows, plan, special_ids, share))
 
     def task(self, network: Network) -> LanguageModel:
         train = self.config.train

@@ -10,7 +10,7 @@ from typing import Any
 from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.io import write_atomically
-from trime.models.checkpoints.fairseq import Released, network_of, read_checkpoint
+from trime.models.checkpoints.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
@@ -41,7 +41,7 @@ class Import(Artefact):
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The dictionary's; texts are tokenised in it."""
-        return Vocabulary.of_dictionary(self.dictionary)
+        return Vocabulary.from_dictionary(self.dictionary)
 
     @cached_property
     def content(self) -> str:
@@ -54,14 +54,16 @@ class Import(Artefact):
     def build(self, folder: Path) -> None:
         released = read_checkpoint(self.file)
         network = self.write(folder, released)
-        told = {name: released.args.get(name) for name in RECORDED_ARGUMENTS} | {k: v for k, v in released.history.items() if v is not None}
+        told = {name: released.args.get(name) for name in RECORDED_ARGUMENTS} | {
+            k: v for k, v in released.history.items() if v is not None
+        }
         content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count, **told}
         write_atomically(folder / "imported.json", json.dumps(content, indent=1))
         print(f"import: {told['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")
 
-    def write(self, folder: Path, released: Released) -> Network:
+    def write(self, folder: Path, released: FairseqCheckpoint) -> Network:
         """Write weights, vocabulary and description; return the network."""
-        network, description = network_of(released)
+        network, description = network_from_checkpoint(released)
         check_size(self.dictionary, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
         save_network(network, folder / "model.safetensors")
         self.vocabulary.save(folder / "vocabulary.json")

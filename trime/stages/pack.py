@@ -13,8 +13,8 @@ from tqdm import tqdm
 from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
 from trime.data.module import terms_of
-from trime.data.neighbours import hidden_of
-from trime.data.segments import Segments, check_length, cut, document_edges
+from trime.data.neighbours import excluded_ranges
+from trime.data.segments import Segments, check_length, cut, document_offsets
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
@@ -25,7 +25,7 @@ QUERIES = 2048  # a file
 
 def training_segments(config: DictConfig, text: Split) -> Segments:
     """The training split's segments."""
-    offsets = document_edges(text, config.segments.bounded)
+    offsets = document_offsets(text, config.segments.bounded)
     check_length(offsets, config.segments.length, "training")
     return cut(offsets, config.segments.length)
 
@@ -90,7 +90,7 @@ class Pack(Artefact):
                 queries = list(range(number * QUERIES, min((number + 1) * QUERIES, total)))
                 if not part.exists():
                     aside = part.with_suffix(".aside.npy")
-                    left_out = hidden_of(queries, segments.document, backend.exclude)
+                    left_out = excluded_ranges(queries, segments.document, backend.exclude)
                     np.save(aside, backend.nearest(queries, self.config.batching.k, *left_out))
                     aside.replace(part)
                 bar.update(len(queries))

@@ -11,7 +11,7 @@ import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.corpus import FLUSH, Corpus, VocabularySource, build_corpus, counted
+from trime.data.corpus import FLUSH, Corpus, VocabularySource, build_corpus, count_symbols
 from trime.data.datasets import Dataset
 from trime.data.vocabulary import Vocabulary
 from trime.io import plain
@@ -50,7 +50,7 @@ class Prepare(Artefact):
     def build(self, folder: Path) -> None:
         build_corpus(self.dataset, folder, self.given.vocabulary() if self.given else self.own_vocabulary())
         if self.given and self.given.tokenizer:
-            count_symbols(folder)
+            count_training_symbols(folder)
         self.tell(folder)
 
     def tell(self, folder: Path) -> None:
@@ -63,8 +63,8 @@ class Prepare(Artefact):
     def own_vocabulary(self) -> Vocabulary:
         """The symbols of the training split."""
         settings = self.config.vocabulary
-        make = Vocabulary.as_published if settings.fairseq else Vocabulary.of_counts
-        return make(counted(self.dataset), settings.limit, 1 if self.dataset.characters else settings.minimum)
+        make = Vocabulary.fairseq_from_counts if settings.fairseq else Vocabulary.from_counts
+        return make(count_symbols(self.dataset), settings.limit, 1 if self.dataset.characters else settings.minimum)
 
     def source(self) -> VocabularySource:
         """This corpus's vocabulary, for other texts."""
@@ -76,7 +76,7 @@ class Prepare(Artefact):
         return Corpus(self.path())
 
 
-def count_symbols(folder: Path) -> None:
+def count_training_symbols(folder: Path) -> None:
     """Gives a vocabulary that came without counts those of the training split, where there is one."""
     corpus = Corpus(folder)
     if "train" in corpus.statistics["splits"]:

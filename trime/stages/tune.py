@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from trime.data.segments import count_of
+from trime.data.segments import parse_token_count
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.evaluation.scorer import Scorer, memory_names
@@ -66,7 +66,7 @@ class Tune(Artefact):
         rows, fitted = self.searched(), self.fitted()
         scorer = scorer_of(self.config, [*rows, *fitted], self.memories, encoded)
         sums = [LossSums() for _ in rows]
-        collected = [EvidenceCollector(row, count_of(self.config.mixture.tokens)) for row in fitted]
+        collected = [EvidenceCollector(row, parse_token_count(self.config.mixture.tokens)) for row in fitted]
         for window, masses in scorer.masses(with_progress(encoded, "tune")):
             for total, row, own in zip(sums, rows, masses, strict=False):
                 total.add(window, row.score(window.vocabulary, own))
@@ -131,7 +131,8 @@ class EvidenceCollector:
         experts = self.described["experts"]
         counts = [False, *(bool(memories[name].expert_names) for name, size in experts.items() for _ in range(size))]
         save_file(
-            {name: part.contiguous() for name, part in concat_evidence(self.parts)._asdict().items()}, folder / "evidence.safetensors"
+            {name: part.contiguous() for name, part in concat_evidence(self.parts)._asdict().items()},
+            folder / "evidence.safetensors",
         )
         (folder / "evidence.json").write_text(json.dumps(self.described | {"counts": counts}))
 

@@ -65,7 +65,7 @@ class Record(Artefact):
                 rows = np.flatnonzero(windows.document == document).tolist()
                 if not file.exists():
                     for row in rows:
-                        batch = collate(text, windows, [row], corpus.vocabulary.ends).to(device)
+                        batch = collate(text, windows, [row], corpus.vocabulary.special_ids).to(device)
                         with torch.no_grad():
                             reader.encode(batch)
                     aside = file.with_suffix(".partial")

@@ -181,7 +181,8 @@ class KeyDocument:
     def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
         """The mass on what the policy has kept when it is given."""
         return [
-            ReplayResult(sum(float(self.mass[step, kept].sum()) for step, kept in enumerate(self.kept(policy, size)))) for size in sizes
+            ReplayResult(sum(float(self.mass[step, kept].sum()) for step, kept in enumerate(self.kept(policy, size))))
+            for size in sizes
         ]
 
     def kept(self, policy: EvictionPolicy, size: int) -> list[Int[Tensor, " m"]]:

@@ -15,7 +15,7 @@ from trime.io import complete_lines, plain
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.tokenizer import load_tokenizer, prompted
+from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.pretrained import answerer_of, model_fingerprint
 from trime.types import UserError
@@ -54,7 +54,10 @@ class Answer(Artefact):
 
     def settings(self) -> Any:
         chosen = {name: plain(self.config[name]) for name in ("questions", "eviction", "answering")}
-        return chosen | {"reading": self.reading(), "model": None if self.small_model else model_fingerprint(self.config.model.name)}
+        return chosen | {
+            "reading": self.reading(),
+            "model": None if self.small_model else model_fingerprint(self.config.model.name),
+        }
 
     def build(self, folder: Path) -> None:
         place = str(self.small_model.path()) if self.small_model else self.config.model.name
@@ -88,7 +91,7 @@ class Answer(Artefact):
     def of(self, rows: list[Example], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Answers to some examples, side by side."""
         asked = self.config.answering
-        prompts = [prompted(tokenizer, prompt(row, asked.question_first)) for row in rows]
+        prompts = [encode_prompt(tokenizer, prompt(row, asked.question_first)) for row in rows]
         prompts = [own[-asked.last :] if asked.last else own for own in prompts]
         found = greedy(answerer.read(prompts), tokenizer.eos_token_id, asked.longest)
         texts = [tokenizer.decode(own, skip_special_tokens=True).strip() for own in found]

@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 
 from trime.io import plain
-from trime.models.pretrained.tokenizer import byte_pairs
+from trime.models.pretrained.tokenizer import train_byte_pairs
 from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
 
@@ -27,7 +27,7 @@ class Initialize(Artefact):
     def build(self, folder: Path) -> None:
         documents = Prepare(self.config, self.config.dataset).dataset.documents("train")
         lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
-        tokenizer = byte_pairs(lines, self.config.taught.vocabulary, folder)
+        tokenizer = train_byte_pairs(lines, self.config.taught.vocabulary, folder)
         torch.manual_seed(self.config.seed)
         small = instantiate(self.config.taught.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)

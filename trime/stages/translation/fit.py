@@ -9,8 +9,8 @@ import pytorch_lightning as pl
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from trime.data.module import TextModule, in_order
-from trime.data.segments import count_of
+from trime.data.module import TextModule, sequential_batches
+from trime.data.segments import parse_token_count
 from trime.io import plain
 from trime.models.network import Network, build_network
 from trime.pipeline.model_io import model_of, write_description
@@ -66,12 +66,12 @@ class FitTranslation(Fit):
         """Training batches in planned order, and the first sentences of the validation split."""
         config, share = self.config, share_of(self.config)
         batching = instantiate(config.batching, _convert_="all")
-        text, valid, ends = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.ends
+        text, valid, special_ids = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.special_ids
         neighbours, steps = self.pack.neighbours() if self.pack else None, config.train.updates * config.train.accumulate
-        loader = PairLoader(corpus, text, sentence_segments(text), batching, neighbours, steps, ends, share)
-        held = first_sentences(valid, count_of(config.train.validate_tokens))
+        loader = PairLoader(corpus, text, sentence_segments(text), batching, neighbours, steps, special_ids, share)
+        held = first_sentences(valid, parse_token_count(config.train.validate_tokens))
         size = max(1, batching.tokens // int(held.length.max()))
-        return TextModule(loader, PairWindows(corpus, "valid", held, in_order(held, size), share))
+        return TextModule(loader, PairWindows(corpus, "valid", held, sequential_batches(held, size), share))
 
     def task(self, network: Network) -> Translation:
         own = super().task(network)

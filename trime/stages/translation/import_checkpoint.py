@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from trime.data.vocabulary import Vocabulary
 from trime.io import plain
-from trime.models.checkpoints.fairseq import Released
-from trime.models.checkpoints.fairseq_translation import translation_network_of
+from trime.models.checkpoints.fairseq import FairseqCheckpoint
+from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
 from trime.models.network import Network, save_network
 from trime.pipeline.model_io import write_description
 from trime.stages.import_checkpoint import Import, check_size
@@ -54,13 +54,13 @@ class ImportTranslation(Import):
     @cached_property
     def dictionaries(self) -> Dictionaries:
         """Those that the text is read in."""
-        return Dictionaries(*map(Vocabulary.of_dictionary, self.files))
+        return Dictionaries(*map(Vocabulary.from_dictionary, self.files))
 
     def settings(self) -> Any:
         return {"checkpoint": self.content, "vocabulary": self.dictionaries.fingerprints}
 
-    def write(self, folder: Path, released: Released) -> Network:
-        network, description = translation_network_of(released)
+    def write(self, folder: Path, released: FairseqCheckpoint) -> Network:
+        network, description = translation_network_from_checkpoint(released)
         tables = network.backbone.source_embedding, network.backbone.embedding
         for file, vocabulary, table in zip(self.files, self.dictionaries, tables, strict=True):
             check_size(file, vocabulary, table)  # type: ignore[arg-type]

@@ -13,11 +13,11 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.corpus import Corpus, Split, build_corpus, counted
+from trime.data.corpus import Corpus, Split, build_corpus, count_symbols
 from trime.data.datasets import Dataset
-from trime.data.module import ALONE, PlannedLoader, Share, WindowLoader
+from trime.data.module import SINGLE_PROCESS, PlannedLoader, ProcessShard, WindowLoader
 from trime.data.parallel.base import Parallel
-from trime.data.parallel.side import Cut, Joint, Side, sentences, splits_of
+from trime.data.parallel.side import PresegmentedText, JointBPE, Side, sentences, available_splits
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
@@ -41,8 +41,8 @@ class ParallelCorpus(Corpus):
     def tokenizer(self) -> Tokenizer:
         """What cuts sentences into pieces, and makes text of them again."""
         if (self.folder / PIECES).exists():
-            return Joint.load(self.folder / PIECES)
-        return Cut(**json.loads((self.folder / CUT).read_text()))
+            return JointBPE.load(self.folder / PIECES)
+        return PresegmentedText(**json.loads((self.folder / CUT).read_text()))
 
     def references(self, split: str) -> list[str]:
         """The translations as they were written."""
@@ -54,7 +54,7 @@ class ParallelCorpus(Corpus):
         found = batch.document.tolist()
         rows: list[Any] = [source.tokens[offsets[d] : offsets[d + 1]] if d >= 0 else [] for d in found]
         width = max(1, max(map(len, rows)))
-        filled = np.full((len(rows), width), self.vocabulary.ends.pad, np.int64)
+        filled = np.full((len(rows), width), self.vocabulary.special_ids.pad, np.int64)
         for place, row in enumerate(rows):
             filled[place, : len(row)] = row
         return batch._replace(source=torch.from_numpy(filled))
@@ -80,7 +80,7 @@ class PreparePairs(Prepare):
 
     @cached_property
     def dataset(self) -> Dataset:
-        return Side(self.text, 1, Cut())
+        return Side(self.text, 1, PresegmentedText())
 
     def settings(self) -> Any:
         own = {"joined": self.config.translation.joined_dictionary}
@@ -94,7 +94,7 @@ class PreparePairs(Prepare):
         (folder / "source").mkdir(exist_ok=True)
         build_corpus(source, folder / "source", vocabularies.source)
         build_corpus(target, folder, vocabularies.target)
-        for split in splits_of(text):
+        for split in available_splits(text):
             references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
             (folder / f"{split}.references.json").write_text(json.dumps(references, ensure_ascii=False))
         self.tell(folder)
@@ -104,23 +104,23 @@ class PreparePairs(Prepare):
         if self.text.cut:
             detokenizer = {"moses": self.text.languages[1] if self.text.detokenize else None}
             (folder / CUT).write_text(json.dumps(detokenizer))
-            return Cut(**detokenizer)
+            return PresegmentedText(**detokenizer)
         if self.dictionaries:
             raise UserError(
                 "a released checkpoint reads Moses' tokens in pieces of its own codes: prepare the text as fairseq's "
                 "prepare-iwslt14.sh does and set dataset.cut=true"
             )
-        pieces = Joint.learned(sentences(self.text, "train"), self.config.vocabulary.limit or 32000)
+        pieces = JointBPE.train(sentences(self.text, "train"), self.config.vocabulary.limit or 32000)
         pieces.save(folder / PIECES)
         return pieces
 
     def own_dictionaries(self, source: Side, target: Side) -> Dictionaries:
         """Return one dictionary of both languages, or one of each (fairseq-preprocess with --joined-dictionary or without)."""
-        counts = counted(source), counted(target)
+        counts = count_symbols(source), count_symbols(target)
         if self.config.translation.joined_dictionary:
-            joined = Vocabulary.as_published(counts[0] + counts[1], None, 1)
+            joined = Vocabulary.fairseq_from_counts(counts[0] + counts[1], None, 1)
             return Dictionaries(joined, joined)
-        return Dictionaries(*(Vocabulary.as_published(own, None, 1) for own in counts))
+        return Dictionaries(*(Vocabulary.fairseq_from_counts(own, None, 1) for own in counts))
 
     def corpus(self) -> ParallelCorpus:
         return ParallelCorpus(self.path())
@@ -164,8 +164,8 @@ class PairLoader(PlannedLoader):
 class PairWindows(WindowLoader):
     """The batches of a plan over the targets of a split, with their sources."""
 
-    def __init__(self, corpus: ParallelCorpus, split: str, windows: Segments, plan: list[list[int]], share: Share = ALONE):
-        super().__init__(corpus.split(split), windows, plan, corpus.vocabulary.ends, share)
+    def __init__(self, corpus: ParallelCorpus, split: str, windows: Segments, plan: list[list[int]], share: ProcessShard = SINGLE_PROCESS):
+        super().__init__(corpus.split(split), windows, plan, corpus.vocabulary.special_ids, share)
         self.corpus, self.source = corpus, corpus.sources.split(split)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -30,7 +30,14 @@ from trime.stages.tune import Tune
 from trime.types import Contexts, Float, Int, Tensor, TokenPosition
 
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # of a probability: the end of a sentence is never impossible
-SEARCH_SETTINGS = ("beam", "penalty", "shortest", "longest", "sentences", "unweighted_external")  # settings that decide translations
+SEARCH_SETTINGS = (
+    "beam",
+    "penalty",
+    "shortest",
+    "longest",
+    "sentences",
+    "unweighted_external",
+)  # settings that decide translations
 
 
 class Translate(Artefact):
@@ -134,13 +141,17 @@ class Translator:
     def __call__(self, sources: list[list[int]], numbers: Int[Tensor, " b"]) -> list[str]:
         """Translations of some sentences, side by side; ``numbers``: which of their split they are."""
         numbers = numbers.to(self.device)
-        backbone, ends = self.network.backbone, self.corpus.vocabulary.ends
+        backbone, special_ids = self.network.backbone, self.corpus.vocabulary.special_ids
         assert isinstance(backbone, EncoderDecoder)
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in sources], True, ends.pad)
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in sources], True, special_ids.pad)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
             read = backbone.encode_source(padded.to(self.device))
         size = self.beam.size
-        held: tuple[Tensor, EncodedSource, DecoderCache | None] = (numbers, read, None)  # of which sentences, their sources, what came before
+        held: tuple[Tensor, EncodedSource, DecoderCache | None] = (
+            numbers,
+            read,
+            None,
+        )  # of which sentences, their sources, what came before
 
         def step(rows: Int[Tensor, " n"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n v"]:
             nonlocal held
@@ -153,12 +164,12 @@ class Translator:
                 encoding, after = backbone.step(own, tokens[:, None], before)
             held = sentence, own, after
             found = self.log_probability(encoding.f[:, 0], encoding.g[:, 0], sentence.repeat_interleave(size))
-            found[:, ends.pad] = -torch.inf
+            found[:, special_ids.pad] = -torch.inf
             return found
 
         most = [int(self.longest[0] * len(own) + self.longest[1]) for own in sources]
         most = [max(self.beam.shortest, min(one, backbone.positions - 2)) for one in most]
-        best = self.beam.search(step, ends.eos, ends.eos, most, self.device)
+        best = self.beam.search(step, special_ids.eos, special_ids.eos, most, self.device)
         symbols = self.corpus.vocabulary.symbols
         return [self.corpus.tokenizer.text([symbols[token] for token in own.tokens]) for own in best]
 
