@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from trime.report import differences
-from trime.report.compare import Published, ordering
+from trime.report.compare import PublishedResults, order_table
 from trime.report.differences import Difference
-from trime.report.groups import Group, by_mixture, fitted_part, grouped, has_both, papers_part
+from trime.report.groups import Group, fitted_part, group_runs, has_paper_and_fitted_rows, paper_part, split_by_mixture
 
 VERDICTS = ("agrees", "no difference shown", "disagrees")
 
@@ -30,7 +30,7 @@ class Kept:
         """Return a run as the papers have it, or as its fitted mixture makes it where that is named."""
         run = self.json(path)
         if not mixture:
-            return papers_part(run) if "questions" not in run and has_both(run) else run
+            return paper_part(run) if "questions" not in run and has_paper_and_fitted_rows(run) else run
         if run["metrics"]["test"][-1]["mixture"] != mixture:
             raise LookupError(f"{path.name} has no {mixture} row")
         return fitted_part(run)
@@ -46,12 +46,12 @@ class Kept:
 
     def _verdicts(self, folder: Path, title: str) -> tuple[int, ...]:
         """Count the pairs of a folder's runs that published sets, whose titles begin so, have; then those of each verdict."""
-        groups = grouped(by_mixture([self.json(path) for path in sorted(folder.glob("*.json"))]))
+        groups = group_runs(split_by_mixture([self.json(path) for path in sorted(folder.glob("*.json"))]))
         sets = {name: figures for name, figures in self.published().items() if name.startswith(title)}
-        verdicts = Counter(line[-1] for line in ordering(groups, sets)[1])
+        verdicts = Counter(line[-1] for line in order_table(groups, sets)[1])
         return verdicts.total(), *(verdicts[verdict] for verdict in VERDICTS)
 
-    def _published(self) -> Published:
+    def _published(self) -> PublishedResults:
         """Return every set of the papers' figures in the configuration: dev and test, or one figure, by the run's name."""
         files = [self.conf / "config.yaml", *sorted(self.conf.glob("table/*.yaml"))]
         files += sorted(self.conf.glob("experiment/ablation/*.yaml"))

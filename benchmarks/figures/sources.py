@@ -16,9 +16,9 @@ from benchmarks.figures.given import Given
 from benchmarks.figures.kept import Kept
 from trime.metrics import perplexity
 from trime.report.differences import Difference
-from trime.report.frontier import External, points_of
-from trime.report.memories import worth
-from trime.report.tables import measure
+from trime.report.frontier import External, frontier_points
+from trime.report.memories import memory_contribution
+from trime.report.tables import metric_value
 
 
 class Sources:
@@ -54,11 +54,11 @@ class Sources:
 
     def dev(self, name: str, row: int = -1) -> float:
         """Return a row's perplexity (or bits) on valid, the mean over seeds."""
-        return mean(measure(run["metrics"]["valid"][row]) for run in self.runs(name))
+        return mean(metric_value(run["metrics"]["valid"][row]) for run in self.runs(name))
 
     def test(self, name: str, row: int = -1) -> float:
         """Return a row's perplexity (or bits) on test, the mean over seeds."""
-        return mean(measure(run["metrics"]["test"][row]) for run in self.runs(name))
+        return mean(metric_value(run["metrics"]["test"][row]) for run in self.runs(name))
 
     def value(self, name: str, *keys: str | int, seed: int | None = None) -> Any:
         """Return what stands under some keys: a number's mean over seeds, or a text that all have."""
@@ -93,15 +93,15 @@ class Sources:
 
     def without(self, name: str, memory: str) -> float:
         """Return the perplexity (or bits) on test of a run's fitted mixture without a memory, the mean over seeds."""
-        return worth([self.kept.json(path) for path in self.paths(name)], memory)[0]
+        return memory_contribution([self.kept.json(path) for path in self.paths(name)], memory)[0]
 
     def adds(self, name: str, memory: str) -> Difference:
         """Return what a memory adds to a run's fitted mixture of the others, with the interval of the project's reports."""
-        return worth([self.kept.json(path) for path in self.paths(name)], memory)[1]
+        return memory_contribution([self.kept.json(path) for path in self.paths(name)], memory)[1]
 
     def point(self, memories: str, index: str = "", k: int = 0, precision: str = "") -> tuple[float, float, float, float]:
         """Return dev, test, tokens a second and GB of a frontier's point, whose memories are named ``one + another``."""
-        points = points_of([self.kept.json(path) for path in sorted(self.folder.glob("*.json"))])
+        points = frontier_points([self.kept.json(path) for path in sorted(self.folder.glob("*.json"))])
         external = External(index, k, precision) if index else None
         for one in points:
             if one.names == memories and one.external == external:
@@ -166,7 +166,7 @@ class Sources:
 
 def shown(difference: Difference) -> bool:
     """Return whether a difference is shown at 95 %."""
-    return difference.shown
+    return difference.significant
 
 
 def has(row: dict[str, Any], wanted: dict[str, Any]) -> bool:

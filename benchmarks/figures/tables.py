@@ -52,7 +52,7 @@ def check_cell(cell: Cell, expression: str | None, rows: str | None, names: dict
         try:
             row = evaluate(rows or "label", names)
             value = evaluate(expression, names | {"row": row})
-            if isinstance(value, Difference) and says_none is value.shown:
+            if isinstance(value, Difference) and says_none is value.significant:
                 yield f"{'says' if says_none else 'does not say'} no difference shown, expected {value}: {expression}"
             if printed:
                 yield from (f"{fault}: {expression}" for fault in differing(printed, flat(value)))

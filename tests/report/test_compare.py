@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from trime.memory.base import Window
-from trime.report.command_lines import without_places
-from trime.report.compare import compare_table, ordering
+from trime.report.command_lines import without_paths
+from trime.report.compare import compare_table, order_table
 from trime.report.differences import difference
 from trime.report.figures.several import policies_picture
-from trime.report.groups import Group, grouped, labels, opponent, ranked
+from trime.report.groups import Group, baseline_of, group_labels, group_runs, rank_groups
 from trime.report.tables import EDGE, run_table
-from trime.stages.tune import FEW, PARTS, STRETCH, Sums, at_edge
+from trime.stages.tune import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums, at_edge
 from trime.types import Contexts, Mass, TokenPosition
 
 
@@ -51,12 +51,12 @@ def made(
 
 
 def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
-    kept = without_places("python cli.py 'dataset.path=~/my novels' 'evaluate.rows=[{joint: [local]}]' index.k=4 seed=0")
+    kept = without_paths("python cli.py 'dataset.path=~/my novels' 'evaluate.rows=[{joint: [local]}]' index.k=4 seed=0")
     assert kept == "python cli.py dataset.path=… 'evaluate.rows=[{joint: [local]}]' index.k=4 seed=0"
     told = (kept, kept.replace("k=4", "k=8"), "python cli.py 'a broken one")
     runs = [Group([{"name": "a", "seed": 0, "command": own}]) for own in told]
-    assert labels(runs[:2]) == ["a index.k=4", "a index.k=8"] and labels(runs[:1]) == ["a"]
-    assert labels(runs)[2] == "a 'a broken one" and without_places(None) is None
+    assert group_labels(runs[:2]) == ["a index.k=4", "a index.k=8"] and group_labels(runs[:1]) == ["a"]
+    assert group_labels(runs)[2] == "a 'a broken one" and without_paths(None) is None
 
 
 def test_translations_are_ranked_by_bleu_beside_language_models_too() -> None:
@@ -65,41 +65,41 @@ def test_translations_are_ranked_by_bleu_beside_language_models_too() -> None:
         run = made(name, 0, [loss, loss]) | {"dataset": {"name": "pairs", "fingerprint": "g"}}
         run["metrics"] = {split: [run["metrics"][split][-1] | {"bleu": bleu}] for split in ("valid", "test")}
         runs.append(run)
-    kind, order = ranked(grouped(runs[1:]))
-    figures = [group.figures("test", kind) for group in order]
+    kind, order = rank_groups(group_runs(runs[1:]))
+    figures = [group.values("test", kind) for group in order]
     assert kind == "BLEU" and [group.first["name"] for group in order] == ["a", "b"] and figures == [[30.0], [35.0]]
-    groups = grouped(runs)
-    assert ranked(groups)[0] == "perplexity", "what all have"
+    groups = group_runs(runs)
+    assert rank_groups(groups)[0] == "perplexity", "what all have"
     _, lines = compare_table(groups, "a", {})
     assert [line[0] for line in lines] == ["a", "b", "lm"]
-    _, (line,) = ordering(groups, {"paper": {"a": [1.0], "b": [2.0]}})
+    _, (line,) = order_table(groups, {"paper": {"a": [1.0], "b": [2.0]}})
     assert line[-1] == "no interval", "BLEU whose parts were not kept is not judged by perplexity"
 
 
 def test_seeds_are_one_group_and_other_settings_are_not() -> None:
     runs = [made("m", s, [4.0], p, z) for s in (0, 1, 2) for p in ("fifo", "lru c=1", "lru c=2") for z in (8, 16)]
-    groups = grouped([*runs, made("vanilla", 1, [5.0])])
+    groups = group_runs([*runs, made("vanilla", 1, [5.0])])
     assert sorted(group.seeds for group in groups) == ["0, 1, 2"] * 6 + ["1"]
     twice = [made("m", 0, [4.0]), made("m", 0, [4.0]) | {"config_hash": "other"}]
-    assert len(grouped(twice)) == 2
+    assert len(group_runs(twice)) == 2
 
 
 def test_tuned_sizes_do_not_part_seeds() -> None:
     runs = [made("trime_long", seed, [4.0], "fifo", 8 + seed) for seed in (0, 1)]
     for run in runs:
         run["metrics"]["test"][0]["tuned"] = {"memory_size": run["metrics"]["test"][0]["memory_size"]}
-    assert [group.seeds for group in grouped(runs)] == ["0, 1"]
-    assert len(grouped([*runs, *(run | {"seed": 0} for run in runs)])) == 2
+    assert [group.seeds for group in group_runs(runs)] == ["0, 1"]
+    assert len(group_runs([*runs, *(run | {"seed": 0} for run in runs)])) == 2
 
 
 def test_the_opponent_is_the_policy_at_the_same_size_or_the_experiment() -> None:
     runs = [made("m", 0, [4.0], policy, size) for policy in ("fifo", "lru c=1") for size in (8, 16)]
-    groups = grouped([*runs, made("vanilla", 0, [5.0]), made("vanilla", 7, [5.0])])
+    groups = group_runs([*runs, made("vanilla", 0, [5.0]), made("vanilla", 7, [5.0])])
     for group in groups:
         if group.policy == "lru":
-            found = opponent(group, groups, "fifo")
+            found = baseline_of(group, groups, "fifo")
             assert found is not None and found.policy == "fifo" and found.row["memory_size"] == group.row["memory_size"]
-        against = opponent(group, groups, "vanilla")
+        against = baseline_of(group, groups, "vanilla")
         assert (against is None) == (group.first["name"] == "vanilla")
 
 
@@ -108,11 +108,11 @@ def test_a_shift_of_every_document_is_sure_and_noise_is_not() -> None:
     base = random.normal(4, 1, 6).tolist()
     one = Group([made("a", 0, base)])
     more = difference(Group([made("b", 0, [x + 0.1 for x in base])]), one)
-    assert more.shown and more.low > 0
+    assert more.significant and more.low > 0
     assert more.value == pytest.approx(math.exp(sum(base) / 6 + 0.1) - math.exp(sum(base) / 6))
     noise = random.permutation([0.5, -0.5, 0.4, -0.4, 0.3, -0.3])
     less = difference(Group([made("c", 0, (np.array(base) + noise).tolist())]), one)
-    assert not less.shown and "no difference shown" in str(less)
+    assert not less.significant and "no difference shown" in str(less)
 
 
 @pytest.mark.slow
@@ -132,11 +132,11 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
     same = [made("b", seed, [4.1, 4.2, 4.0, 4.3]) for seed in range(3)]
     apart = [made("b", seed, [x + 0.1 + d for x in (4.0, 4.1, 3.9, 4.2)]) for seed, d in enumerate((-0.3, 0.0, 0.3))]
     sure, unsure = (difference(Group(runs), Group(base)) for runs in (same, apart))
-    assert sure.shown and not unsure.shown and sure.value == pytest.approx(unsure.value, rel=0.1)
+    assert sure.significant and not unsure.significant and sure.value == pytest.approx(unsure.value, rel=0.1)
 
 
 def test_the_table_has_a_line_a_group() -> None:
-    groups = grouped([made("m", seed, [4.0, 4.1], policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
+    groups = group_runs([made("m", seed, [4.0, 4.1], policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
     header, lines = compare_table(groups, "fifo", {})
     cells = [dict(zip(header, line, strict=True)) for line in lines]
     assert [cell["seeds"] for cell in cells] == ["0, 1", "0, 1"]
@@ -146,16 +146,16 @@ def test_the_table_has_a_line_a_group() -> None:
 def test_one_document_and_one_seed_have_no_interval() -> None:
     one, other = (Group([made(name, 0, [loss])]) for name, loss in (("a", 4.0), ("b", 5.0)))
     found = difference(one, other)
-    assert found.value < 0 and math.isnan(found.low) and not found.shown and "no interval" in str(found)
+    assert found.value < 0 and math.isnan(found.low) and not found.significant and "no interval" in str(found)
 
 
 def test_the_papers_order_is_compared_pair_by_pair() -> None:
     """Signs agree, disagree, or no difference is shown; rows that a set does not have are left out."""
     losses = {"a": [5.0, 5.0, 5.0, 5.0], "b": [4.0, 4.1, 4.0, 4.1], "c": [4.1, 4.0, 4.0, 4.1], "d": [1.0, 1.0, 1.0, 1.0]}
-    groups = grouped([made(name, 0, own) for name, own in losses.items()])
+    groups = group_runs([made(name, 0, own) for name, own in losses.items()])
     published = {"paper": {"a": [0.0, 50.0], "b": [0.0, 60.0], "c": [0.0, 40.0]}, "empty": {"z": [1.0, 1.0]}}
-    _, lines = ordering(
-        [*groups, *grouped([made("d", 0, own) for own in ([2.0], [3.0])])], published | {"d": {"d": [1.0, 1.0]}}
+    _, lines = order_table(
+        [*groups, *group_runs([made("d", 0, own) for own in ([2.0], [3.0])])], published | {"d": {"d": [1.0, 1.0]}}
     )
     assert {(one, other): order for _, one, other, _, _, order in lines} == {
         ("b", "a"): "disagrees",
@@ -173,24 +173,24 @@ def window(document: int, begin: int, count: int) -> Window:
     return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), place), 0, Mass(nothing, nothing))
 
 
-@pytest.mark.parametrize("documents", [1, 3, FEW])
+@pytest.mark.parametrize("documents", [1, 3, FEW_DOCUMENTS])
 @pytest.mark.parametrize("length", [1, 40, 900])
 def test_what_is_drawn_holds_every_token_once(documents: int, length: int) -> None:
     """Documents, or of few documents at most so many parts, in their order."""
-    sums, step, losses = Sums(), STRETCH // 4, torch.arange(documents * length).double()
+    sums, step, losses = LossSums(), PART_TOKENS // 4, torch.arange(documents * length).double()
     for document in range(documents):
         for number in range(length):
             score = torch.full((1, 2, step), -float(losses[document * length + number])) / torch.tensor([1.0, step])[:, None]
             sums.add(window(document, number * step, step), score)
-    told, units = sums.drawn(0, 1)
+    told, units = sums.bootstrap_units(0, 1)
     assert sums.tokens == documents * length * step == sum(count for _, count in units)
     assert sum(loss for loss, _ in units) == pytest.approx(float(losses.sum())) == float(sums.total[0, 1])
-    if documents == FEW:
-        assert told == "documents" and len(units) == FEW
+    if documents == FEW_DOCUMENTS:
+        assert told == "documents" and len(units) == FEW_DOCUMENTS
     else:
-        assert told.startswith("parts of") and documents <= len(units) <= PARTS + documents
+        assert told.startswith("parts of") and documents <= len(units) <= MAX_PARTS + documents
         if length == 900:
-            assert len(units) > PARTS / 3
+            assert len(units) > MAX_PARTS / 3
 
 
 def test_memory_sizes_by_layer_are_compared(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_memory_sizes_by_layer_are_compared(tmp_path: Path) -> None:
     runs = [
         made("reads", 0, [3.0 + place, 3.1], policy, size) for place, size in enumerate(sizes) for policy in ("fifo", "lru")
     ]
-    groups = grouped(runs)
+    groups = group_runs(runs)
     header, lines = compare_table(groups, "fifo", {})
     shown = {line[header.index("M")] for line in lines}
     assert len(groups) == 6 and shown == {"1,024", "512, 2,048 by layer", "2,048, 2,048 by layer"}
@@ -222,8 +222,8 @@ def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
     edge["metrics"]["test"] = [edge["metrics"]["test"][0] | {"tuned": {"temperature": 2.0}}]
     (line,) = run_table(edge)[1]
     assert line[-1] == f"τ 2{EDGE}" and not any(EDGE in cell for cell in run_table(inside)[1][0])
-    groups = grouped([edge, inside])
+    groups = group_runs([edge, inside])
     header, lines = compare_table(groups, "inside", {})
     assert {line[0]: line[header.index(f"tuned to an edge {EDGE}")] for line in lines} == {"edge": "τ", "inside": ""}
-    assert not any(EDGE in name for name in compare_table(grouped([inside]), "inside", {})[0])
-    assert ordering(groups, {"paper": {"edge": [1.0], "inside": [2.0]}})[1][0][1:3] == ["inside", f"edge {EDGE}"]
+    assert not any(EDGE in name for name in compare_table(group_runs([inside]), "inside", {})[0])
+    assert order_table(groups, {"paper": {"edge": [1.0], "inside": [2.0]}})[1][0][1:3] == ["inside", f"edge {EDGE}"]

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, composed
 from tests.report.test_compare import made
 from trime.inspection.samples import Samples, passages, samples_of
 from trime.plan.language_model import Plan
-from trime.report.page import Page, Section, Table, sampled, write_page
+from trime.report.page import Page, Section, Table, sample_sections, write_page
 from trime.run.runner import run
 
 Tiny = Callable[..., DictConfig]
@@ -33,7 +33,7 @@ MEASURE = """
 const frame = document.querySelector("iframe");
 frame.addEventListener("load", () => {
   const page = frame.contentDocument, root = page.documentElement, tokens = [...page.querySelectorAll(".token")];
-  const open = () => [...page.querySelectorAll(".told")].map((one) => !one.hidden);
+  const open = () => [...page.querySelectorAll(".details")].map((one) => !one.hidden);
   const before = open();
   tokens[0]?.click();
   const shown = page.querySelectorAll("h1, h2, pre, .note, .passage, figure svg, .wide");
@@ -138,7 +138,7 @@ def test_nothing_that_a_text_says_is_markup(tmp_path: Path) -> None:
         "entries": [{"memory": "local", "share": 0.1, "text": HOSTILE, "place": HOSTILE}],
     }
     sample = {"document": HOSTILE, "row": HOSTILE, "before": HOSTILE, "tokens": [told]}
-    sections = [Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE]), *sampled([sample])]
+    sections = [Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE]), *sample_sections([sample])]
     text = write_page(Page(HOSTILE, [HOSTILE], sections), tmp_path / "page.html").read_text()
     assert text.count("<script>") == 1 and 'document.title="x"' not in text
 

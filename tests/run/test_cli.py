@@ -23,7 +23,7 @@ from tests.golden.checkpoints import checkpoint, corpus_of, models
 from tests.golden.texts import DATA
 from tests.models.test_pretrained_language import saved
 from trime.plan.language_model import Plan
-from trime.run.runner import BY_NAME, STAGES, run
+from trime.run.runner import OPTIONAL_STAGES, STAGES, run
 
 READMES = [(ROOT / place / "README.md").read_text() for place in (".", "benchmarks/results")]
 
@@ -32,7 +32,7 @@ def test_help_names_groups_stages_and_common_overrides() -> None:
     shown = subprocess.run([sys.executable, "cli.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for group in (path.name for path in (ROOT / "conf").iterdir() if path.is_dir()):
         assert f"{group}: " in shown
-    for word in (*STAGES, *BY_NAME, "dataset.path=DIR", "report.runs", "seed=0,1,2", "logger.offline"):
+    for word in (*STAGES, *OPTIONAL_STAGES, "dataset.path=DIR", "report.runs", "seed=0,1,2", "logger.offline"):
         assert word in shown
 
 

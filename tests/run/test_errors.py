@@ -84,7 +84,7 @@ def test_neighbours_that_are_all_excluded(said: Said, text_folder: Path) -> None
         if file.name != "0.txt":
             file.unlink()
     given = "experiment=trime_ext", "dataset=folder", f"dataset.path={text_folder}", "segments.length=16"
-    assert "leaves no segment" in said(*given, "neighbours.exclude=document")
+    assert "leaves none of" in said(*given, "neighbours.exclude=document")
 
 
 def test_segment_longer_than_the_models_positions(said: Said) -> None:
@@ -175,7 +175,7 @@ def test_impossible_settings(said: Said) -> None:
     assert "model cannot be built" in said("experiment=srupp", "model.backbone.inner=-8")
     if not torch.cuda.is_available():
         assert all("CUDA device" in said(wrong) for wrong in ("index.device=cuda", "trainer.accelerator=gpu"))
-    for wrong in ("seed=-1", "evaluate.context=-1", "evaluate.dtype=fp16", "vocabulary.limit=32k", "tune.lambda=0.3"):
+    for wrong in ("seed=-1", "evaluate.context=-1", "evaluate.dtype=fp16", "vocabulary.limit=32k", "tune.interpolation_share=0.3"):
         assert wrong.split("=")[0] in said(wrong)
     for wrong in ("tune.temperature=[]", "tune.memory_size=[4k]", "evaluate.rows=null", "evaluate.rows=[local]"):
         assert wrong.split("=")[0] in said("experiment=trime", wrong)
@@ -188,7 +188,7 @@ def test_impossible_settings(said: Said) -> None:
     assert "model.backbone.heads" in said("model.backbone.heads=3")
     assert "there is no stage" in said("stages=[fit,cook]")
     assert "evaluate.rows" in said("evaluate.rows=[{joint:[shortterm]}]")
-    assert "tune.lambda" in said("experiment=cache", "tune.lambda=[0.1,1.0]")
+    assert "tune.interpolation_share" in said("experiment=cache", "tune.interpolation_share=[0.1,1.0]")
     assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[0,3]")
     assert "no number of tokens" in said("evaluate.tokens=lots")
     assert "no symbol occurs" in said("vocabulary.minimum=100000000")
@@ -270,6 +270,8 @@ def test_no_runs_and_a_truncated_result(said: Said, tmp_path: Path) -> None:
         (tmp_path / "results.json").write_text(wrong)
         assert "truncated" in said("stages=[report]", f"report.runs={tmp_path}")
     assert "report.runs" in said("stages=[report]", "report.runs=5")
+    assert "set stages=[report]" in said("stages=[fit,report]", f"report.runs={tmp_path}")
+    assert "set stages=[report]" in said("stages=[ledger]", f"report.runs={tmp_path}")
     assert "a list" in said("stages=report")
 
 

@@ -25,7 +25,7 @@ from trime.memory.visibility import Local
 from trime.models.backbones.transformer import Transformer
 from trime.models.layers.embeddings import AdaptiveInput
 from trime.models.layers.heads import AdaptiveSoftmax
-from trime.models.network import Network, share_out
+from trime.models.network import Network, shard_weights
 from trime.pipeline.processes import free_port
 from trime.plan.language_model import Plan
 from trime.tasks import language_model
@@ -244,7 +244,7 @@ def test_weights_shared_out_make_the_model_of_one(
     options = (*options, *tails, "train.clip_norm=0.5", "trainer.accelerator=cpu", "trainer.strategy=fsdp")
     one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
     shared: list[Network] = []
-    monkeypatch.setattr(language_model, "share_out", lambda network, mesh: (share_out(network, mesh), shared.append(network)))
+    monkeypatch.setattr(language_model, "shard_weights", lambda network, mesh: (shard_weights(network, mesh), shared.append(network)))
     with goes_down(5, monkeypatch):
         trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
     other = trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
@@ -255,7 +255,7 @@ def test_weights_shared_out_make_the_model_of_one(
 
 @pytest.mark.slow
 def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: Path) -> None:
-    """The same command on both, told apart by NODE_RANK; the second one leaves after the training."""
+    """The same command on both, told apart by NODE_RANK; the second one stops after the training."""
     options = ("experiment=trime_ext", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
     one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
     two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "stages=[prepare,pack,fit,encode]"]
@@ -267,7 +267,7 @@ def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: 
     ]
     said = [machine.communicate(timeout=300)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
-    assert "goes on alone" in said[0] and "encode: made" in said[1] and "encode: made" not in said[0]
+    assert "this machine is done" in said[0] and "encode: made" in said[1] and "encode: made" not in said[0]
     other = weights(tiny(*options, *two))
     assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("inward.bias")) < 5e-5
 

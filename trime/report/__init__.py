@@ -1,1 +1,1 @@
-"""What runs tell: results.json, tables, pictures, pages, comparisons, the ledger of published figures."""
+"""Reports of runs: tables, pictures, pages and comparisons, all made from results.json."""

@@ -1,4 +1,4 @@
-"""Answering runs side by side: exact match by model and memories, and by policy over sizes (Attendre Tables 2 to 5)."""
+"""Comparison of question-answering runs: exact match by model, memory size and eviction policy (Attendre Tables 2 to 5)."""
 
 from __future__ import annotations
 
@@ -7,102 +7,105 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trime.report.figures.canvas import GREY, Panel, fill, over_sizes, saved, small_panels
+from trime.report.figures.canvas import GREY, Panel, fill_axes, finish_size_axis, panel_grid, save_picture
 from trime.report.tables import Lines
 
-Rows = list[dict[str, Any]]
+Runs = list[dict[str, Any]]
 
 
-def answers_table(runs: Rows) -> tuple[list[str], Lines]:
-    """Runs, the best first."""
-    header = ["run", "seed", "exact match, %", "questions", "M", "N", "read alone", "eviction", "tokens/s", "peak MB"]
+def answers_table(runs: Runs) -> tuple[list[str], Lines]:
+    """Return header and lines of the table of runs, the best first."""
+    header = ["run", "seed", "exact match, %", "questions", "M", "N", "truncated to", "eviction", "tokens/s", "peak MB"]
     lines = []
     for run in runs:
-        row = own(run)
-        figures = [f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"]
+        row = result_row(run)
+        costs = [f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"]
         match, last = f"{100 * row['exact_match']:.2f}", f"last {row['last']:,}" if row["last"] else ""
-        sizes = [str(row["memory_size"]), waiting(row)]
-        lines.append([run["name"], str(run["seed"]), match, f"{row['questions']:,}", *sizes, last, row["eviction"], *figures])
+        sizes = [str(row["memory_size"]), query_size_text(row)]
+        lines.append([run["name"], str(run["seed"]), match, f"{row['questions']:,}", *sizes, last, row["eviction"], *costs])
     return header, sorted(lines, key=lambda line: -float(line[2]))
 
 
-def own(run: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a run."""
+def result_row(run: dict[str, Any]) -> dict[str, Any]:
+    """Return the only row of an answering run."""
     (row,) = next(iter(run["metrics"].values()))
     return row
 
 
-def waiting(row: dict[str, Any]) -> str:
-    """N as it was asked for."""
+def query_size_text(row: dict[str, Any]) -> str:
+    """Return N as configured, ``default`` if it was not set."""
     return "default" if row["query_size"] is None else str(row["query_size"])
 
 
-MEASURED = {"exact_match", "questions", "tokens", "tokens_per_second", "peak_memory_mb", "missing_evidence"}
-SHOWN = {"memory_size", "query_size", "eviction", "last"}  # in columns of their own
+RESULTS = {"exact_match", "questions", "tokens", "tokens_per_second", "peak_memory_mb", "missing_evidence"}
+OWN_COLUMNS = {"memory_size", "query_size", "eviction", "last"}
 
 
-def labelled(runs: Rows) -> list[tuple[str, dict[str, Any]]]:
-    """Runs with their name, and what else runs of that name differ in but the seed: only equals are averaged."""
-    rest = []
-    for run in runs:
-        asked = {name: value for name, value in run["questions"].items() if name not in ("seed", "words")}
-        read = {name: value for name, value in own(run).items() if name not in MEASURED | SHOWN}
-        asked |= run.get("answering", {})
-        rest.append((run.get("taught") or {"model": run["model"]}) | asked | read)
-    found = []
-    for run, settings in zip(runs, rest, strict=True):
-        others = [other for namesake, other in zip(runs, rest, strict=True) if namesake["name"] == run["name"]]
-        differs = [name for name, value in settings.items() if any(other.get(name) != value for other in others)]
-        found.append((", ".join([run["name"], *(f"{name} {settings[name]}" for name in differs)]), run))
-    return found
+def label_runs(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
+    """Label each run with its name and the settings in which runs of that name differ: only equal runs are averaged."""
+    settings = [settings_of(run) for run in runs]
+    labels = []
+    for run, own_settings in zip(runs, settings, strict=True):
+        others = [other for namesake, other in zip(runs, settings, strict=True) if namesake["name"] == run["name"]]
+        differing = [key for key, value in own_settings.items() if any(other.get(key) != value for other in others)]
+        labels.append(", ".join([run["name"], *(f"{key} {own_settings[key]}" for key in differing)]))
+    return list(zip(labels, runs, strict=True))
 
 
-def kinds(runs: Rows) -> dict[tuple[Any, ...], dict[str, float]]:
-    """Exact match by what was read how (label, words of context, M, N), and by policy: the mean over seeds."""
-    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    for label, run in labelled(runs):
-        row = own(run)
+def settings_of(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's settings of model, questions and reading, without those that have columns of their own."""
+    model = run.get("taught") or {"model": run["model"]}
+    questions = {key: value for key, value in run["questions"].items() if key not in ("seed", "words")}
+    reading = {key: value for key, value in result_row(run).items() if key not in RESULTS | OWN_COLUMNS}
+    return model | questions | run.get("answering", {}) | reading
+
+
+def match_by_policy(runs: Runs) -> dict[tuple[Any, ...], dict[str, float]]:
+    """Return mean exact match over seeds, by (label, words of context, M, N) and by policy; truncated inputs are left out."""
+    matches: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    for label, run in label_runs(runs):
+        row = result_row(run)
         if isinstance(row["memory_size"], int) and not row["last"]:
-            kind = (label, run["questions"].get("words"), row["memory_size"], waiting(row))
-            found.setdefault(kind, {}).setdefault(row["eviction"], []).append(row["exact_match"])
-    order = sorted(found, key=lambda kind: (kind[0], kind[1] or 0, kind[3], kind[2]))
-    return {kind: {policy: mean(values) for policy, values in found[kind].items()} for kind in order}
+            key = (label, run["questions"].get("words"), row["memory_size"], query_size_text(row))
+            matches.setdefault(key, {}).setdefault(row["eviction"], []).append(row["exact_match"])
+    order = sorted(matches, key=lambda key: (key[0], key[1] or 0, key[3], key[2]))
+    return {key: {policy: mean(values) for policy, values in matches[key].items()} for key in order}
 
 
-def policies_grid(runs: Rows) -> tuple[list[str], Lines]:
-    """A line for each M and N, a column for each policy: exact match in per cent."""
-    found = kinds(runs)
-    policies = list(dict.fromkeys(policy for cells in found.values() for policy in cells))
+def policies_table(runs: Runs) -> tuple[list[str], Lines]:
+    """Return header and lines of exact match in per cent: a line for each M and N, a column for each policy."""
+    matches = match_by_policy(runs)
+    policies = list(dict.fromkeys(policy for cells in matches.values() for policy in cells))
     lines = [
         [name, str(words or ""), str(size), queries, *(f"{100 * cells[p]:.1f}" if p in cells else "" for p in policies)]
-        for (name, words, size, queries), cells in found.items()
+        for (name, words, size, queries), cells in matches.items()
     ]
     return ["run", "words", "M", "N", *policies], lines
 
 
-def answers_picture(runs: Rows, path: Path) -> Path:
-    """Exact match over M, a panel for each way of reading."""
+def answers_picture(runs: Runs, path: Path) -> Path:
+    """Draw exact match over M, a panel for each model, context length and N."""
     panels = answers_panels(runs)
-    figure, axes = small_panels(len(panels), 3)
-    fill(axes, panels)
-    return saved(figure, path)
+    figure, axes = panel_grid(len(panels), 3)
+    fill_axes(axes, panels)
+    return save_picture(figure, path)
 
 
-def answers_panels(runs: Rows) -> list[Panel]:
-    """One for each model, length of context and N."""
-    found = kinds(runs)
-    wanted = dict.fromkeys((name, words, queries) for name, words, _, queries in found)
-    return [partial(answers_panel, found=found, wanted=own) for own in wanted]
+def answers_panels(runs: Runs) -> list[Panel]:
+    """Return a panel for each model, context length and N."""
+    matches = match_by_policy(runs)
+    keys = dict.fromkeys((name, words, queries) for name, words, _, queries in matches)
+    return [partial(answers_panel, matches=matches, key=key) for key in keys]
 
 
-def answers_panel(axis: Any, found: dict[tuple[Any, ...], dict[str, float]], wanted: tuple[Any, ...]) -> None:
-    """A line for each policy."""
-    cells = {size: own for (name, words, size, queries), own in found.items() if (name, words, queries) == wanted}
-    for policy in dict.fromkeys(policy for own in cells.values() for policy in own):
-        points = [(size, 100 * own[policy]) for size, own in sorted(cells.items()) if policy in own]
+def answers_panel(axis: Any, matches: dict[tuple[Any, ...], dict[str, float]], key: tuple[Any, ...]) -> None:
+    """Draw exact match over M for the (label, words, N) of ``key``, a line for each policy."""
+    by_size = {size: by_policy for (name, words, size, queries), by_policy in matches.items() if (name, words, queries) == key}
+    for policy in dict.fromkeys(policy for by_policy in by_size.values() for policy in by_policy):
+        points = [(size, 100 * by_policy[policy]) for size, by_policy in sorted(by_size.items()) if policy in by_policy]
         style = {"color": GREY} if policy == "fifo" else {}
         axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=policy, **style)
-    name, words, queries = wanted
-    axis.set(xlabel="entries M of each layer", ylabel="exact match, %", ylim=(0, 105))
+    name, words, queries = key
+    axis.set(xlabel="entries M per layer", ylabel="exact match, %", ylim=(0, 105))
     axis.set_title(f"{name}, {words or 'all'} words, N {queries}", fontsize=10)
-    over_sizes(axis, sorted(cells))
+    finish_size_axis(axis, sorted(by_size))

@@ -1,21 +1,22 @@
-"""Command lines of runs, for readers."""
+"""Command lines of runs, as reports show them."""
 
 from __future__ import annotations
 
 import re
 import shlex
 
-PLACES = re.compile(r"((?:[\w.]*path|paths\.\w+|report\.keep)=).+")  # settings that say where things lie on a machine
+PATH_SETTINGS = re.compile(r"((?:[\w.]*path|paths\.\w+|report\.keep)=).+")  # settings that are paths on a machine
 
 
-def words(command: str | None) -> list[str]:
-    """Of a command line, as a shell reads it."""
+def split_command(command: str | None) -> list[str]:
+    """Return the words of a command line, split as a shell does."""
     try:
         return shlex.split(command or "")
-    except ValueError:  # kept by an earlier version, a quotation mark short
+    except ValueError:  # an earlier version could drop a quotation mark
         return (command or "").split()
 
 
-def without_places(command: str | None) -> str | None:
-    """A command line that says nothing of a machine."""
-    return " ".join(PLACES.sub(r"\1…", word) if PLACES.match(word) else shlex.quote(word) for word in words(command)) or None
+def without_paths(command: str | None) -> str | None:
+    """Return a command line in which paths are replaced by …; None for an empty one."""
+    words = [PATH_SETTINGS.sub(r"\1…", w) if PATH_SETTINGS.match(w) else shlex.quote(w) for w in split_command(command)]
+    return " ".join(words) or None

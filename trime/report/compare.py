@@ -1,27 +1,27 @@
-"""Runs side by side: a line for each group of them, what it is compared with, and the papers' figures and order."""
+"""Comparison of runs: a line for each group of seeds with its difference to a baseline, beside the papers' results."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
 from trime.report.differences import bleu_difference, difference
-from trime.report.groups import Group, comparable, labels, memory_size, opponent, ranked, size_text
-from trime.report.tables import EDGE, Lines, edges_text, evaluated, marked, units
+from trime.report.groups import Group, baseline_of, comparable, group_labels, memory_size, rank_groups, size_text
+from trime.report.tables import EDGE, Lines, edge_settings, evaluated_text, mark_edge, metric_names
 
-# Dev and test, or test alone, of a paper's rows, by the experiment's name, set by set.
-Published = dict[str, dict[str, list[float]]]
+# By the title of a set of published results and the experiment's name: dev and test, or test alone.
+PublishedResults = dict[str, dict[str, list[float]]]
 
 
-def compare_table(groups: list[Group], against: str, published: Published) -> tuple[list[str], Lines]:
-    """The own row of each group, its mean over seeds, the difference to its opponent, the papers' figures."""
+def compare_table(groups: list[Group], baseline: str, published: PublishedResults) -> tuple[list[str], Lines]:
+    """Return header and lines: the last row of each group, its difference to the baseline, and the published results."""
     texts = sorted({str(group.first["dataset"]["name"]) for group in groups})
-    groups = [group for text in texts for group in ranked([own for own in groups if own.first["dataset"]["name"] == text])[1]]
-    kind = units([group.first for group in groups])
+    by_text = [[group for group in groups if group.first["dataset"]["name"] == text] for text in texts]
+    groups = [group for same_text in by_text for group in rank_groups(same_text)[1]]
+    metric = metric_names([group.first for group in groups])
     header = [
         "run",
         "seeds",
@@ -30,10 +30,10 @@ def compare_table(groups: list[Group], against: str, published: Published) -> tu
         "M",
         "eviction",
         "params",
-        f"dev {kind}",
-        f"test {kind}",
-        *(["dev BLEU", "test BLEU", f"BLEU vs {against}"] if any("bleu" in group.row for group in groups) else []),
-        f"vs {against}, 95 % interval",
+        f"dev {metric}",
+        f"test {metric}",
+        *(["dev BLEU", "test BLEU", f"BLEU vs {baseline}"] if any("bleu" in group.row for group in groups) else []),
+        f"vs {baseline}, 95 % interval",
         "search",
         "recall",
         "train tok/s",
@@ -41,82 +41,78 @@ def compare_table(groups: list[Group], against: str, published: Published) -> tu
         "memory MB",
     ]
     lines = [
-        [label, *compared(group, opponent(group, groups, against), "test BLEU" in header)]
-        for label, group in zip(labels(groups), groups, strict=True)
+        [label, *comparison_cells(group, baseline_of(group, groups, baseline), "test BLEU" in header)]
+        for label, group in zip(group_labels(groups), groups, strict=True)
     ]
-    if any(edges := [edges_text(group.dev) for group in groups]):
+    if any(edges := [edge_settings(group.dev) for group in groups]):
         header.append(f"tuned to an edge {EDGE}")
         lines = [[*line, edge] for line, edge in zip(lines, edges, strict=True)]
     for title, rows in published.items():
-        found = [rows.get(group.first["name"], []) for group in groups]
-        if any(found):
+        results = [rows.get(group.first["name"], []) for group in groups]
+        if any(results):
             header.append(f"{title}*")
-            lines = [[*line, " / ".join(f"{x:.2f}" for x in own)] for line, own in zip(lines, found, strict=True)]
+            lines = [[*line, " / ".join(f"{x:.2f}" for x in values)] for line, values in zip(lines, results, strict=True)]
     return header, lines
 
 
-def ordering(groups: list[Group], published: Published) -> tuple[list[str], Lines]:
-    """Every two rows that a set of published figures has: do they stand in the same order on test, translations by BLEU?
+def order_table(groups: list[Group], published: PublishedResults) -> tuple[list[str], Lines]:
+    """Return header and lines that compare the order of every two published rows on test with the order here.
 
-    *agrees* and *disagrees* where a difference is shown at 95 %, else *no difference shown*, or *no interval* where there is
-    but one part and seed. Rows of which there are several settings here are left out.
+    Translations are compared by BLEU. The verdict is *agrees* or *disagrees* where the difference is significant at 95 %,
+    otherwise *no difference shown*, or *no interval* for a single part and seed. Experiments that were run here with several
+    settings are left out.
     """
     names = Counter(group.first["name"] for group in groups)
     lines = []
     for title, rows in published.items():
-        known = [group for group in groups if group.first["name"] in rows and names[group.first["name"]] == 1]
-        for one, other in combinations(sorted(known, key=lambda group: -rows[group.first["name"]][-1]), 2):
-            theirs = rows[one.first["name"]][-1] - rows[other.first["name"]][-1]
+        published_groups = [group for group in groups if group.first["name"] in rows and names[group.first["name"]] == 1]
+        for one, other in combinations(sorted(published_groups, key=lambda group: -rows[group.first["name"]][-1]), 2):
+            paper = rows[one.first["name"]][-1] - rows[other.first["name"]][-1]
             if comparable(one, other):
-                both = [marked(group.first["name"], group.dev) for group in (one, other)]
-                lines.append([title, *both, f"{theirs:+.2f}", *judged(one, other, theirs)])
-    return ["published in", "row", "less row", "paper", "here, 95 % interval", "order"], lines
+                both = [mark_edge(group.first["name"], group.dev) for group in (one, other)]
+                lines.append([title, *both, f"{paper:+.2f}", *judge_difference(one, other, paper)])
+    return ["published in", "row", "minus row", "paper", "here, 95 % interval", "order"], lines
 
 
-def judged(one: Group, other: Group, theirs: float) -> tuple[str, str]:
-    """The difference here, and whether its sign is the published one's."""
-    own = bleu_difference(one, other) if "bleu" in one.row else difference(one, other)
-    if own is None:
+def judge_difference(one: Group, other: Group, paper: float) -> tuple[str, str]:
+    """Return the measured difference as text, and the verdict whether its sign is that of the paper's difference."""
+    measured = bleu_difference(one, other) if "bleu" in one.row else difference(one, other)
+    if measured is None:
         return "", "no interval"
-    told = f"{own.value:+.2f} {own.interval}"
-    if not own.shown:
-        return told, "no interval" if math.isnan(own.low) else "no difference shown"
-    return told, "agrees" if own.value * theirs > 0 else "disagrees"
+    text = f"{measured.value:+.2f} {measured.interval}"
+    if not measured.significant:
+        return text, "no interval" if math.isnan(measured.low) else "no difference shown"
+    return text, "agrees" if measured.value * paper > 0 else "disagrees"
 
 
-def compared(group: Group, other: Group | None, translates: bool) -> list[str]:
-    """A line but for its label."""
+def comparison_cells(group: Group, other: Group | None, translates: bool) -> list[str]:
+    """Return the cells of a group's line, without its label."""
     run, row = group.first, group.row
     parameters, speed = run["parameters"], group.average(lambda run: run["train"].get("tokens_per_second"))
     sizes = sorted({size for run in group.runs if (size := memory_size(run)) is not None}, key=np.mean)
     recall = group.average(lambda run: run["datastore"]["recall"]) if row["search"] else None
-    reading = group.average(lambda run: run["metrics"]["test"][-1]["tokens_per_second"])
+    throughput = group.average(lambda run: run["metrics"]["test"][-1]["tokens_per_second"])
     peak = group.average(lambda run: run["metrics"]["test"][-1]["peak_memory_mb"])
     return [
         group.seeds,
-        evaluated(run)[0],
+        evaluated_text(run)[0],
         row["memories"],
         " or ".join(map(size_text, sizes)),
         row.get("eviction") or "",
         f"{parameters / 1e6:.1f}M" if parameters else "",
         f"{group.mean('valid'):.2f}",
         f"{group.mean('test'):.2f}",
-        *([figure(group.bleu(s), ".2f") for s in ("valid", "test")] if translates else []),
-        *([told(other and bleu_difference(group, other))] if translates else []),
+        *([format_optional(group.bleu(s), ".2f") for s in ("valid", "test")] if translates else []),
+        *([str((other and bleu_difference(group, other)) or "")] if translates else []),
         str(difference(group, other)) if other else "",
         row["search"] or "",
-        figure(recall, ".2f"),
-        figure(speed, ",.0f"),
-        figure(reading, ",.0f"),
-        figure(peak, ",.0f"),
+        format_optional(recall, ".2f"),
+        format_optional(speed, ",.0f"),
+        format_optional(throughput, ",.0f"),
+        format_optional(peak, ",.0f"),
     ]
 
 
-def told(value: Any) -> str:
-    """In words, or nothing."""
-    return "" if value is None else str(value)
-
-
-def figure(value: float | None, form: str) -> str:
-    """A figure, or nothing where there is none."""
-    return "" if value is None else format(value, form)
+def format_optional(value: float | None, specification: str) -> str:
+    """Return a formatted number; an empty cell for None."""
+    return "" if value is None else format(value, specification)

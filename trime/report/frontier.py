@@ -1,4 +1,4 @@
-"""table=frontier: every subset of a run's memories × K × kind of index × precision of keys, by perplexity, speed and size."""
+"""table=frontier: every subset of memories × K × index × precision of keys, compared by perplexity, speed and size."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from omegaconf import DictConfig
 
 from trime.io import write_atomically
 from trime.metrics import MEASURES
-from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill, saved
+from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill_axes, save_picture
 from trime.report.groups import memory_size, size_text
-from trime.report.page import Page, Section, Table, commands, pictured, write_page
-from trime.report.tables import Lines, csv_of, evaluated, markdown, unit
+from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
+from trime.report.tables import Lines, evaluated_text, markdown, metric_name, to_csv
 from trime.types import UserError
 
 AXES = (
-    ("seconds", 1e6, "µs a token", "log"),
+    ("seconds", 1e6, "µs/token", "log"),
     ("gb", 1, "GB of memories, without the model", "linear"),
-)  # cost, its unit, label, scale
-NOTE = "Fronts are chosen on dev; a token's time is that of model, memories and mixture in one pass."
-SAME = 0.02  # by which a subset's figures of two runs may lie apart: fits are not the same on every machine
-NEAR = 1.01  # times the best perplexity on dev, which the cheapest may have that is advised beside it
+)  # cost, factor to the displayed unit, label, scale
+NOTE = "Pareto fronts are chosen on dev. The time per token is that of model, memories and mixture in one pass."
+TOLERANCE = 0.02  # relative difference of a subset's dev results in two runs: fits differ between machines
+NEARLY_BEST = 1.01  # times the best dev perplexity, for the fastest point that is advised beside the best
 
 
 @dataclass(frozen=True)
 class External:
-    """How the external memory was kept and searched."""
+    """How the external memory was stored and searched."""
 
     index: str
     k: int
@@ -40,7 +40,7 @@ class External:
 
 @dataclass(frozen=True)
 class Point:
-    """A subset of memories under some settings. ``seconds``: a token's, of model, memories and mixture; ``gb``: of memories."""
+    """A subset of memories under some settings; ``seconds`` per token of model, memories and mixture, ``gb`` of memories."""
 
     memories: tuple[str, ...]
     external: External | None
@@ -51,103 +51,112 @@ class Point:
 
     @property
     def names(self) -> str:
-        """Return its memories, ``one + another``."""
+        """Return the memories, as in ``local + long``."""
         return " + ".join(self.memories or ("vocabulary alone",))
 
     @property
     def label(self) -> str:
-        """Return what a reader calls it."""
+        """Return the memories and how the external one was searched."""
         return self.names + (f" ({self.external})" if self.external else "")
 
 
-def points_of(runs: list[dict[str, Any]]) -> list[Point]:
-    """Return every subset of runs of one model once: without the external memory its settings do not matter."""
-    found: dict[Any, Point] = {}
+def frontier_points(runs: list[dict[str, Any]]) -> list[Point]:
+    """Return every subset of memories in runs of one model, the best on dev first.
+
+    Subsets without the external memory, whose settings do not affect them, are returned once.
+    """
+    points: dict[Any, Point] = {}
     for run in runs:
-        own, kind = run["subsets"], unit(run["metrics"]["test"][-1])
-        for one in own["subsets"]:
-            names = tuple(one["memories"])
-            costs = [own["memories"][name] for name in names]
-            seconds = own["encode_seconds_per_token"] + one["seconds_per_token"] + sum(c["seconds_per_token"] for c in costs)
+        subsets, metric = run["subsets"], metric_name(run["metrics"]["test"][-1])
+        for subset in subsets["subsets"]:
+            names = tuple(subset["memories"])
+            costs = [subsets["memories"][name] for name in names]
+            seconds = subsets["encode_seconds_per_token"] + subset["seconds_per_token"]
+            seconds += sum(cost["seconds_per_token"] for cost in costs)
             external = external_of(run) if "external" in names else None
-            dev, test = (MEASURES[kind](one[key]) for key in ("dev_loss", "loss"))
-            point = Point(names, external, dev, test, seconds, sum(c["bytes"] for c in costs) / 1e9)
-            first = found.setdefault((names, external), point)
-            if abs(point.dev / first.dev - 1) > SAME:
+            dev, test = (MEASURES[metric](subset[key]) for key in ("dev_loss", "loss"))
+            point = Point(names, external, dev, test, seconds, sum(cost["bytes"] for cost in costs) / 1e9)
+            first = points.setdefault((names, external), point)
+            if abs(point.dev / first.dev - 1) > TOLERANCE:
                 raise UserError(
-                    f"{point.label} is there twice, at {first.dev:.2f} and {point.dev:.2f} on dev: runs of one frontier "
-                    "differ in the index, K and the precision of keys alone; report others apart"
+                    f"{point.label} occurs twice, with {first.dev:.2f} and {point.dev:.2f} on dev: runs of one frontier may "
+                    "differ only in index, K and precision of keys; report the others separately"
                 )
-    return sorted(found.values(), key=lambda point: point.dev)
+    return sorted(points.values(), key=lambda point: point.dev)
 
 
 def external_of(run: dict[str, Any]) -> External:
-    """Return how a run's external memory was kept and searched."""
-    own, built = run["subsets"]["external"], run["datastore"]
+    """Return how a run's external memory was stored and searched."""
+    external, built = run["subsets"]["external"], run["datastore"]
     probe = f", probe {built['probe']}" if built.get("probe") and built["index"] != "exact" else ""
-    return External(built["index"] + probe, own["k"], own["keys"])
+    return External(built["index"] + probe, external["k"], external["keys"])
 
 
-def front(points: list[Point], cost: str) -> list[Point]:
-    """Return the points that no other one beats both on dev and in a cost, the best on dev first."""
-    found: list[Point] = []
+def pareto_front(points: list[Point], cost: str) -> list[Point]:
+    """Return the points that no other point beats both on dev and in a cost, the best on dev first."""
+    front: list[Point] = []
     for point in sorted(points, key=lambda point: (point.dev, getattr(point, cost))):
-        if not found or getattr(point, cost) < getattr(found[-1], cost):
-            found.append(point)
-    return found
+        if not front or getattr(point, cost) < getattr(front[-1], cost):
+            front.append(point)
+    return front
 
 
-def advice(points: list[Point], seconds: float | None, gb: float | None, kind: str) -> str:
-    """Return one sentence: the best on dev within the budget; without one the best, and the fastest that is nearly as good."""
+def advice(points: list[Point], seconds: float | None, gb: float | None, metric: str) -> str:
+    """Return one sentence of advice: the best point on dev within the budget, each part of which may be None.
+
+    Without a budget: the best point, and the fastest that is nearly as good.
+    """
     within = [p for p in points if (seconds is None or p.seconds <= seconds) and (gb is None or p.gb <= gb)]
     budget = [*([f"{1e3 * seconds:g} ms a token"] if seconds is not None else []), *([f"{gb:g} GB"] if gb is not None else [])]
     if not within:
-        least = min(points, key=lambda point: point.seconds)
-        return f"Nothing fits into {' and '.join(budget)}: the fastest is {told(least, kind)}."
+        fastest = min(points, key=lambda point: point.seconds)
+        return f"Nothing fits into {' and '.join(budget)}: the fastest is {describe(fastest, metric)}."
     best = within[0]
     if budget:
-        return f"Within {' and '.join(budget)}, choose {told(best, kind)}."
-    near = min((p for p in within if p.dev <= NEAR * best.dev), key=lambda point: point.seconds)
-    first = f"Best of all is {told(best, kind)}"
-    return f"{first}." if near is best else f"{first}; the fastest within 1 % of its perplexity on dev is {told(near, kind)}."
+        return f"Within {' and '.join(budget)}, choose {describe(best, metric)}."
+    nearly_best = min((p for p in within if p.dev <= NEARLY_BEST * best.dev), key=lambda point: point.seconds)
+    sentence = f"Best of all is {describe(best, metric)}"
+    if nearly_best is not best:
+        sentence += f"; the fastest within 1 % of its {metric} on dev is {describe(nearly_best, metric)}"
+    return f"{sentence}."
 
 
-def told(point: Point, kind: str) -> str:
-    """A point in words."""
-    return f"{point.label}: test {kind} {point.test:.2f} at {1e3 * point.seconds:.2f} ms a token and {point.gb:.3g} GB"
+def describe(point: Point, metric: str) -> str:
+    """Return a point in words."""
+    return f"{point.label}: test {metric} {point.test:.2f} at {1e3 * point.seconds:.2f} ms a token and {point.gb:.3g} GB"
 
 
-def frontier_table(points: list[Point], kind: str) -> tuple[list[str], Lines]:
-    """All points, the best on dev first; those of the Pareto fronts are marked."""
-    marks = {cost: front(points, cost) for cost in ("seconds", "gb")}
-    header = ["memories", "index", "K", "keys", f"dev {kind}", f"test {kind}", "tokens/s", "GB", "on the front of"]
+def frontier_table(points: list[Point], metric: str) -> tuple[list[str], Lines]:
+    """Return header and lines of all points, the best on dev first, with the Pareto fronts they are on."""
+    by_cost = {cost: pareto_front(points, cost) for cost in ("seconds", "gb")}
+    header = ["memories", "index", "K", "keys", f"dev {metric}", f"test {metric}", "tokens/s", "GB", "on the Pareto front of"]
     lines = []
     for point in points:
-        own = point.external
-        searched = [own.index, str(own.k), own.precision] if own else ["", "", ""]
-        fronts = [said for cost, said in (("seconds", "speed"), ("gb", "size")) if point in marks[cost]]
-        figures = [f"{point.dev:.2f}", f"{point.test:.2f}", f"{1 / point.seconds:,.0f}", f"{point.gb:.3g}"]
-        lines.append([point.names, *searched, *figures, ", ".join(fronts)])
+        external = point.external
+        searched = [external.index, str(external.k), external.precision] if external else ["", "", ""]
+        fronts = [name for cost, name in (("seconds", "speed"), ("gb", "size")) if point in by_cost[cost]]
+        values = [f"{point.dev:.2f}", f"{point.test:.2f}", f"{1 / point.seconds:,.0f}", f"{point.gb:.3g}"]
+        lines.append([point.names, *searched, *values, ", ".join(fronts)])
     return header, lines
 
 
-def front_panel(axis: Any, points: list[Point], axis_of: tuple[str, float, str, str], kind: str) -> None:
-    """Every point; those on the front are ringed and named, the colour tells whether the external memory is among them."""
+def front_panel(axis: Any, points: list[Point], cost_axis: tuple[str, float, str, str], metric: str) -> None:
+    """Draw every point, coloured by whether it has the external memory; those on the Pareto front are ringed and named."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    cost, by, label_of, scale = axis_of
-    for colour, inside, label in ((GREY, False, "without external memory"), (ORANGE, True, "with external memory")):
-        own = [point for point in points if bool(point.external) is inside]
-        places = [by * getattr(point, cost) for point in own]
-        axis.plot(places, [point.test for point in own], "o", ms=4, alpha=0.7, color=colour, label=label)
-    best, named = front(points, cost), set()
-    places = [by * getattr(point, cost) for point in best]
-    axis.plot(places, [point.test for point in best], "o", ms=9, mfc="none", color=BLUE, label="Pareto front (by dev)")
-    for point, place in zip(best, places, strict=True):
+    cost, factor, cost_label, scale = cost_axis
+    for colour, has_external, label in ((GREY, False, "without external memory"), (ORANGE, True, "with external memory")):
+        shown = [point for point in points if bool(point.external) is has_external]
+        costs = [factor * getattr(point, cost) for point in shown]
+        axis.plot(costs, [point.test for point in shown], "o", ms=4, alpha=0.7, color=colour, label=label)
+    front, named = pareto_front(points, cost), set()
+    costs = [factor * getattr(point, cost) for point in front]
+    axis.plot(costs, [point.test for point in front], "o", ms=9, mfc="none", color=BLUE, label="Pareto front (on dev)")
+    for point, position in zip(front, costs, strict=True):
         if point.memories not in named:
-            axis.annotate(point.names, (place, point.test), (6, 6), textcoords="offset points", fontsize=7)
+            axis.annotate(point.names, (position, point.test), (6, 6), textcoords="offset points", fontsize=7)
             named.add(point.memories)
-    axis.set(xlabel=label_of, ylabel=f"test {kind}", xscale=scale, yscale=SCALES[kind])
+    axis.set(xlabel=cost_label, ylabel=f"test {metric}", xscale=scale, yscale=SCALES[metric])
     for ticks in (ticks for ticks in (axis.xaxis, axis.yaxis) if ticks.get_scale() == "log"):
         ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -156,47 +165,50 @@ def front_panel(axis: Any, points: list[Point], axis_of: tuple[str, float, str, 
 
 
 def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path) -> None:
-    """Write tables, pictures and a page, a part for each run that was trained; print the Pareto rows and the advice."""
+    """Write tables, pictures and a page, a part for each trained model; print the points on Pareto fronts and the advice."""
     sections: list[Section] = []
     texts: list[str] = []
-    models = by_model(runs)
-    for title, own in models.items():
-        points, kind = points_of(own), unit(own[0]["metrics"]["test"][-1])
-        header, lines = frontier_table(points, kind)
-        sentence = advice(points, budget.seconds_per_token, budget.gb, kind)
-        panels: list[Panel] = [partial(front_panel, points=points, axis_of=axis_of, kind=kind) for axis_of in AXES]
+    models = group_by_model(runs)
+    for title, model_runs in models.items():
+        points, metric = frontier_points(model_runs), metric_name(model_runs[0]["metrics"]["test"][-1])
+        header, lines = frontier_table(points, metric)
+        sentence = advice(points, budget.seconds_per_token, budget.gb, metric)
+        panels: list[Panel] = [partial(front_panel, points=points, cost_axis=axis, metric=metric) for axis in AXES]
         texts.append(f"{title}:\n\n{markdown(header, lines)}\n{sentence}\n")
-        best = markdown(header, [line for line in lines if line[-1]])
-        print(f"\n{title}, Pareto rows of {len(points)}:\n\n{best}\n{sentence}\n")
+        on_front = markdown(header, [line for line in lines if line[-1]])
+        print(f"\n{title}, the Pareto fronts of {len(points)} points:\n\n{on_front}\n{sentence}\n")
         name = "frontier" if len(models) == 1 else f"frontier-{len(texts)}"
-        write_atomically(folder / f"{name}.csv", csv_of(header, lines))
+        write_atomically(folder / f"{name}.csv", to_csv(header, lines))
         print(f"table: {folder / f'{name}.csv'}\npicture: {frontier_picture(panels, title, folder / f'{name}.png')}")
-        sections += [Section(title, f"{sentence} {NOTE}", [Table(header, lines)]), *pictured(f"Pictures of {title}", panels)]
+        sections += [
+            Section(title, f"{sentence} {NOTE}", [Table(header, lines)]),
+            *picture_sections(f"Pictures of {title}", panels),
+        ]
     write_atomically(folder / "frontier.md", "\n".join(texts))
-    page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands(runs)])
+    page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands_section(runs)])
     print(f"table: {folder / 'frontier.md'}\npage: {write_page(page, folder / 'frontier.html')}")
 
 
-def by_model(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return runs that differ in the settings of their memories alone, by what they are of."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def group_by_model(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Group runs that differ only in the settings of their memories, by a title that describes the model."""
+    groups: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        text, row, store = evaluated(run), run["metrics"]["test"][-1], run.get("datastore", {}).get("entries")
+        text, row, store = evaluated_text(run), run["metrics"]["test"][-1], run.get("datastore", {}).get("entries")
         size, parameters, updates = memory_size(run), run["parameters"], run["train"].get("updates")
-        said = [
+        facts = [
             f"{run['name']}, seed {run['seed']}, {run['subsets']['mixture']} mixture, on {text[0]} ({text[2]:,} tokens)",
             *([f"{parameters:,} parameters"] if parameters else []),
             *([f"{updates:,} updates"] if updates else []),
-            *([f"a store of {store:,}"] if store else []),
-            *([f"memory of {size_text(size)} ({row['eviction']})"] if size else []),
+            *([f"{store:,} datastore entries"] if store else []),
+            *([f"memory size {size_text(size)} ({row['eviction']})"] if size else []),
         ]
-        found.setdefault(", ".join(said), []).append(run)
-    return found
+        groups.setdefault(", ".join(facts), []).append(run)
+    return groups
 
 
 def frontier_picture(panels: list[Panel], title: str, path: Path) -> Path:
-    """Perplexity against time and against size, side by side."""
+    """Draw perplexity against time and against size, side by side."""
     figure, axes = canvas(12, 4.6, len(panels))
-    fill(axes, panels)
+    fill_axes(axes, panels)
     figure.suptitle(title, fontsize=9)
-    return saved(figure, path)
+    return save_picture(figure, path)

@@ -1,4 +1,4 @@
-"""One self-contained HTML file of a run or of several: tables, curves, samples with their memories, the commands."""
+"""Self-contained HTML pages of one run or several: tables, curves, samples with their memories, commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from trime.io import write_atomically
-from trime.report.figures.canvas import BLUE, GREY, ORANGE, Panel, drawn
+from trime.report.figures.canvas import BLUE, GREY, ORANGE, Panel, draw_svg
 from trime.report.tables import Lines, is_numeric
 
 COLOURS = {
@@ -25,21 +25,21 @@ SHOWN_BEFORE = 400  # characters of the text before a passage
 
 @dataclass(frozen=True)
 class Table:
-    """Of text cells; the last line is emphasised where it is the run's ``own``."""
+    """A table of text cells, whose last line may be emphasised."""
 
     header: list[str]
     lines: Lines
-    own: bool = False
+    emphasise_last: bool = False
 
     @property
-    def figures(self) -> list[bool]:
-        """Which columns hold figures, and so stand to the right."""
+    def numeric(self) -> list[bool]:
+        """Return for each column whether it holds numbers, which are aligned to the right."""
         return [column > 0 and is_numeric([line[column] for line in self.lines]) for column in range(len(self.header))]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading with a note, tables, pictures, passages and commands."""
 
     title: str
     note: str = ""
@@ -51,7 +51,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says."""
+    """The content of a page."""
 
     title: str
     facts: list[str]
@@ -59,56 +59,57 @@ class Page:
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """The page as one file that needs no other; all text is escaped."""
-    room = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
-    write_atomically(path, room.get_template("page.html").render(page=page))
+    """Write a page as one file that needs no other; all text is escaped. Return its path."""
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+    write_atomically(path, environment.get_template("page.html").render(page=page))
     return path
 
 
-def pictured(title: str, panels: list[Panel], note: str = "") -> list[Section]:
-    """A section of panels, if there are any."""
-    return [Section(title, note, pictures=[drawn(panel) for panel in panels])] if panels else []
+def picture_sections(title: str, panels: list[Panel], note: str = "") -> list[Section]:
+    """Return a section of panels as a list, which is empty if there are no panels."""
+    return [Section(title, note, pictures=[draw_svg(panel) for panel in panels])] if panels else []
 
 
-def sampled(samples: list[dict[str, Any]]) -> list[Section]:
-    """A section of passages, if there are any."""
+def sample_sections(samples: list[dict[str, Any]]) -> list[Section]:
+    """Return a section of passages as a list, which is empty if there are no samples."""
     if not samples:
         return []
     note = (
-        f"Test text as {samples[0]['row']} reads it. The darker a token, the more of its probability came from memories; "
-        "choose one to see from which, and the entries that gave most."
+        f"Test text, scored by {samples[0]['row']}. The darker a token, the larger the share of its probability that came from "
+        "memories. Select a token to see the share of each memory and the entries that contributed most."
     )
-    return [Section("Samples with their memories", note, passages=[passage_of(sample) for sample in samples])]
+    return [Section("Samples with their memories", note, passages=[passage_content(sample) for sample in samples])]
 
 
-def passage_of(sample: dict[str, Any]) -> dict[str, Any]:
-    """A passage for the template; the token to which memories gave most is open."""
-    tokens = [token_of(told) for told in sample["tokens"]]
-    best = max(range(len(tokens)), key=lambda place: tokens[place]["given"])
-    tokens[best]["open"] = True
-    before = sample["before"]
-    cut = before[-SHOWN_BEFORE:]
-    return {"document": sample["document"], "before": ("… " if cut != before else "") + cut, "tokens": tokens}
+def passage_content(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a passage for the template; the token to which memories contributed most is open."""
+    tokens = [token_content(token) for token in sample["tokens"]]
+    max(tokens, key=lambda token: token["from_memories"])["open"] = True
+    context = sample["before"]
+    shown = context[-SHOWN_BEFORE:]
+    return {"document": sample["document"], "before": ("… " if shown != context else "") + shown, "tokens": tokens}
 
 
-def token_of(told: dict[str, Any]) -> dict[str, Any]:
-    """A token, its parts as widths of a bar, and the share that memories gave."""
-    whole, parts = told["probability"], told["parts"]
-    given = whole - parts["vocabulary"]
-    return told | {
+def token_content(token: dict[str, Any]) -> dict[str, Any]:
+    """Return a token for the template, with the parts of its probability as a bar and the share that came from memories."""
+    probability, parts = token["probability"], token["parts"]
+    from_memories = probability - parts["vocabulary"]
+    return token | {
         "open": False,
-        "text": "end of line" if "\n" in told["text"] else told["text"].strip() or "space",
-        "given": given,
-        "share": min(1.0, max(0.0, given / whole)) if whole else 0.0,
+        "text": "end of line" if "\n" in token["text"] else token["text"].strip() or "space",
+        "from_memories": from_memories,
+        "share": min(1.0, max(0.0, from_memories / probability)) if probability else 0.0,
         "split": ", ".join(f"{name} {part:.4f}" for name, part in parts.items()),
-        "bars": [{"width": 100 * part / (whole or 1), "colour": COLOURS.get(name, BLUE)} for name, part in parts.items()],
+        "bars": [{"width": 100 * part / (probability or 1), "colour": COLOURS.get(name, BLUE)} for name, part in parts.items()],
     }
 
 
-def commands(runs: list[dict[str, Any]]) -> Section:
-    """The command of each run."""
+def commands_section(runs: list[dict[str, Any]]) -> Section:
+    """Return the section with the command of each run."""
     known = list(dict.fromkeys(run["command"] for run in runs if run.get("command")))
     note = (
-        "Each is skipped as far as its artefacts exist." if known else "No run tells its command: config.yaml lies beside it."
+        "Run again, each command reuses the artefacts that already exist."
+        if known
+        else "No run recorded its command; its settings are in config.yaml beside its results."
     )
     return Section("Commands", note, commands=known)

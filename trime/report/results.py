@@ -1,4 +1,4 @@
-"""Results of runs as their files hold them."""
+"""Read the results.json files of runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from trime.types import UserError
 
 
-def results_in(places: list[Path]) -> list[dict[str, Any]]:
-    """Every results.json below some folders, oldest first."""
-    paths = sorted({path for place in places for path in place.rglob("results.json")}, key=lambda path: path.stat().st_mtime)
+def results_in(folders: list[Path]) -> list[dict[str, Any]]:
+    """Return the content of every results.json below some folders, the oldest first."""
+    paths = sorted({path for folder in folders for path in folder.rglob("results.json")}, key=lambda path: path.stat().st_mtime)
     return [read_run(path) for path in paths]
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """A results.json; UserError where it is truncated or none."""
+    """Return the content of a results.json; UserError if it is truncated or not a run's."""
     try:
-        found = json.loads(path.read_text())
-        if not {"name", "seed", "metrics"} <= found.keys():
-            raise ValueError("no run")
+        results = json.loads(path.read_text())
+        if not {"name", "seed", "metrics"} <= results.keys():
+            raise ValueError("not the results of a run")
     except (ValueError, AttributeError):
-        raise UserError(f"{path} is truncated or no run's results: delete it and run its experiment again") from None
-    return found
+        raise UserError(f"{path} is truncated or not the results of a run: delete it and run its experiment again") from None
+    return results

@@ -1,4 +1,4 @@
-"""Tables of runs, as Markdown and CSV, beside the paper's figures where a row is a published one."""
+"""Tables of one run as Markdown and CSV, and how their values are formatted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lines = list[list[str]]
 
 
 def markdown(header: list[str], lines: Lines) -> str:
-    """A Markdown table with aligned columns, numbers to the right."""
+    """Return a Markdown table with aligned columns, those of numbers to the right."""
     widths = [max(2, *(len(line[i]) for line in [header, *lines])) for i in range(len(header))]
     right = [i > 0 and is_numeric([line[i] for line in lines]) for i in range(len(header))]
 
@@ -27,48 +27,47 @@ def markdown(header: list[str], lines: Lines) -> str:
 
 
 def is_numeric(cells: list[str]) -> bool:
-    """A column of figures, some of which may be missing."""
+    """Return True if all cells that are not empty hold numbers."""
     filled = [re.fullmatch(r"[-+]?[\d,.]+( / [\d.]+)?", cell) for cell in cells if cell]
     return bool(filled) and all(filled)
 
 
-def csv_of(header: list[str], lines: Lines) -> str:
-    """The same as CSV."""
+def to_csv(header: list[str], lines: Lines) -> str:
+    """Return a table as CSV."""
     out = io.StringIO()
     csv.writer(out).writerows([header, *lines])
     return out.getvalue()
 
 
-def measure(row: dict[str, Any]) -> float:
-    """Bits per character where tokens are characters, else perplexity."""
+def metric_value(row: dict[str, Any]) -> float:
+    """Return a row's bits per character if its tokens are characters, else its perplexity."""
     return row.get("bits_per_character", row["perplexity"])
 
 
-def unit(row: dict[str, Any]) -> str:
+def metric_name(row: dict[str, Any]) -> str:
+    """Return the name of a row's metric: bits/char or perplexity."""
     return "bits/char" if "bits_per_character" in row else "perplexity"
 
 
-def units(runs: list[dict[str, Any]]) -> str:
-    """What the runs are measured in; words and bytes may stand side by side."""
-    return " or ".join(sorted({unit(run["metrics"]["test"][-1]) for run in runs}, reverse=True))
+def metric_names(runs: list[dict[str, Any]]) -> str:
+    """Return the metrics of several runs, as in ``perplexity or bits/char``."""
+    return " or ".join(sorted({metric_name(run["metrics"]["test"][-1]) for run in runs}, reverse=True))
 
 
-EDGE = "‡"  # marks a row whose tuned setting lies at the edge of its grid
-EDGE_NOTE = f"{EDGE} the best setting lies at the edge of its grid: a better one may lie beyond, widen tune.*"
-
-
+EDGE = "‡"  # marks a row with a tuned setting at the edge of its grid
+EDGE_NOTE = f"{EDGE} The best setting lies at the edge of its grid: widen tune.* to look for a better one."
 FITTED_NOTE = (
-    "adaptive and calibrated rows are the lab's own: a mixture of all memories that was fitted on dev, whose dev figure is of "
-    "documents that a fit did not see"
+    "Rows named adaptive or calibrated are not in the papers: their mixture of all memories is fitted on dev, so their dev "
+    "result is cross-validated (each document is scored by a fit that did not see it)."
 )
 
 
-def marked(name: str, rows: Iterable[dict[str, Any]]) -> str:
-    """Return a row's name, marked where some of its dev rows were tuned to the edge of a grid."""
+def mark_edge(name: str, rows: Iterable[dict[str, Any]]) -> str:
+    """Return a name, marked if one of its dev rows was tuned to the edge of a grid."""
     return f"{name} {EDGE}" if any(row.get("at_edge") for row in rows) else name
 
 
-LETTERS = {  # of the paper, for what is tuned
+SYMBOLS = {  # the papers' symbols of tuned settings
     "temperature": "τ",
     "interpolation_temperature": "τ'",
     "lambda": "λ",
@@ -79,25 +78,25 @@ LETTERS = {  # of the paper, for what is tuned
 }
 
 
-def edges_text(rows: Iterable[dict[str, Any]]) -> str:
-    """Return which settings of dev rows lie at the edge of their grid, in the paper's letters."""
-    return ", ".join(dict.fromkeys(LETTERS[name] for row in rows for name in row.get("at_edge", [])))
+def edge_settings(rows: Iterable[dict[str, Any]]) -> str:
+    """Return the symbols of the settings of dev rows that were tuned to the edge of their grid."""
+    return ", ".join(dict.fromkeys(SYMBOLS[name] for row in rows for name in row.get("at_edge", [])))
 
 
 def tuned_text(row: dict[str, Any], at_edge: list[str]) -> str:
-    """Return what was tuned in the paper's letters, settings at the edge of their grid marked."""
-    return ", ".join(f"{LETTERS[name]} {value:g}{EDGE * (name in at_edge)}" for name, value in row["tuned"].items())
+    """Return a row's tuned settings with the papers' symbols; those at the edge of their grid are marked."""
+    return ", ".join(f"{SYMBOLS[name]} {value:g}{EDGE * (name in at_edge)}" for name, value in row["tuned"].items())
 
 
 def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
-    """Every row of one run, dev and test."""
+    """Return header and lines of a run's table: each row on dev and test."""
     pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
     translated = "bleu" in pairs[0][1]
     header = [
         "memories",
         *(["dev BLEU", "test BLEU"] if translated else []),
-        f"dev {unit(pairs[0][0])}",
-        f"test {unit(pairs[0][1])}",
+        f"dev {metric_name(pairs[0][0])}",
+        f"test {metric_name(pairs[0][1])}",
         "tokens",
         "search",
         "tokens/s",
@@ -107,8 +106,8 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
         [
             test["memories"],
             *([f"{valid['bleu']:.2f}", f"{test['bleu']:.2f}"] if translated else []),
-            f"{measure(valid):.2f}",
-            f"{measure(test):.2f}",
+            f"{metric_value(valid):.2f}",
+            f"{metric_value(test):.2f}",
             f"{test['tokens']:,}",
             test["search"] or "",
             f"{test['tokens_per_second']:,.0f}",
@@ -119,18 +118,20 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
 
 
 def analysis_text(results: dict[str, Any]) -> str:
-    """Loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), sizes of long memory (Figure 3)."""
-    kind = unit(results["metrics"]["test"][-1])
-    return "\n".join(f"On {split}:\n\n{split_text(found, kind)}" for split, found in results["analysis"].items())
+    """Return the tables of an analysis: loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), loss by size
+    of the long memory (Figure 3).
+    """
+    metric = metric_name(results["metrics"]["test"][-1])
+    return "\n".join(f"On {split}:\n\n{split_tables(analysis, metric)}" for split, analysis in results["analysis"].items())
 
 
-def split_text(analysis: dict[str, Any], kind: str) -> str:
-    """The tables of one split, in perplexity or bits."""
+def split_tables(analysis: dict[str, Any], metric: str) -> str:
+    """Return the analysis tables of one split."""
     buckets, parts = analysis["buckets"], []
     names = [cell["bucket"] for cell in next(iter(buckets.values()))]
     tokens = ["tokens", *(f"{cell['tokens']:,}" for cell in next(iter(buckets.values())))]
-    lines = [[label, *(figure(cell["loss"], kind) for cell in cells)] for label, cells in buckets.items()]
-    parts.append(markdown([f"{kind} by frequency on dev", *names], [*lines, tokens]))
+    lines = [[label, *(format_loss(cell["loss"], metric) for cell in cells)] for label, cells in buckets.items()]
+    parts.append(markdown([f"{metric} by frequency on dev", *names], [*lines, tokens]))
     if analysis["retrieval"]:
         shares = [f"{100 * share:.2f}" for share in analysis["retrieval"].values()]
         parts.append(
@@ -138,37 +139,38 @@ def split_text(analysis: dict[str, Any], kind: str) -> str:
         )
     if analysis["by_memory_size"]:
         curve = analysis["by_memory_size"]
-        parts.append(markdown(["size of long memory", *curve], [[kind, *(figure(loss, kind) for loss in curve.values())]]))
+        losses = [format_loss(loss, metric) for loss in curve.values()]
+        parts.append(markdown(["contexts in long memory", *curve], [[metric, *losses]]))
     return "\n".join(parts)
 
 
-def replay_text(found: dict[str, Any]) -> str:
-    """What each policy's memory retains of attention mass, and the perplexity it gives, by size."""
-    kind = "exact" if found["exact"] else "approximate: evictions in one layer would change the others' activations"
+def replay_text(results: dict[str, Any]) -> str:
+    """Return the tables of a replay: the attention mass that each policy retains and its perplexity, by memory size."""
+    accuracy = "exact" if results["exact"] else "approximate: evictions in one layer would change the activations of later ones"
     parts = []
-    for memory in found["memories"]:
-        for title, value in replayed(found["unit"]).items():
+    for memory in results["memories"]:
+        for title, value in replay_metrics(results["unit"]).items():
             sizes, names = (list(dict.fromkeys(row[key] for row in memory["rows"])) for key in ("size", "policy"))
             cells = {(row["policy"], row["size"]): value(row) for row in memory["rows"]}
             lines = [[name, *(f"{cells[name, size]:.2f}" for size in sizes)] for name in names]
-            parts.append(f"{memory['memory']}, {title} ({kind}):\n\n" + markdown(["entries", *map(str, sizes)], lines))
+            parts.append(f"{memory['memory']}, {title} ({accuracy}):\n\n" + markdown(["entries", *map(str, sizes)], lines))
     return "\n".join(parts)
 
 
-def replayed(kind: str | None) -> dict[str, Callable[[dict[str, Any]], float]]:
-    """What a replay tells of a row, by title; ``kind`` is the unit of losses, where there are any."""
-    found: dict[str, Callable[[dict[str, Any]], float]] = {"retained attention mass, %": lambda row: 100 * row["retained"]}
-    if kind:
-        found[f"test {kind}"] = lambda row: MEASURES[kind](row["loss"])
-    return found
+def replay_metrics(metric: str | None) -> dict[str, Callable[[dict[str, Any]], float]]:
+    """Return what a replay measures, by title, as functions of a row; ``metric`` is None if it has no losses."""
+    metrics: dict[str, Callable[[dict[str, Any]], float]] = {"retained attention mass, %": lambda row: 100 * row["retained"]}
+    if metric:
+        metrics[f"test {metric}"] = lambda row: MEASURES[metric](row["loss"])
+    return metrics
 
 
-def figure(loss: float | None, kind: str) -> str:
-    """A loss in a unit with two decimals, or nothing where there is none."""
-    return "" if loss is None else f"{MEASURES[kind](loss):.2f}"
+def format_loss(loss: float | None, metric: str) -> str:
+    """Return a loss converted to a metric, with two decimals; an empty cell for None."""
+    return "" if loss is None else f"{MEASURES[metric](loss):.2f}"
 
 
-def evaluated(run: dict[str, Any]) -> tuple[str, str, int, int | None]:
-    """Name and fingerprint of the text the run was evaluated on, how many tokens of it, and of how many kinds."""
+def evaluated_text(run: dict[str, Any]) -> tuple[str, str, int, int | None]:
+    """Return the text that a run was evaluated on: name, fingerprint, number of scored tokens, size of the vocabulary."""
     dataset = run.get("evaluated", run["dataset"])
     return dataset["name"], dataset["fingerprint"], run["metrics"]["test"][-1]["tokens"], dataset.get("vocabulary")

@@ -1,6 +1,6 @@
-"""Results of a sweep's jobs, handed to the command that started them where a launcher runs jobs in other processes.
+"""Results of a sweep's jobs that a launcher runs in other processes, passed back to the command that started the sweep.
 
-Each such job writes one JSON file below the sweep's folder, which all machines see; the command reads them at the end.
+Each such job writes one JSON file below the sweep's folder, which all machines share; the command reads them at the end.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class JobResults(Callback):
 
 
 def this_process() -> str:
-    """Return a name for this process that no other process on any machine has."""
+    """Return a name of this process that is unique among all machines."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def in_worker_process() -> bool:
-    """Return True where a launcher runs this job in another process than the command's."""
+    """Return True if this job runs in another process than the command."""
     return FOLDER in os.environ and os.environ.get(OWNER) != this_process()
 
 
 def write_job_result(result: JobResult) -> None:
-    """Write one job's result, whole or not at all."""
+    """Write one job's result atomically."""
     folder = Path(os.environ[FOLDER])
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{result.number:06d}.json"
@@ -58,7 +58,7 @@ def write_job_result(result: JobResult) -> None:
 
 
 def read_job_results() -> Iterator[JobResult]:
-    """Yield the results of all jobs that ran in other processes, in the order of jobs, and remove their files."""
+    """Yield the results of all jobs that ran in other processes, in job order, then remove their files."""
     os.environ.pop(OWNER, None)
     folder = Path(os.environ.pop(FOLDER, ""))
     if folder.name.startswith("jobs-"):

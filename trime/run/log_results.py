@@ -9,15 +9,15 @@ from trime.report.tables import run_table
 
 
 def log_results(logger: Any, results: dict[str, Any], samples: list[dict[str, Any]], folder: Path) -> None:
-    """Hyperparameters, tuned settings, the figures of every row, and the report's table, samples and pictures."""
+    """Log hyperparameters, tuned settings, the metrics of every row, and the report's table, samples and pictures."""
     if logger is None:
         return
     logger.log_hyperparams({key: results[key] for key in ("name", "seed", "commit", "parameters")})
-    figures = {f"tuned/{name}": value for name, value in results["tuned"].items()}
+    metrics = {f"tuned/{name}": value for name, value in results["tuned"].items()}
     for split, rows in results["metrics"].items():
-        figures |= {f"{split}/{row['memories']}": row["perplexity"] for row in rows}
-        figures |= {f"{split}/perplexity": rows[-1]["perplexity"], f"{split}/loss": rows[-1]["loss"]}
-    logger.log_metrics(figures)
+        metrics |= {f"{split}/{row['memories']}": row["perplexity"] for row in rows}
+        metrics |= {f"{split}/perplexity": rows[-1]["perplexity"], f"{split}/loss": rows[-1]["loss"]}
+    logger.log_metrics(metrics)
     header, lines = run_table(results)
     logger.log_table("results", columns=header, data=lines)
     if lines := [line for sample in samples for line in sample_lines(sample)]:
@@ -28,14 +28,14 @@ def log_results(logger: Any, results: dict[str, Any], samples: list[dict[str, An
 
 
 def sample_lines(sample: dict[str, Any]) -> list[list[Any]]:
-    """A line for each token."""
+    """Return a table line for each token of a sample."""
     return [
         [
             sample["document"],
-            told["text"],
-            told["probability"],
-            told["probability"] - told["parts"]["vocabulary"],
-            "\n".join(f"{own['share']:.4f} {own['memory']}: {own['text']} ({own['place']})" for own in told["entries"]),
+            token["text"],
+            token["probability"],
+            token["probability"] - token["parts"]["vocabulary"],
+            "\n".join(f"{e['share']:.4f} {e['memory']}: {e['text']} ({e['place']})" for e in token["entries"]),
         ]
-        for told in sample["tokens"]
+        for token in sample["tokens"]
     ]

@@ -1,4 +1,4 @@
-"""What made a result: the run, its code, its command and its machine."""
+"""The provenance of a result: run, code, command and machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu"
 
 
 def provenance(config: DictConfig) -> dict[str, Any]:
-    """What made a result: the run, its code and its machine."""
+    """Return what a result was made from: run, commit, configuration hash, package versions, hardware and command."""
     return {
         "name": config.name,
         "seed": config.seed,
@@ -34,34 +34,35 @@ def provenance(config: DictConfig) -> dict[str, Any]:
 
 
 def command() -> str | None:
-    """What the run was asked for on the command line; None where it was not started there."""
+    """Return the command line that repeats this run alone; None if it was not started from the command line."""
     if not HydraConfig.initialized():
         return None
     hydra = HydraConfig.get()
-    own = [word for word in hydra.overrides.task if not word.startswith("sweep=")]
-    alone = ["hydra.mode=RUN"] if hydra.mode == RunMode.MULTIRUN else []  # an ablation is a sweep by itself
-    return shlex.join(["python", "cli.py", *own, *alone])
+    overrides = [override for override in hydra.overrides.task if not override.startswith("sweep=")]
+    mode = ["hydra.mode=RUN"] if hydra.mode == RunMode.MULTIRUN else []  # an ablation's experiment file starts a sweep
+    return shlex.join(["python", "cli.py", *overrides, *mode])
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the figures depend on."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the installed packages on which results depend."""
+    packages = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return packages
 
 
 def hardware() -> dict[str, Any]:
-    """The machine."""
-    names = [line.split(":")[1].strip() for line in cpuinfo() if line.startswith("model name")]
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "gpu": device}
+    """Return the names of the CPU and the GPU, and the number of cores."""
+    cpus = [line.split(":")[1].strip() for line in cpuinfo() if line.startswith("model name")]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"cpu": cpus[0] if cpus else platform.processor(), "cores": os.cpu_count(), "gpu": gpu}
 
 
 def cpuinfo() -> list[str]:
+    """Return the lines of /proc/cpuinfo; none on systems without it."""
     try:
         return Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -69,11 +70,11 @@ def cpuinfo() -> list[str]:
 
 
 def commit() -> str | None:
-    """The commit of the code, where it runs from a checkout."""
-    here = Path(__file__).resolve().parents[2]
+    """Return the commit of the code, marked ``+changes`` if files were modified; None if it does not run from a checkout."""
+    root = Path(__file__).resolve().parents[2]
     try:
-        found = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(["git", "-C", str(here), "status", "--porcelain", "-uno"], capture_output=True, text=True)
+        head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        status = subprocess.run(["git", "-C", str(root), "status", "--porcelain", "-uno"], capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
+    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")

@@ -1,4 +1,4 @@
-"""report: results.json, table, picture and page of a run."""
+"""report: write results.json, table, pictures and page of a run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from trime.report.figures.run import analysis_panels, analysis_picture, run_pane
 from trime.report.figures.several import replay_picture
 from trime.report.groups import is_fitted
 from trime.report.memories import memories_picture, memories_section, memories_text
-from trime.report.page import Page, Section, Table, commands, pictured, sampled, write_page
-from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, analysis_text, evaluated, markdown, replay_text, run_table
+from trime.report.page import Page, Section, Table, commands_section, picture_sections, sample_sections, write_page
+from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, analysis_text, evaluated_text, markdown, replay_text, run_table
 from trime.run.provenance import provenance
-from trime.stages.evaluate import named
+from trime.stages.evaluate import policy_name
 from trime.stages.prepare import Prepare
 
 
 def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Writes results.json, config.yaml, metrics.csv, table, picture and page; prints the table and where they lie.
+    """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, and print the table and the paths.
 
-    The results, and the samples of the page.
+    Return the results, and the samples shown on the page.
     """
     config, folder = plan.config, plan.run_folder
     folder.mkdir(parents=True, exist_ok=True)
-    results = collected(plan)
+    results = collect_results(plan)
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_atomically(folder / "results.json", compact_json(results))
     if config.logger.history:
@@ -56,55 +56,56 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def run_page(results: dict[str, Any], history: Path, samples: list[dict[str, Any]]) -> Page:
-    """All that is known of a run."""
-    text, train, machine = evaluated(results), results["train"], results["hardware"]
+    """Return the page of a run: results, curves, memories, analysis, samples and its command."""
+    text, train, machine = evaluated_text(results), results["train"], results["hardware"]
     facts = [
-        f"text: {text[0]}, {text[2]:,} tokens of test",
+        f"text: {text[0]}, {text[2]:,} test tokens",
         f"seed {results['seed']}",
         *([f"{results['parameters']:,} parameters"] if results["parameters"] else []),
         *([f"{train['updates']:,} updates"] if train.get("updates") else []),
         f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores",
         f"commit {(results['commit'] or 'unknown')[:12]}",
     ]
-    note = "The last row is the experiment's own. Temperatures, shares and sizes were chosen on dev; test was scored once."
+    note = "The last row is the experiment's own. Temperatures, weights and sizes were tuned on dev; test was scored once."
     note += f" {FITTED_NOTE}" * is_fitted(results)
-    table = Table(*run_table(results), own=True)
-    note += f" {EDGE_NOTE}." * any(EDGE in cell for line in table.lines for cell in line)
+    table = Table(*run_table(results), emphasise_last=True)
+    note += f" {EDGE_NOTE}" * any(EDGE in cell for line in table.lines for cell in line)
     return Page(
         results["name"],
         facts,
         [
             Section("Results", note, [table]),
-            *pictured("Curves", run_panels(results, history)),
+            *picture_sections("Curves", run_panels(results, history)),
             *memories_section(results),
-            *pictured("Analysis", analysis_panels(results)),
-            *sampled(samples),
-            commands([results]),
+            *picture_sections("Analysis", analysis_panels(results)),
+            *sample_sections(samples),
+            commands_section([results]),
         ],
     )
 
 
 def report_replay(plan: Plan) -> None:
-    """Table and picture of what every policy retains."""
-    folder, found = plan.run_folder, plan.replay.found()
+    """Write and print the table and the picture of what every eviction policy retains."""
+    folder, results = plan.run_folder, plan.replay.results()
     folder.mkdir(parents=True, exist_ok=True)
-    text = replay_text(found)
-    write_atomically(folder / "replay.json", json.dumps(found, indent=1))
+    text = replay_text(results)
+    write_atomically(folder / "replay.json", json.dumps(results, indent=1))
     write_atomically(folder / "replay.md", text)
-    print(f"\n{text}\nreplay: {replay_picture(found, folder / 'replay.png')}")
+    print(f"\n{text}\nreplay: {replay_picture(results, folder / 'replay.png')}")
 
 
 def report_answers(plan: Plan) -> Path:
-    """results.json of an answering run, and its line; the folder that holds it."""
-    config, found = plan.config, plan.answer.found()
+    """Write results.json of an answering run and print its table line; return the run's folder."""
+    config = plan.config
     folder = Path(config.paths.outputs) / "runs" / config.name / f"seed{config.seed}-{plan.answer.fingerprint[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
-    row = found | plan.answer.reading() | {"eviction": named(plain(config.eviction)), "last": config.answering.last}
+    row = plan.answer.results() | plan.answer.reading()
+    row |= {"eviction": policy_name(plain(config.eviction)), "last": config.answering.last}
     results = provenance(config) | {
         "questions": plain(config.questions),
         "answering": {"split": config.answering.split, "question_first": config.answering.question_first},
-        "model": config.model.name or str(plan.taught.path()),  # type: ignore[union-attr]
-        "taught": plan.taught.recipe() if plan.taught else None,
+        "model": config.model.name or str(plan.small_model.path()),  # type: ignore[union-attr]
+        "taught": plan.small_model.recipe() if plan.small_model else None,
         "metrics": {config.answering.split: [row]},
     }
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
@@ -114,8 +115,8 @@ def report_answers(plan: Plan) -> Path:
     return folder
 
 
-def collected(plan: Plan) -> dict[str, Any]:
-    """The run contract."""
+def collect_results(plan: Plan) -> dict[str, Any]:
+    """Return the content of a run's results.json."""
     config, model = plan.config, plan.model.path()
     train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
     tuned = plan.tune.tuned()
@@ -134,14 +135,14 @@ def collected(plan: Plan) -> dict[str, Any]:
     if (model / "staleness.json").exists():
         results["staleness"] = json.loads((model / "staleness.json").read_text())
     if plan.subsets:
-        results["subsets"] = plan.subsets.found()
+        results["subsets"] = plan.subsets.results()
     if plan.analysis:
-        results["analysis"] = plan.analysis.found()
+        results["analysis"] = plan.analysis.results()
     if (model / "imported.json").exists():
         results["imported"] = json.loads((model / "imported.json").read_text())
         results["parameters"] = results["imported"]["parameters"]
-    if plan.evaluated is not plan.corpus:
-        results["evaluated"] = dataset_of(plan.evaluated)
+    if plan.evaluated_corpus is not plan.corpus:
+        results["evaluated"] = dataset_of(plan.evaluated_corpus)
     if plan.index:
         source = plan.index.information()
         results["datastore"] = (
@@ -151,7 +152,7 @@ def collected(plan: Plan) -> dict[str, Any]:
 
 
 def dataset_of(prepared: Prepare) -> dict[str, Any]:
-    """Name, fingerprint, tokens and vocabulary of a corpus."""
+    """Return name, fingerprint, tokens by split, vocabulary size and notes of a corpus."""
     statistics = prepared.corpus().statistics
     return {
         "name": statistics["name"],
@@ -163,6 +164,6 @@ def dataset_of(prepared: Prepare) -> dict[str, Any]:
 
 
 def with_bits(row: dict[str, Any], characters: bool) -> dict[str, Any]:
-    """A row with bits per character beside its loss, where tokens are characters."""
-    found = row | {"perplexity": perplexity(row["loss"])}
-    return found | ({"bits_per_character": bits(row["loss"])} if characters else {})
+    """Return a row with its perplexity, and with its bits per character where tokens are characters."""
+    result = row | {"perplexity": perplexity(row["loss"])}
+    return result | ({"bits_per_character": bits(row["loss"])} if characters else {})

@@ -1,4 +1,4 @@
-"""One of the other processes of a training: ``python -m trime.run.worker CONFIG FOLDER`` (see stages/processes.py)."""
+"""A worker process of a distributed training: ``python -m trime.run.worker CONFIG FOLDER`` (see pipeline/processes.py)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trime.types import UserError
 
 
 def main() -> int:
-    """Takes part in the training; ends with the first process, however that ends."""
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    """Take part in the training; exit when the launching process does, whatever its fate. Return the exit status."""
+    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
     config, folder = OmegaConf.load(sys.argv[1]), Path(sys.argv[2])
     if device_of(config).type == "cpu":  # type: ignore[arg-type]
         prepare_cpu()
@@ -32,8 +32,8 @@ def main() -> int:
     return 0
 
 
-def end_with(parent: int) -> None:
-    """A killed first process leaves this one in a collective operation, where nobody would end it."""
+def exit_with_parent(parent: int) -> None:
+    """Exit once the launching process is gone: a killed parent would leave this one waiting in a collective operation."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

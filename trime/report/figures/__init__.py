@@ -1,1 +1,1 @@
-"""Pictures."""
+"""Pictures of runs, drawn with Matplotlib."""

@@ -1,4 +1,4 @@
-"""What pictures are drawn on and with."""
+"""Building blocks of pictures: figures, panels, bars and curves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCALES = {"perplexity": "log", "bits/char": "linear"}
 
 
 def canvas(width: float, height: float, columns: int, lines: int = 1) -> Any:
-    """A figure without a display, and its panels, line by line."""
+    """Return a figure that needs no display, and its axes, line by line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -28,14 +28,14 @@ def canvas(width: float, height: float, columns: int, lines: int = 1) -> Any:
     return figure, list(axes.flat)
 
 
-def fill(axes: list[Any], panels: list[Panel]) -> None:
-    """Each panel on an axis of its own; axes may be left over."""
+def fill_axes(axes: list[Any], panels: list[Panel]) -> None:
+    """Draw each panel on an axis of its own; axes may be left over."""
     for axis, panel in zip(axes, panels, strict=False):
         panel(axis)
 
 
-def saved(figure: Any, path: Path) -> Path:
-    """Writes the picture whole and closes it."""
+def save_picture(figure: Any, path: Path) -> Path:
+    """Write a picture atomically, close it and return its path."""
     from matplotlib import pyplot
 
     partial = path.with_suffix(".partial.png")
@@ -45,8 +45,8 @@ def saved(figure: Any, path: Path) -> Path:
     return path
 
 
-def drawn(panel: Panel, title: str = "") -> str:
-    """One panel as SVG, its text as text."""
+def draw_svg(panel: Panel, title: str = "") -> str:
+    """Return one panel as SVG, with its text as text."""
     import matplotlib
     from matplotlib import pyplot
 
@@ -61,32 +61,32 @@ def drawn(panel: Panel, title: str = "") -> str:
     return content.getvalue()[content.getvalue().index("<svg") :]
 
 
-def bars(axis: Any, names: list[str], figures: list[list[float]], kind: str, colours: list[str]) -> None:
-    """Horizontal bars from the top, each with the mean of its figures, and those as dots where there are several."""
-    places, values = range(len(names)), [mean(own) for own in figures]
-    axis.barh(places, values, color=colours, height=0.66)
-    axis.set_yticks(places, names)
+def draw_bars(axis: Any, names: list[str], values: list[list[float]], metric: str, colours: list[str]) -> None:
+    """Draw horizontal bars of mean values from top to bottom, with a dot for each value if there are several."""
+    positions, means = range(len(names)), [mean(of_seeds) for of_seeds in values]
+    axis.barh(positions, means, color=colours, height=0.66)
+    axis.set_yticks(positions, names)
     axis.invert_yaxis()
-    axis.set_xlabel(f"test {kind} ({'higher' if kind == 'BLEU' else 'lower'} is better)")
-    axis.set_xlim(0, 1.14 * max(map(max, figures)) or 1)
-    for place, value, own in zip(places, values, figures, strict=True):
-        if len(own) > 1:
-            axis.plot(own, [place] * len(own), ".", color="black", ms=4, alpha=0.6)
-        axis.text(max(own), place, f" {value:.2f}", va="center", fontsize=9)
+    axis.set_xlabel(f"test {metric} ({'higher' if metric == 'BLEU' else 'lower'} is better)")
+    axis.set_xlim(0, 1.14 * max(map(max, values)) or 1)
+    for position, value, of_seeds in zip(positions, means, values, strict=True):
+        if len(of_seeds) > 1:
+            axis.plot(of_seeds, [position] * len(of_seeds), ".", color="black", ms=4, alpha=0.6)
+        axis.text(max(of_seeds), position, f" {value:.2f}", va="center", fontsize=9)
 
 
-def curve(axis: Any, losses: dict[str, float], label: str, kind: str) -> None:
-    """One line over the sizes of the long memory."""
+def draw_curve(axis: Any, losses: dict[str, float], label: str, metric: str) -> None:
+    """Draw a line of results over the size of the long memory."""
     sizes = [int(size) for size in losses]
-    axis.plot(sizes, [MEASURES[kind](loss) for loss in losses.values()], marker="o", ms=4, label=label)
+    axis.plot(sizes, [MEASURES[metric](loss) for loss in losses.values()], marker="o", ms=4, label=label)
     axis.set_xscale("log")
     axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
     axis.minorticks_off()
 
 
-def small_panels(count: int, most: int) -> tuple[Any, Any]:
-    """A figure of so many panels, at most so many in a row."""
-    columns = min(count, most)
+def panel_grid(count: int, max_columns: int) -> tuple[Any, Any]:
+    """Return a figure and its axes for a number of small panels."""
+    columns = min(count, max_columns)
     rows = -(-count // columns)
     figure, axes = canvas(1 + 5.2 * columns, 4.4 * rows, columns, rows)
     for axis in axes[count:]:
@@ -94,8 +94,8 @@ def small_panels(count: int, most: int) -> tuple[Any, Any]:
     return figure, axes
 
 
-def over_sizes(axis: Any, sizes: Sequence[float]) -> None:
-    """Ticks at sizes of a memory, and the lines' names."""
+def finish_size_axis(axis: Any, sizes: Sequence[float]) -> None:
+    """Set logarithmic ticks at memory sizes, and add the legend."""
     axis.set_xscale("log")
     axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
     axis.minorticks_off()
