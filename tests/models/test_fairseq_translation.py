@@ -25,8 +25,8 @@ from tests.fairseq_translation import (
     random_weights,
     write_checkpoint,
 )
-from trime.models.checkpoints.fairseq import network_of, read_checkpoint
-from trime.models.checkpoints.fairseq_translation import translation_network_of
+from trime.models.checkpoints.fairseq import network_from_checkpoint, read_checkpoint
+from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
 from trime.models.network import build_network
 from trime.plan.translation import TranslationPlan
 from trime.run.runner import run
@@ -42,7 +42,9 @@ SIZES = Sizes(source=21, target=17)
 @torch.no_grad()
 def test_forward(form: tuple[bool, bool], tmp_path: Path) -> None:
     """Sources of several lengths, padded on the left there and on the right here; all at once and token by token."""
-    network, _ = translation_network_of(read_checkpoint(write_checkpoint(tmp_path / "checkpoint_best.pt", SIZES, form)))
+    network, _ = translation_network_from_checkpoint(
+        read_checkpoint(write_checkpoint(tmp_path / "checkpoint_best.pt", SIZES, form))
+    )
     reference, draw = Reference(random_weights(SIZES, form), SIZES, form), random.Random(0)
     rows = [[draw.randrange(4, SIZES.source) for _ in range(length)] + [EOS] for length in (7, 3, 1)]
     previous = torch.tensor([[EOS, *(draw.randrange(4, SIZES.target) for _ in range(5))] for _ in rows])
@@ -55,7 +57,7 @@ def test_forward(form: tuple[bool, bool], tmp_path: Path) -> None:
         assert (encoding.f - f).abs().max() < 2e-5 and (encoding.g - expected).abs().max() < 2e-5
     found = network.head.log_probs(encoding.f.flatten(0, 1))  # type: ignore[operator]
     assert (found - logits.flatten(0, 1).log_softmax(-1)).abs().max() < 2e-5
-    before, read = None, backbone.read(source)  # type: ignore[operator]
+    before, read = None, backbone.encode_source(source)  # type: ignore[operator]
     for place in range(previous.shape[1]):
         step, before = backbone.step(read, previous[:, place : place + 1], before)  # type: ignore[operator]
         assert (step.f[:, 0] - f[:, place]).abs().max() < 2e-5
@@ -63,7 +65,9 @@ def test_forward(form: tuple[bool, bool], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_weight_is_read(form: tuple[bool, bool], tmp_path: Path) -> None:
-    network, description = translation_network_of(read_checkpoint(write_checkpoint(tmp_path / "file.pt", SIZES, form)))
+    network, description = translation_network_from_checkpoint(
+        read_checkpoint(write_checkpoint(tmp_path / "file.pt", SIZES, form))
+    )
     weights = random_weights(SIZES, form)
     markers = {"version", "_float_tensor"}
     counted = [own for name, own in weights.items() if name.split(".")[-1] not in markers and "output_projection" not in name]
@@ -101,7 +105,7 @@ def test_the_published_size() -> None:
 def test_what_is_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
     file = write_checkpoint(tmp_path / "file.pt", SIZES, FORMS[0], **changed)
     with pytest.raises(UserError, match=said):
-        translation_network_of(read_checkpoint(file))
+        translation_network_from_checkpoint(read_checkpoint(file))
 
 
 def test_weights_that_are_missing_or_too_many(tmp_path: Path) -> None:
@@ -117,10 +121,10 @@ def test_weights_that_are_missing_or_too_many(tmp_path: Path) -> None:
     for said, changed in cases.items():
         torch.save({"args": arguments(SIZES, FORMS[0]), "model": changed}, file)
         with pytest.raises(UserError, match=said):
-            translation_network_of(read_checkpoint(file))
+            translation_network_from_checkpoint(read_checkpoint(file))
     torch.save({"args": arguments(SIZES, FORMS[0]), "model": weights}, file)
     with pytest.raises(UserError, match="transformer_iwslt_de_en is not supported"):
-        network_of(read_checkpoint(file))
+        network_from_checkpoint(read_checkpoint(file))
 
 
 @pytest.fixture(params=FORMS[:2])
@@ -164,10 +168,10 @@ def test_translations_are_the_published_decoder_s(name: str, released: Released,
     asked = composed(f"experiment=reproduce/released/{name}")
     exact = ["index.factory=null", f"index.metric={asked.index.metric}"]
     config = tiny(f"experiment=reproduce/released/{name}", *own, *exact, "datastore.tokens=null")
-    kept = [asked.translation.k, asked.tune.temperature, asked.tune.interpolation_temperature, asked.tune["lambda"]]
+    kept = [asked.translation.k, asked.tune.temperature, asked.tune.interpolation_temperature, asked.tune.interpolation_share]
     if name != "mt_vanilla":
         config.translation.k, config.tune.temperature = kept[:2]
-        config.tune.interpolation_temperature, config.tune["lambda"] = kept[2:]
+        config.tune.interpolation_temperature, config.tune.interpolation_share = kept[2:]
     run(config)
     plan = TranslationPlan(config)
     row = 0 if name == "mt_vanilla" else 1
@@ -180,7 +184,7 @@ def test_translations_are_the_published_decoder_s(name: str, released: Released,
 
 
 def parameters_of(released: Released) -> int:
-    network, _ = translation_network_of(read_checkpoint(released.checkpoint))
+    network, _ = translation_network_from_checkpoint(read_checkpoint(released.checkpoint))
     return network.parameter_count
 
 

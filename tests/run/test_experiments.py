@@ -204,7 +204,7 @@ def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
     run(plan.config)
     assert plan.index is not None
     asked = [plan.valid.information(), plan.test.information()]
-    assert [plan.index.nearest(split).hide_own for split in asked] == [True, False]
+    assert [plan.index.knn_memory(split).hide_own for split in asked] == [True, False]
 
 
 def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
@@ -212,7 +212,7 @@ def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[
     store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=test"]
     plan = Plan(tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", *store))
     run(plan.config)
-    assert plan.index is not None and plan.index.nearest(plan.test.information()).hide_own
+    assert plan.index is not None and plan.index.knn_memory(plan.test.information()).hide_own
 
 
 def test_a_given_model_and_datastore_give_the_same_figures(tiny: Callable[..., DictConfig]) -> None:

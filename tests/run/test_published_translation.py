@@ -197,7 +197,7 @@ def test_model_overrides_are_equal(name: str, section: str) -> None:
     if found["knn_lambda_type"] == "fix":
         assert row == {"joint": [], "interpolate": [["external"]]}
         assert plain(config.tune.interpolation_temperature) == [temperature] and not config.evaluate.scaled_interpolation
-        assert plain(config.tune["lambda"]) == [found["knn_lambda_value"]]
+        assert plain(config.tune.interpolation_share) == [found["knn_lambda_value"]]
     else:
         assert found["knn_lambda_type"] == "trime" and row == {"joint": ["external"]}
         assert plain(config.tune.temperature) == [temperature] and config.translation.unweighted_external

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.config.check import check_settings
-from trime.data.segments import count_of
+from trime.data.segments import parse_token_count
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.io import plain
@@ -39,7 +39,7 @@ def check(config: DictConfig) -> None:
         raise UserError("train.updates=0: a model of this suite is trained; only model=pretrained can be taken as it is")
     check_mixture(config)
     for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
-        count_of(OmegaConf.select(config, key))
+        parse_token_count(OmegaConf.select(config, key))
     node(config)
     trains = {"fit", "teach"} & {*config.stages}
     if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -105,7 +105,7 @@ def check_mixture(config: DictConfig) -> None:
     model = plain(config.mixture.model)
     if not isinstance(model, dict) or "_target_" not in model:
         raise UserError(f"mixture.model={model}: it must be as in conf/mixture")
-    count_of(config.mixture.tokens)
+    parse_token_count(config.mixture.tokens)
     instantiated(config.mixture.model)
 
 

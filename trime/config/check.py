@@ -1,0 +1,157 @@
+"""Check a composed configuration against the schema and against the signatures of what ``_target_`` names."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from hydra.utils import get_object
+
+from trime.config.fields import Rule
+from trime.config.schema import PARTS, PRETRAINED, STATEFUL, Settings
+from trime.types import UserError
+
+PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Raise UserError at the first setting that is not what the schema, or the signature of a ``_target_``, says.
+
+    ``settings`` is the whole configuration as plain, resolved data.
+    """
+    check_sections(settings)
+    inside = PRETRAINED if "name" in settings["model"] else STATEFUL
+    for key, rule in (PARTS | inside).items():
+        if (value := value_at(settings, key)) is not MISSING:
+            demand(key, value, rule)
+    for key, part in parts_of(settings):
+        check_arguments(key, part)
+
+
+def check_sections(settings: dict[str, Any], *names: str) -> None:
+    """Raise UserError at the first setting of the named sections, by default of all, that breaks its rule."""
+    for key, value, rule in rules_of(Settings, settings):
+        if not names or key.split(".")[0] in names:
+            demand(key, value, rule)
+
+
+def demand(key: str, value: Any, rule: Rule) -> None:
+    """Raise UserError where a value breaks a rule."""
+    if wanted := rule.broken_by(value):
+        raise UserError(f"{key}={written(value)}: it must be {wanted}")
+
+
+def written(value: Any) -> str:
+    """Return a value as the command line has it."""
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
+def value_at(settings: dict[str, Any], key: str) -> Any:
+    """Return the value of a dotted key; MISSING where there is none, or no section that could have it."""
+    value: Any = settings
+    for name in key.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return MISSING
+        value = value[name]
+    return value
+
+
+def rules_of(schema: type, settings: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any, Rule]]:
+    """Yield each setting of a section and of those below it: its whole key, its value and its rule."""
+    hints = typing.get_type_hints(schema)
+    for entry in fields(schema):
+        key, value = f"{place}{entry.name}", settings[entry.name]
+        if is_dataclass(kind := hints[entry.name]):
+            yield from rules_of(kind, value, f"{key}.")  # type: ignore[arg-type]
+        else:
+            yield key, value, entry.metadata["rule"]
+
+
+def parts_of(settings: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what has a ``_target_``, at any depth, with its key."""
+    if isinstance(settings, dict):
+        if settings.get("_target_"):
+            yield place, settings
+        for name, value in settings.items():
+            yield from parts_of(value, f"{place}.{name}" if place else str(name))
+
+
+def check_arguments(key: str, part: dict[str, Any]) -> None:
+    """Raise UserError where an argument is unknown to what ``_target_`` names, or of another type than it says."""
+    target = target_of(key, part["_target_"])
+    parameters = inspect.signature(target).parameters
+    hints = hints_of(target)
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name, value in part.items():
+        if name in ("_target_", "_partial_", "_convert_", "_recursive_"):
+            continue
+        if name not in parameters and not takes_any:
+            raise UserError(
+                f"{key}.{name}: {part['_target_'].rpartition('.')[2]} has no such setting; it has {known(parameters)}"
+            )
+        if name in hints and not fits(value, hints[name]):
+            raise UserError(f"{key}.{name}={written(value)}: it must be {' or '.join(words_of(hints[name]))}")
+
+
+def target_of(key: str, target: Any) -> Any:
+    """Return the class or function that ``_target_`` names; UserError where there is none."""
+    try:
+        return get_object(target)
+    except Exception as error:  # Hydra raises several kinds, and imports may fail
+        raise UserError(f"{key}._target_={target} cannot be imported: {' '.join(str(error).split())}") from error
+
+
+def hints_of(target: Any) -> dict[str, Any]:
+    """Return the types of a callable's arguments, without those that cannot be resolved."""
+    function = target.__init__ if inspect.isclass(target) else target
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):
+        return {}
+
+
+def known(parameters: typing.Mapping[str, inspect.Parameter]) -> str:
+    """Return the names of parameters, for a message."""
+    return ", ".join(parameters) or "none"
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """True where a value is of a type, as far as plain data can tell; an int is a float, and other objects are not judged."""
+    kinds = alternatives(hint)
+    if not all(is_plain(kind) for kind in kinds):
+        return not (isinstance(value, str) and any(kind in (bool, int, float) for kind in kinds)) or str in kinds
+    return any(fits_one(value, kind) for kind in kinds)
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the one type."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def is_plain(kind: Any) -> bool:
+    """True for what plain data can be judged by."""
+    return kind in PLAIN or get_origin(kind) in (list, tuple, dict, Literal) or kind in (list, tuple, dict)
+
+
+def fits_one(value: Any, kind: Any) -> bool:
+    """True where a value is of one plain type."""
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (list, tuple):
+        return isinstance(value, list)
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    return isinstance(value, int | float) if kind is float else isinstance(value, origin)
+
+
+def words_of(hint: Any) -> list[str]:
+    """Return what a value must be, alternative by alternative."""
+    return [
+        ", ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else PLAIN.get(kind, "a list")
+        for kind in alternatives(hint)
+    ]

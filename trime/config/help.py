@@ -1,0 +1,102 @@
+"""Texts of ``python cli.py --help`` and ``--help GROUP``, from the schema and from the files of conf/."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from trime.config.fields import help_of
+from trime.config.schema import Settings
+
+HEADER = """\
+TRIME Lab: train, compare and use language models with local, long-term and external memory.
+
+python cli.py experiment=NAME [size=tiny|small|paper] [GROUP=CHOICE] [KEY=VALUE] ...
+python cli.py -m experiment=vanilla,trime seed=0,1,2            every combination
+python cli.py --help evaluate                                   the settings of a section, or the choices of a group
+"""
+FOOTER = """\
+Stages, in order (stages=[fit,encode] runs some of them; what exists is not made again):
+  prepare    text to memory-mapped tokens       datastore  the index of the external memory
+  pack       BM25 neighbours of segments        tune       temperatures, shares, sizes on valid
+  fit        trains the model, resumes          evaluate   test, once, with what tune chose
+  encode     g and masses of valid and store    report     results.json, table, picture
+And by name: import (a released checkpoint), audit (does anything leak?), ledger (published figures beside ours),
+generate (continues prompt_file=FILE or standard input; explain=true tells where each token came from),
+initialize (a small untrained model in the transformers format, for model=pretrained),
+teach and answer (a pretrained model reads long contexts: experiment=attendre_decoder), record and replay (every
+eviction policy and size over one text, of a memory inside a model or of the long one)
+
+Often changed:
+  dataset=folder dataset.path=DIR   one's own .txt files     train.updates=N        length of training
+  evaluate.tokens=N                 score less text          datastore.tokens=N     a smaller store
+  index=exact                       no approximation         logger=wandb|csv|none  logger.offline=false
+  stages=[report] report.runs='outputs/runs/**'              one table of several runs
+  checkpoint=FILE dictionary=dict.txt                        a released fairseq checkpoint instead of training
+  evaluate.analysis=true            frequency, retrieval     trainer.devices=N      processes that train together
+  experiment=reproduce/table2/trime                          a row of the paper's tables, at its scale
+  --cfg job                         print the whole configuration
+"""
+
+
+def help_text(conf: Path, topic: str | None = None) -> str:
+    """Return the whole help, or that of one section or group; of an unknown one, which there are."""
+    groups = {
+        folder: files for folder in sorted(conf.rglob("*")) if folder.is_dir() and (files := sorted(folder.glob("*.yaml")))
+    }
+    named = {folder.relative_to(conf).as_posix(): files for folder, files in groups.items()}
+    sections = {entry.name: entry for entry in fields(Settings)}
+    if topic is None:
+        choices = [f"  {name}: {', '.join(file.stem for file in files)}" for name, files in named.items()]
+        settings = [f"  {name:<14} {help_of(entry)}" for name, entry in sections.items()]
+        return "\n".join([HEADER, "Settings:", *settings, "", "Groups and their choices:", *choices, "", FOOTER])
+    lines = [*lines_of_section(topic, sections), *lines_of_group(topic, named.get(topic, []))]
+    return (
+        "\n".join(lines) if lines else f"there is no section or group {topic}: choose from {', '.join({**sections, **named})}"
+    )
+
+
+def lines_of_section(topic: str, sections: dict[str, Field[Any]]) -> Iterator[str]:
+    """Yield a section's settings, one a line: key, type, default, help, bounds."""
+    if topic not in sections:
+        return
+    kind = typing.get_type_hints(Settings)[topic]
+    yield f"{topic}: {help_of(sections[topic])}"
+    yield from lines_of(kind, f"{topic}.") if is_dataclass(kind) else [f"  {described(topic, sections[topic])}"]  # type: ignore[arg-type]
+
+
+def lines_of(schema: type, place: str) -> Iterator[str]:
+    """Yield the lines of a section and of those below it."""
+    hints = typing.get_type_hints(schema)
+    for entry in fields(schema):
+        if is_dataclass(kind := hints[entry.name]):
+            yield from lines_of(kind, f"{place}{entry.name}.")  # type: ignore[arg-type]
+        else:
+            yield f"  {described(place + entry.name, entry)}"
+
+
+def described(key: str, entry: Field[Any]) -> str:
+    """Return a setting's line."""
+    default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
+    rule = entry.metadata["rule"]
+    bounds = f" ({rule.text})" if rule.choices or rule.bounded else ""
+    return f"{key}={shown(default)}  {help_of(entry)}{bounds}"
+
+
+def shown(value: Any) -> str:
+    """Return a default as it would be written on the command line."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"[{','.join(map(shown, value))}]" if isinstance(value, list) else str(value)
+
+
+def lines_of_group(topic: str, files: list[Path]) -> Iterator[str]:
+    """Yield a group's choices, each with the first sentence of its file."""
+    if files:
+        yield f"{topic}=NAME, one of:"
+    for file in files:
+        comments = [line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+        yield f"  {file.stem:<18} {next((line for line in comments if not line.startswith('@')), '')}"
