@@ -24,7 +24,7 @@ from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.heads import Softmax
 from trime.models.layers.sliding import Window
-from trime.models.layers.topk_attention import Found, Table, every, exact_top, search
+from trime.models.layers.topk_attention import Table, TopK, all_keys, exact_top, search
 from trime.models.network import Network
 
 WIDTH, DEPTH, HEADS, SEGMENT, BATCH, WORDS, TOP_K = 256, 6, 4, 512, 2, 256, 32
@@ -111,17 +111,17 @@ def recall(steps: Steps) -> float:
     """Of the exact top-k, the share that a model's search finds in the next segments."""
     shares: list[float] = []
 
-    def hear(find: Callable[..., Found], query: torch.Tensor, table: Table, *rest: Any) -> Found:
+    def hear(find: Callable[..., TopK], query: torch.Tensor, table: Table, *rest: Any) -> TopK:
         found = find(query, table, *rest)
-        shares.append(shared(search(query, every(table), TOP_K, exact_top).slot, found.slot))
+        shares.append(shared(search(query, all_keys(table), TOP_K, exact_top).slot, found.slot))
         return found
 
     (memory,) = (own.memory for own in steps.network.backbone.attentions if own.memory is not None)  # type: ignore[union-attr]
-    find = memory.found
-    memory.found = partial(hear, find)
+    find = memory.retrieve
+    memory.retrieve = partial(hear, find)
     for _ in range(ASKED):
         steps.evaluation()
-    memory.found = find
+    memory.retrieve = find
     return sum(shares) / len(shares)
 
 

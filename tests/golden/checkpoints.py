@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.golden.published import ROOT, index
-from trime.models.checkpoints.fairseq import network_of, read_checkpoint
+from trime.models.checkpoints.fairseq import network_from_checkpoint, read_checkpoint
 from trime.models.layers.heads import AdaptiveSoftmax
 from trime.models.network import Network
 
@@ -69,7 +69,7 @@ def models() -> list[str]:
 
 def network(model: str, which: str = "checkpoint_last", published: bool = False) -> Network:
     """Return the network of a released-format checkpoint, through the importer."""
-    net, _ = network_of(read_checkpoint(checkpoint(model, which)))
+    net, _ = network_from_checkpoint(read_checkpoint(checkpoint(model, which)))
     if published and isinstance(net.head, AdaptiveSoftmax):
         net.head.dropped_in_band = True
     return net

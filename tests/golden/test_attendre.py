@@ -15,7 +15,7 @@ from tests.golden.policies import policy_of
 from tests.golden.published import parametrized
 from trime.memory.bounded import BoundedMemory
 from trime.models import attendre
-from trime.models.attendre import Attendre, AttentionOutput, Queries, Waiting
+from trime.models.attendre import Attendre, AttendreState, AttentionOutput, Queries
 from trime.models.layers.rotary import Rotary, RotaryScore
 
 RUNS = description("attendre_layer")
@@ -56,11 +56,11 @@ class Run:
         bias = self.bias[:, at.clamp(min=0)[:, :, None], of.clamp(min=0)[:, None]].transpose(0, 1)
         return query.transpose(1, 2) @ key.permute(0, 2, 3, 1) / query.shape[-1] ** 0.5 + bias
 
-    def note(self, number: int, left: AttentionOutput, state: Waiting) -> None:
+    def note(self, number: int, left: AttentionOutput, state: AttendreState) -> None:
         for row, places in enumerate(left.position):
             there = places >= 0
             self.out[row, places[there]] = left.attended[row, there]
-            assert torch.equal(left.along[0][row, there], self.query[row, places[there]]), (
+            assert torch.equal(left.payload[0][row, there], self.query[row, places[there]]), (
                 "what waits along stays with its query"
             )
             self.step_of_query[row, places[there]] = number
@@ -75,7 +75,7 @@ def test_a_layer(name: str) -> None:
     torch.testing.assert_close(run.out.transpose(1, 2), found[f"{name}/out"], rtol=0, atol=1e-12, equal_nan=True)
     assert torch.equal(run.visible, found[f"{name}/visible"])
     assert torch.equal(run.step_of_query, found[f"{name}/step_of_query"])
-    assert bool(found[f"{name}/visible"].any()) and attendre.best(torch.zeros(1, 1, 1, 3), 3, "exact") is None
+    assert bool(found[f"{name}/visible"].any()) and attendre.retrieval_mask(torch.zeros(1, 1, 1, 3), 3, "exact") is None
 
 
 @parametrized("name", list(INFINITE["cases"]))
@@ -90,7 +90,7 @@ def test_lm_infinite(name: str) -> None:
     form = Rotary.of(given.get("dim", INFINITE["D"]), given["base"], given.get("style") == "interleaved")
     capped = RotaryScore(form, given["L"], given.get("future", "signed"))
     logits = capped(query, query_at[None], key, key_at[None])[0]
-    after = replace(capped, after=True)
+    after = replace(capped, stored_rotated=True)
     turned = after.stored(key, key_at[None])
     torch.testing.assert_close(after(query, query_at[None], turned, key_at[None])[0], logits, rtol=0, atol=1e-12)
     torch.testing.assert_close(logits, found[f"{name}/scores"], rtol=0, atol=1e-12)

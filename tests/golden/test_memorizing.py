@@ -15,12 +15,12 @@ from tests.golden.published import copy, parametrized
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import MemoryState
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import Attention, AttentionConfig, Carried
-from trime.models.backbones.stateful import Layer, Sizes
+from trime.models.backbones.memorizing.transformer import Attention, AttentionConfig, AttentionState
+from trime.models.backbones.stateful import Layer, LayerSizes
 from trime.models.layers import topk_attention as retrieval
 from trime.models.layers.relative import in_window
 from trime.models.layers.sliding import Window
-from trime.models.layers.topk_attention import Table, bucket_top, every, exact_top, search
+from trime.models.layers.topk_attention import Table, all_keys, bucket_top, exact_top, search
 
 META = description("mt_meta")
 CASES = [name for name in META if "E" not in META[name]["config"]]
@@ -71,8 +71,8 @@ def steps(name: str, layer: Attention) -> Iterator[Step]:
         before = layer.reset(carried, fresh)
         position = torch.arange(number * given["T"], (number + 1) * given["T"]).expand(given["B"], -1)
         x = inputs[0].transpose(1, 2).flatten(2)
-        out, carried = layer.attended(x, inputs, before, position)
-        held = (layer.memory.entered(state.memory[0]) for state in (before, carried))
+        out, carried = layer.attend(x, inputs, before, position)
+        held = (layer.memory.with_pending(state.memory[0]) for state in (before, carried))
         yield Step(number, inputs, out.transpose(1, 2), *held)
 
 
@@ -119,12 +119,12 @@ def test_what_is_retrieved(name: str) -> None:
     found, given = arrays(name), META[name]["config"]
     layer = attention(name, "exact", True, True)
     for step in steps(name, layer):
-        (query, _), _ = layer.scaled(step.inputs[0], step.inputs[1])
+        (query, _), _ = layer.normalize_and_scale(step.inputs[0], step.inputs[1])
         table = Table(*step.before.columns, step.before.ranking.position >= 0)
         position = step.before.ranking.position
         for top, array in ((exact_top, "top_exact"), (bucket_top, "top_approx")):
             if array in found:
-                slot = search(query, every(table), given["k"], top).slot
+                slot = search(query, all_keys(table), given["k"], top).slot
                 source = position[torch.arange(given["B"])[:, None, None, None], slot].transpose(1, 2)
                 expected = found[array][step.number]
                 both = (source, expected) if top is exact_top else (source.sort(-1)[0], expected.sort(-1)[0])
@@ -164,14 +164,14 @@ def test_the_whole_layer(name: str) -> None:
     window = Window(given["W"], itself=False, empty_take_mass=True)
     memory = KeyValueMemory(given["H"], given["E"], given["M"], FIFO(), given["k"], "buckets", empty_take_mass=True)
     attention = Attention(given["E"], given["H"], 0.0, window, form, memory)
-    layer = Layer(attention, Sizes(given["E"], given["F"]), form.norm, form.biases).double()
+    layer = Layer(attention, LayerSizes(given["E"], given["F"]), form.norm, form.biases).double()
     load(layer, {key.removeprefix("param/"): value for key, value in found.items() if key.startswith("param/")})
-    carried: Carried = attention.start(given["B"])
+    carried: AttentionState = attention.start(given["B"])
     for number, (x, fresh) in enumerate(zip(found["xs"], found["start_of_sequence"], strict=True)):
         position = torch.arange(number * given["T"], (number + 1) * given["T"]).expand(given["B"], -1)
         y, _, carried = layer(x.double(), attention.reset(carried, fresh), position)
         torch.testing.assert_close(y, found["ys"][number], rtol=0, atol=2e-6)  # its norms run in float32
-    keys = attention.memory.entered(carried.memory[0]).columns[0].transpose(1, 2).float()
+    keys = attention.memory.with_pending(carried.memory[0]).columns[0].transpose(1, 2).float()
     torch.testing.assert_close(keys, found["final_mem_keys"], rtol=0, atol=2e-6)
 
 

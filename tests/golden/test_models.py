@@ -10,7 +10,7 @@ import torch
 
 from tests.golden.checkpoints import checkpoint, models, network
 from tests.golden.published import ROOT, arrays, assert_near, index, parametrized
-from trime.models.checkpoints.fairseq import network_of, read_checkpoint
+from trime.models.checkpoints.fairseq import network_from_checkpoint, read_checkpoint
 from trime.types import UserError
 
 CHECKPOINTS = {"forward": "checkpoint_init", "forward_last": "checkpoint_last"}  # of which a file of outputs is
@@ -58,7 +58,7 @@ def test_every_weight_is_read(model: str) -> None:
     assert all(torch.equal(weights[one], weights[other]) for one, other in listed[f"{model}_shared"])
     copies = {other for _, other in listed[f"{model}_shared"]}
     kept = [name for name in weights if name not in copies and not name.endswith(("version", "_float_tensor"))]
-    net, _ = network_of(released)
+    net, _ = network_from_checkpoint(released)
     assert net.parameter_count == sum(weights[name].numel() for name in kept)
 
 
@@ -80,11 +80,11 @@ def test_older_formats(model: str, tmp_path: Path) -> None:
     for name in [name for name in weights if ".q_proj." in name]:
         parts = [joined.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
         joined[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
-    net, description = network_of(read_checkpoint(written(tmp_path, file | {"model": joined}, zipped=False)))
+    net, description = network_from_checkpoint(read_checkpoint(written(tmp_path, file | {"model": joined}, zipped=False)))
     for ours, theirs in zip(net.parameters(), network(model).parameters(), strict=True):
         assert torch.equal(ours, theirs)
     old = file | {"model": weights | {"decoder.version": torch.tensor([2.0])}}
-    net, description = network_of(read_checkpoint(written(tmp_path, old)))
+    net, description = network_from_checkpoint(read_checkpoint(written(tmp_path, old)))
     assert not description["backbone"]["final_norm"]
 
 
@@ -109,7 +109,7 @@ def test_what_is_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     }
     for message, changed in refused.items():
         with pytest.raises(UserError, match=message):
-            network_of(read_checkpoint(written(tmp_path, changed)))
+            network_from_checkpoint(read_checkpoint(written(tmp_path, changed)))
     (tmp_path / "cut.pt").write_bytes(checkpoint(model).read_bytes()[:5000])
     (tmp_path / "text.pt").write_text("w1 3\n")
     for name in ("cut.pt", "text.pt"):

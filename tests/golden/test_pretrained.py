@@ -19,7 +19,7 @@ from tests.golden.published import parametrized
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
-from trime.models.pretrained.answering import DecoderAnswers, EncoderDecoderAnswers, Reading, greedy
+from trime.models.pretrained.answering import DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
@@ -119,12 +119,12 @@ def test_what_is_retrieved_tells_place_and_document(name: str, tmp_path: Path) -
     family, tokens = T5Encoder(model) if name in T5 else RopeDecoder(model), found["input_ids"]
     position, document = torch.arange(tokens.shape[1]).expand_as(tokens), torch.arange(tokens.shape[1]).expand_as(tokens) // 7
     memory = Attendre(BoundedMemory(30, FIFO()), 9, top_k=4, causal=family.causal)
-    reader = LongReader(family, [memory] * len(family.layers), 13, tells=True)
+    reader = LongReader(family, [memory] * len(family.layers), 13, record_attention=True)
     parts = [*reader.feed(tokens, position, document), *reader.end("flush")]
     assert all(torch.equal(part.document[part.position >= 0], part.position[part.position >= 0] // 7) for part in parts)
-    assert reader.stack.last is not None and len(reader.stack.last) == len(family.layers)
-    for left in reader.stack.last:
-        similarity, place, (own,) = left.retrieved.best(4)
+    assert reader.stack.last_outputs is not None and len(reader.stack.last_outputs) == len(family.layers)
+    for left in reader.stack.last_outputs:
+        similarity, place, (own,) = left.retrieved.top(4)
         seen = similarity > -torch.inf
         assert (
             seen.any()
@@ -156,8 +156,8 @@ def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, tm
     family = T5Encoder(model) if name in T5 else RopeDecoder(model)
     longest = max(map(len, rows))
     memory = Attendre(BoundedMemory(longest + ANSWER, FIFO()), longest if name in T5 else 0, causal=family.causal)
-    reading = Reading([memory] * len(family.layers), max(1, longest // 3), end)
-    answerer = EncoderDecoderAnswers(family, reading, longest) if name in T5 else DecoderAnswers(family, reading)
+    reading = ReadingConfig([memory] * len(family.layers), max(1, longest // 3), end)
+    answerer = EncoderDecoderAnswerer(family, reading, longest) if name in T5 else DecoderAnswerer(family, reading)
     with torch.no_grad():
         expected = [whole(model, row, ANSWER) for row in rows]
     assert greedy(answerer.read(rows), -1, ANSWER) == expected

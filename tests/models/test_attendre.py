@@ -9,28 +9,28 @@ from hydra.utils import instantiate
 from tests.conftest import composed
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre, Queries, best
-from trime.models.layers.rotary import products
+from trime.models.attendre import Attendre, Queries, retrieval_mask
+from trime.models.layers.rotary import dot_products
 
 POSITION = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, -1, -1]])
 
 
 def score(query: torch.Tensor, at: torch.Tensor, key: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    return products(query, key)
+    return dot_products(query, key)
 
 
 def test_buckets_are_strided_and_hold_one_each() -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 3, 4, 10)
-    found = best(logits, 4, "buckets")
+    found = retrieval_mask(logits, 4, "buckets")
     assert found is not None
     for bucket in range(4):
         own = logits[..., bucket::4]
         assert torch.equal(found[..., bucket::4].sum(-1), torch.ones(2, 3, 4, dtype=torch.long))
         assert torch.equal(found[..., bucket::4].byte().argmax(-1), own.argmax(-1))
-    exact = best(logits, 4, "exact")
-    assert exact is not None and not torch.equal(exact, found) and best(logits, 10, "buckets") is None
-    everything = best(logits, 5, "buckets")  # of two slots each
+    exact = retrieval_mask(logits, 4, "exact")
+    assert exact is not None and not torch.equal(exact, found) and retrieval_mask(logits, 10, "buckets") is None
+    everything = retrieval_mask(logits, 5, "buckets")  # of two slots each
     assert everything is not None and bool((everything.sum(-1) == 5).all())
 
 
@@ -41,8 +41,8 @@ def test_retrieval_tells_similarity_place_and_document() -> None:
     layer = Attendre(BoundedMemory(5, FIFO()), top_k=3, causal=True)
     own, queries = (key, value, document), Queries((query,), POSITION)
     _, left = layer.step(layer.start(own, queries), own, queries, score)
-    similarity, position, (told,) = left.retrieved.best(4)
-    everything = products(query, key)
+    similarity, position, (metadata,) = left.retrieved.top(4)
+    everything = dot_products(query, key)
     for row, count in enumerate((6, 4)):
         for cell in range(count):
             there = [place for place in range(count) if place <= cell and place >= count - 5]
@@ -51,8 +51,10 @@ def test_retrieval_tells_similarity_place_and_document() -> None:
                 found = [p for p in position[row, head, cell].tolist() if p >= 0]
                 assert found == [p for _, p in expected]
                 torch.testing.assert_close(similarity[row, head, cell, : len(found)].tolist(), [s for s, _ in expected])
-                assert told[row, head, cell, : len(found)].tolist() == document[row, found].tolist()
-    assert bool((told[1, :, 4:] == -1).all()) and bool((similarity[1, :, 4:] == -torch.inf).all()), "no query, nothing found"
+                assert metadata[row, head, cell, : len(found)].tolist() == document[row, found].tolist()
+    assert bool((metadata[1, :, 4:] == -1).all()) and bool((similarity[1, :, 4:] == -torch.inf).all()), (
+        "no query, nothing found"
+    )
     weight = left.retrieved.similarity.softmax(-1)[0, :, 5]
     assert bool(((weight > 0).sum(-1) == 3).all())
 

@@ -214,7 +214,7 @@ def test_an_imported_folder_is_a_checkpoint(released: Released, tiny: Tiny, tmp_
     [
         (["dictionary=null"], "dict.de.txt,dict.en.txt"),
         (["dictionary=dict.en.txt"], "dict.de.txt,dict.en.txt"),
-        (["dictionary=[nowhere.txt,nothing.txt]"], "no fairseq dictionary"),
+        (["dictionary=[nowhere.txt,nothing.txt]"], "not a fairseq dictionary"),
         (["dataset.cut=false"], "dataset.cut=true"),
         (["checkpoint=nowhere.pt"], "does not exist"),
     ],

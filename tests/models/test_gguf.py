@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.conftest import composed
-from trime.models.pretrained.gguf import convert, packaged
+from trime.models.pretrained.gguf import convert, find_gguf
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.config_hash import config_hash
-from trime.pipeline.pretrained import provide
+from trime.pipeline.pretrained import ensure_model_folder
 from trime.types import UserError
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
@@ -88,7 +88,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_folder_holds_the_same_model(package: Path, tmp_path: Path) -> None:
-    file = packaged("held_model")
+    file = find_gguf("held_model")
     assert file == package / "small.gguf"
     convert(file, tmp_path / "made")
     tokens = torch.tensor([[1, 2, 3, 9, 10, 4]])
@@ -103,20 +103,20 @@ def test_it_is_made_once_and_otherwise_named_on_the_hub(
 ) -> None:
     given = "model=smollm2", f"paths.data={tmp_path}", "model.package=held_model"
     config = composed(*given)
-    provide(config)
+    ensure_model_folder(config)
     folder = Path(config.model.name)
     assert folder.is_dir() and folder.is_relative_to(tmp_path) and "held_model" in capsys.readouterr().out
     before = folder.stat().st_mtime_ns
-    provide(config)
+    ensure_model_folder(config)
     assert folder.stat().st_mtime_ns == before and not capsys.readouterr().out
     own = composed(*given, f"model.name={tmp_path}/own")
-    provide(own)
+    ensure_model_folder(own)
     assert own.model.name == f"{tmp_path}/own" and not Path(own.model.name).exists(), "a name of one's own is left alone"
-    provide(composed(*given, "model.name=null"))
+    ensure_model_folder(composed(*given, "model.name=null"))
     elsewhere = composed("model=smollm2", "model.package=held_model", "model.name=HuggingFaceTB/SmolLM2-135M-Instruct")
     assert config_hash(config) == config_hash(elsewhere) != config_hash(own), "a place is no setting"
     other = composed(*given[:1], f"paths.data={tmp_path}/other", "model.package=no_such_package")
-    provide(other)
+    ensure_model_folder(other)
     assert other.model.name == other.model.hub and "loaded from the hub" in capsys.readouterr().out
 
 
@@ -124,5 +124,5 @@ def test_a_damaged_file_is_one_line(package: Path, tmp_path: Path) -> None:
     file = package / "small.gguf"
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(UserError, match="install its package again"):
-        provide(composed("model=smollm2", f"paths.data={tmp_path}", "model.package=held_model"))
+        ensure_model_folder(composed("model=smollm2", f"paths.data={tmp_path}", "model.package=held_model"))
     assert "held_model" not in sys.modules

@@ -57,7 +57,7 @@ def test_blocks_change_neither_values_nor_gradients(make: object, monkeypatch: p
     f, target = torch.randn(50, 8, dtype=torch.float64), torch.randint(30, (50,))
     results = []
     for cells in (2**23, 64):
-        monkeypatch.setattr(heads, "CELLS", cells)
+        monkeypatch.setattr(heads, "LOGITS_PER_BLOCK", cells)
         own = f.clone().requires_grad_()
         head.zero_grad()
         mass = head.evidence(own, target)

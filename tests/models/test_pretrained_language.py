@@ -256,7 +256,9 @@ def test_a_continued_model_writes_with_what_it_learned(more: list[str], llama: P
         writer.continuation.read([token])
     assert found == pytest.approx(loss, rel=1e-4)
     step = next(writer.continuation.generate(1, TokenSampler(1.0), 0))
-    assert step.token < len(plan.corpus.corpus().vocabulary) < len(step.attribution.probability), "rows without a token are not drawn"
+    assert step.token < len(plan.corpus.corpus().vocabulary) < len(step.attribution.probability), (
+        "rows without a token are not drawn"
+    )
 
 
 def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, tmp_path: Path) -> None:

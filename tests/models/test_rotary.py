@@ -7,10 +7,17 @@ import math
 import pytest
 import torch
 
-from trime.models.layers.rotary import Rotary, RotaryScore, interpolated, ntk_aware, yarn
+from trime.models.layers.rotary import Rotary, RotaryScore, interpolate_positions, ntk_aware, yarn
 
 FORM = Rotary.of(8, 100.0)
-FORMS = [FORM, Rotary.of(4, 100.0), Rotary.of(8, 100.0, True), interpolated(FORM, 4), ntk_aware(FORM, 4), yarn(FORM, 4, 32)]
+FORMS = [
+    FORM,
+    Rotary.of(4, 100.0),
+    Rotary.of(8, 100.0, True),
+    interpolate_positions(FORM, 4),
+    ntk_aware(FORM, 4),
+    yarn(FORM, 4, 32),
+]
 
 
 def given(rows: int = 2, queries: int = 5, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -37,7 +44,7 @@ def test_heads_of_queries_share_keys_in_order() -> None:
 
 def test_interpolation_is_closer_positions() -> None:
     query, at, key, of = given()
-    stretched = RotaryScore(interpolated(FORM, 4))(query, 4 * at, key, 4 * of)
+    stretched = RotaryScore(interpolate_positions(FORM, 4))(query, 4 * at, key, 4 * of)
     torch.testing.assert_close(stretched, RotaryScore(FORM)(query, at, key, of), rtol=0, atol=1e-12)
 
 

@@ -184,12 +184,12 @@ def test_the_previous_segment_is_memory_without_gradient() -> None:
         encoding, _ = backbone(batch.tokens, state, batch.fresh)
         own = contexts_of(batch, encoding.g)
         seen.append(own)
-        memory = own if number == 0 else own.joined(seen[-2:])
+        memory = own if number == 0 else own.concat(seen[-2:])
         logits = encoding.f.flatten(0, 1) @ network.head.weight.T
         expected = eq5(logits, own, memory, Previous(), math.sqrt(8)).gather(1, own.token[:, None]).log()[:, 0]
         torch.testing.assert_close(losses, -expected, rtol=0, atol=1e-10)
-    kept = module.stale.kept[0]
-    assert not kept.g.requires_grad and isinstance(kept.place, TokenPosition) and len(module.stale.kept) == 1
+    kept = module.stale.batches[0]
+    assert not kept.g.requires_grad and isinstance(kept.place, TokenPosition) and len(module.stale.batches) == 1
 
 
 def test_validation_leaves_the_carried_contexts_alone() -> None:
@@ -197,10 +197,10 @@ def test_validation_leaves_the_carried_contexts_alone() -> None:
     network = Network(backbone, Softmax(backbone.embedding)).double()
     module = LanguageModel(network, InBatch(Previous(), stale=1), Training(0, 0, 1, 0.0), torch.optim.SGD, lambda update: 1.0)
     module.losses(segment_of(0), 1.0, False)
-    before = module.stale.kept[0].g
+    before = module.stale.batches[0].g
     module.on_validation_epoch_start()
     module.losses(segment_of(5), 1.0, False)
     module.log_dict = lambda *_: None  # type: ignore[method-assign]
     module.valid_count = 1
     module.on_validation_epoch_end()
-    assert module.stale.kept[0].g is before
+    assert module.stale.batches[0].g is before

@@ -22,14 +22,14 @@ from trime.eviction.initial import Constant
 from trime.eviction.lru import LRU
 from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory
-from trime.models.backbones.memorizing.key_index import Cells
+from trime.models.backbones.memorizing.key_index import IVFKeyIndex
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
 from trime.models.backbones.memorizing.transformer import AttentionConfig, memorizing_transformer
 from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.backbones.transformer_xl import transformer_xl
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.sliding import Window
-from trime.models.layers.topk_attention import Table, attend, candidates, every, exact_top, search
+from trime.models.layers.topk_attention import Table, all_keys, attend, exact_top, search, select_candidates
 from trime.models.network import Reader, build_network
 from trime.pipeline.model_io import open_network
 from trime.plan.language_model import Plan
@@ -76,7 +76,7 @@ def read(backbone: StatefulBackbone, tokens: torch.Tensor, size: int) -> torch.T
 
 def held_by(backbone: StatefulBackbone, state: State, layer: int = 1) -> list[int]:
     """Positions of what the first row's memory holds when it is read next."""
-    position = backbone.attentions[layer].memory.entered(state.layers[layer].memory[0]).ranking.position[0]
+    position = backbone.attentions[layer].memory.with_pending(state.layers[layer].memory[0]).ranking.position[0]
     return sorted(place for place in position.tolist() if place >= 0)
 
 
@@ -146,7 +146,7 @@ def test_a_large_memory_is_attention_to_all_segments_before() -> None:
     position = torch.arange(5).expand(2, -1)
     empty, held = memory.read(query, memory.start(key), position)
     assert (empty == 0).all()
-    held = memory.entered(memory.write(held, (query, key, value), position))
+    held = memory.with_pending(memory.write(held, (query, key, value), position))
     found, _ = memory.read(query, memory.write(held, (query, key + 1, value + 1), position + 5), position + 10)
     keys, values = (torch.cat([x, x + 1], 2) for x in (key, value))
     expected = (query @ keys.transpose(-1, -2)).softmax(-1) @ values
@@ -158,7 +158,7 @@ def test_gradients_are_those_of_plain_indexing() -> None:
     query = torch.randn(2, 3, 7, 8, dtype=torch.float64, requires_grad=True)
     table = Table(*torch.randn(2, 2, 50, 3, 8, dtype=torch.float64).unbind(0), torch.rand(2, 50) < 0.7)
     cotangent = torch.randn_like(query)
-    found = search(query, every(table), 6, exact_top)
+    found = search(query, all_keys(table), 6, exact_top)
     (attend(query, table, found, False) * cotangent).sum().backward()
     own, query.grad = query.grad, None
     logits = (query @ table.key.permute(0, 2, 3, 1)).masked_fill(~table.filled[:, None, None], -math.inf)
@@ -235,7 +235,11 @@ def test_approximate_search_is_exact_where_all_are_candidates(heads: dict[str, b
 def test_cells_follow_a_table_that_is_written_to() -> None:
     """All cells visited, FAISS finds what exact search finds, whatever was written, emptied or read before; else less."""
     torch.manual_seed(4)
-    table, all_of_them, few = Table(*torch.zeros(2, 2, 400, 3, 8).unbind(0), torch.zeros(2, 400).bool()), Cells(400), Cells(40)
+    table, all_of_them, few = (
+        Table(*torch.zeros(2, 2, 400, 3, 8).unbind(0), torch.zeros(2, 400).bool()),
+        IVFKeyIndex(400),
+        IVFKeyIndex(40),
+    )
     recalls = []
     for step in range(30):
         slots = (torch.arange(100) + 50 * step) % 400  # some are written for the first time, some again
@@ -244,13 +248,13 @@ def test_cells_follow_a_table_that_is_written_to() -> None:
             table.key[1], table.filled[1] = 0, False
         query = torch.randn(2, 3, 5, 8)
         exact, found, fewer = (
-            search(query, every(table), 4, exact_top),
+            search(query, all_keys(table), 4, exact_top),
             *(own.search(query, table, 4) for own in (all_of_them, few)),
         )
         there = table.filled.any(1)
         assert torch.equal(exact.slot[there], found.slot[there])
         torch.testing.assert_close(exact.product, found.product.clamp(min=-1e3), rtol=0, atol=1e-5)
-        torch.testing.assert_close(Cells(400).search(query, table, 4).slot[there], found.slot[there])
+        torch.testing.assert_close(IVFKeyIndex(400).search(query, table, 4).slot[there], found.slot[there])
         recalls.append((exact.slot[0, ..., None] == fewer.slot[0, ..., None, :]).any(-1).float().mean())
     assert recalls[0] == 1 and 0.3 < torch.stack(recalls[10:]).mean() < 1  # a table that fills up is searched exactly
 
@@ -260,11 +264,11 @@ def test_candidates_are_those_of_the_scouts() -> None:
     torch.manual_seed(4)
     query = torch.randn(2, 3, 5, 8)
     table = Table(*torch.randn(2, 2, 200, 3, 8).unbind(0), torch.rand(2, 200) < 0.9)
-    exact = search(query, every(table), 4, exact_top)
-    keys = candidates(table, query, 4, 20)
+    exact = search(query, all_keys(table), 4, exact_top)
+    keys = select_candidates(table, query, 4, 20)
     found = search(query, keys, 4, exact_top)
     assert torch.equal(exact.slot, found.slot) and torch.allclose(exact.product, found.product, atol=1e-5)
-    fewer = candidates(table, query, 4, 8).slot
+    fewer = select_candidates(table, query, 4, 8).slot
     assert (fewer[..., None] == keys.slot[..., None, :]).any(-1).all(), "a smaller set holds the best of a larger one"
 
 
@@ -301,11 +305,11 @@ def test_a_memory_of_size_0_is_one_that_is_always_empty(named: str) -> None:
 def test_what_was_used_last_stays() -> None:
     """LRU drops none of those that the last segment retrieved while it holds one that nobody did."""
     backbone, tokens, slots = model(size=12, top_k=2, policy=LRU(Constant(-1.0))), text(1, 44), []
-    backbone.attentions[1].memory.told = slots.append
+    backbone.attentions[1].memory.on_retrieved = slots.append
     _, state = backbone(tokens[:, :12], None, None)
     checked = 0
     for part in tokens[:, 12:].split(4, dim=1):
-        before = backbone.attentions[1].memory.entered(state.layers[1].memory[0]).ranking.position[0]
+        before = backbone.attentions[1].memory.with_pending(state.layers[1].memory[0]).ranking.position[0]
         _, state = backbone(part, state, None)
         used = {int(before[slot]) for slot in slots[-1].flatten().unique()}
         gone = set(before.tolist()) - set(held_by(backbone, state))
@@ -341,7 +345,7 @@ def test_a_reader_goes_on_from_what_it_saved() -> None:
         expected = one.encode(batch)
         assert torch.equal(other.encode(batch).f, expected.f)
         other = Reader(network)
-        other.restore(one.saved(), torch.device("cpu"))
+        other.restore(one.state_tensors(), torch.device("cpu"))
 
 
 def test_staleness_is_none_where_weights_stand_still(tiny: Tiny) -> None:
@@ -424,7 +428,7 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     config.replay.sizes, config.train.updates = [32, 96], 6
     run(config)
     plan = Plan(config)
-    found = plan.replay.found()
+    found = plan.replay.results()
     assert found["exact"] and (plan.run_folder / "replay.png").stat().st_size > 5000
     (layer,) = found["memories"]
     number = int(layer["memory"].split()[-1])
@@ -439,10 +443,10 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
 def online(plan: Plan, layer: int) -> Iterator[list[int]]:
     """What the run's memory holds before each window."""
     network, _ = open_network(plan.model.path(), plan.config)
-    corpus, reader = plan.evaluated.corpus(), Reader(network)
+    corpus, reader = plan.evaluated_corpus.corpus(), Reader(network)
     windows, text = plan.test.windows(corpus), corpus.split("test")
     for number in range(len(windows)):
-        batch = collate(text, windows, [number], corpus.vocabulary.ends)
+        batch = collate(text, windows, [number], corpus.vocabulary.special_ids)
         yield [] if reader.state is None or batch.fresh[0] else held_by(network.backbone, reader.state, layer)
         with torch.no_grad():
             reader.encode(batch)
@@ -463,7 +467,7 @@ def test_a_replay_of_the_long_memory_is_the_run(tiny: Tiny) -> None:
     config = tiny("experiment=trime_long", "replay.sizes=[32,96]", "replay.policies=[fifo,lru,lra_sum]", *more)
     run(config)
     plan = Plan(config)
-    found = plan.replay.found()
+    found = plan.replay.results()
     (memory,) = found["memories"]
     rows = {(row["policy"], row["size"]): row for row in memory["rows"]}
     names = {name for name, _ in rows}

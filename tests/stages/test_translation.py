@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from tests.conftest import SHARED
 from tests.run.test_experiments import TRANSLATE
-from trime.data.batching.budget import Budget, filled
+from trime.data.batching.budget import Budget, fill_batches
 from trime.data.batching.published import Published
 from trime.data.datasets.download import checksum
 from trime.data.parallel.base import Lines, Pair
@@ -71,7 +71,7 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
     corpus = plan.corpus.corpus()
     network, _ = open_network(plan.model.path(), config)
     for place, row in enumerate(plan.tune.rows()):
-        index = plan.tune.of(place).memories.sources.index
+        index = plan.tune.for_row(place).memories.sources.index
         nearest = index.knn_memory(plan.test.information()) if row.memories and index else None
         translator = Translator(network, row, nearest, corpus, config)
         check_search(plan, network, translator, plan.evaluate.rows()[place]["documents"])
@@ -303,7 +303,7 @@ def test_batches_of_several_devices_are_fairseq_s(multiple: int) -> None:
     lengths = np.random.default_rng(0).integers(1, 30, 400)
     order, tokens = np.random.default_rng(1).permutation(400).tolist(), 10 * int(lengths.max())
     expected = Published(10, "kept", 0, multiple=multiple).batches(order, lengths)
-    assert filled(order, lengths, tokens, 400, multiple=multiple) == expected
+    assert fill_batches(order, lengths, tokens, 400, multiple=multiple) == expected
     segments, near = cut(np.concatenate([[0], lengths.cumsum()]), 40), np.arange(1, 401)[:, None] % 400
     for k in (None, 1):
         alone = Budget(tokens, k, 0, multiple=multiple).plan(segments, 0, near)

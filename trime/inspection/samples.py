@@ -36,7 +36,7 @@ class Samples(Artefact):
 
     def build(self, folder: Path) -> None:
         wanted = plain(self.config.report.samples) | {"before": self.before()}
-        text = self.plan.evaluated.corpus().split("test")
+        text = self.plan.evaluated_corpus.corpus().split("test")
         found = [
             self.passage(document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
             for document, begin, middle, end in passages(text.offsets, wanted)
@@ -58,14 +58,14 @@ class Samples(Artefact):
         shown = before_text = writer.text(before)
         for place, token in enumerate(tokens, 1):
             found, entries = continuation.next()
-            step = Step(token, found, entries, continuation.network.looked())
+            step = Step(token, found, entries, continuation.network.attention_trace())
             fresh, shown = added(shown, writer.text(before + tokens[:place]))
             if told and told[-1]["shown"] in BLANKS.values():  # what it stands for is not shown again
                 fresh = fresh.lstrip()
             one = writer.told(step, self.config.report.samples.entries)
             told.append(one._asdict() | {"shown": fresh or blank(one.text)})
             continuation.read([token])
-        name = self.plan.evaluated.corpus().names("test")[document]
+        name = self.plan.evaluated_corpus.corpus().names("test")[document]
         return {"document": name, "row": writer.label, "before": before_text, "tokens": told}
 
     def found(self) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def samples_of(plan: Plan) -> list[dict[str, Any]]:
 
 def holds_test(plan: Plan) -> bool:
     """The datastore holds the very text that samples are of."""
-    return bool(plan.index) and plan.index.information()["text"] == plan.evaluated.corpus().fingerprint("test")  # type: ignore[union-attr]
+    return bool(plan.index) and plan.index.information()["text"] == plan.evaluated_corpus.corpus().fingerprint("test")  # type: ignore[union-attr]
 
 
 def passages(offsets: np.ndarray, wanted: dict[str, int]) -> list[tuple[int, int, int, int]]:

@@ -147,7 +147,7 @@ class Writer:
             )
         device = device_of(config)
         prompt = {"text": None, "bounded": True, "split": "prompt"}
-        memories = plan.memories.opened(prompt, list(self.row.sizes), self.row.memories)
+        memories = plan.memories.open_all(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate
         windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation

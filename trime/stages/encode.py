@@ -1,7 +1,7 @@
-"""encode: each context's g, its token, and the vocabulary's mass, in shards.
+"""encode: the model's g at each context, the token that follows, and the vocabulary's mass, in shards.
 
-Tuning, evaluation and datastores are passes over these, without the model. A shard is written whole or
-not at all, and a killed run goes on with the next one.
+Tuning, evaluation and datastores are passes over these shards, without the model. Each shard is written
+atomically, and a killed run resumes with the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import WindowLoader, sequential_batches
-from trime.data.segments import Segments, parse_token_count, cut, cut_lines, document_offsets
+from trime.data.segments import Segments, cut, cut_lines, document_offsets, parse_token_count
 from trime.io import complete_lines
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
@@ -37,12 +37,12 @@ from trime.stages.prepare import Prepare
 from trime.tasks.language_model import vocabulary_evidence
 from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, UserError, contexts_of, is_token
 
-SHARD = 2**17  # tokens at most, those of context included
-FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # tokens from which time and disk are forecast, by how many batches
+SHARD = 2**17  # the largest number of tokens in a shard, context included
+FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
 
 class Encode(Artefact):
-    """A split as the model sees it. ``section`` is where its dataset and budget stand: evaluate or datastore."""
+    """A split encoded by the model; its dataset and budget are those of ``section``, evaluate or datastore."""
 
     kind = "encode"
 
@@ -72,32 +72,33 @@ class Encode(Artefact):
         }
 
     def windows(self, corpus: Corpus) -> Segments:
+        """Return the windows that are encoded, in the order in which they are read."""
         text, evaluate = corpus.split(self.split), self.config.evaluate
         offsets, budget = document_offsets(text, evaluate.bounded), (self.budget(), self.sample())
         if not evaluate.lines or self.section == "datastore":
-            return self.sorted(cut(offsets, evaluate.block, evaluate.context, *budget))
-        return self.sorted(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, *budget))
+            return self.in_reading_order(cut(offsets, evaluate.block, evaluate.context, *budget))
+        return self.in_reading_order(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, *budget))
 
     def budget(self) -> int | None:
-        """How many tokens are scored or stored."""
+        """Return how many tokens are scored or stored; None for all."""
         return parse_token_count(self.config[self.section].tokens)
 
     def sample(self) -> str:
         """Return which part of the documents a budget is spent on: their starts, or whole documents."""
         return self.config.evaluate.sample if self.section == "evaluate" else "starts"
 
-    def sorted(self, windows: Segments) -> Segments:
-        """In the order of the text; the published code reads windows without context from the shortest to the longest."""
+    def in_reading_order(self, windows: Segments) -> Segments:
+        """Keep the order of the text; the published code reads windows without context from the shortest to the longest."""
         if not self.config.compatibility.sorted_windows or self.config.evaluate.context:
             return windows
         return windows.take(np.argsort(windows.length, kind="stable"))
 
     def build(self, folder: Path) -> None:
         corpus, meter = self.corpus.corpus(), ResourceUsage()
-        network, described = open_network(self.model.path(), self.config)
-        if described["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
+        network, description = open_network(self.model.path(), self.config)
+        if description["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
             raise UserError(
-                f"the model was trained with another vocabulary ({described['vocabulary']:,} symbols) than "
+                f"the model was trained with another vocabulary ({description['vocabulary']:,} symbols) than "
                 f"{corpus.statistics['name']}'s ({len(corpus.vocabulary):,}): evaluate it with the dataset it was "
                 "trained on as dataset=, and name other text by dataset@evaluate.dataset="
             )
@@ -106,7 +107,7 @@ class Encode(Artefact):
         device = device_of(self.config)
         network.to(device)
         if network.is_stateful and (self.config.evaluate.context or self.config.compatibility.sorted_windows):
-            raise UserError("this model reads on from window to window: set evaluate.context=0, compatibility=none")
+            raise UserError("this model carries its state from window to window: set evaluate.context=0, compatibility=none")
         reader, per_shard = Reader(network), max(1, SHARD // int(windows.length.max()))
         if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
             self.forecast(folder, Reader(network), corpus, windows, device)
@@ -116,7 +117,7 @@ class Encode(Artefact):
                 file = folder / f"{number:05d}.safetensors"
                 if not file.exists():
                     restore_reader_state(reader, folder, number - 1, device)
-                    self.write(file, reader, corpus, part, start, device)
+                    self.write_shard(file, reader, corpus, part, start, device)
                 bar.update(part.scored())
         content = {
             "tokens": windows.scored(),
@@ -135,35 +136,37 @@ class Encode(Artefact):
         (folder / "encode.json").write_text(json.dumps(content, indent=1))
 
     @torch.no_grad()
-    def write(self, file: Path, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> None:
-        """One shard; where rows read on, window after window."""
-        begun = time.perf_counter()
-        parts = list(self.parts(reader, corpus, windows, first, device))
-        joined = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
-        aside = file.with_suffix(".partial")
-        save_file(joined, aside)
+    def write_shard(self, file: Path, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> None:
+        """Encode windows into one shard; ``first`` is the number of its first window."""
+        started = time.perf_counter()
+        batches = list(self.encode_batches(reader, corpus, windows, first, device))
+        columns = {name: torch.cat([batch[name] for batch in batches]).contiguous() for name in batches[0]}
+        partial = file.with_suffix(".partial")
+        save_file(columns, partial)
         save_reader_state(reader, file)
-        aside.replace(file)
-        with (file.parent / "seconds.txt").open("a") as seconds:  # not in the shard: its bytes depend on nothing but the text
-            seconds.write(f"{time.perf_counter() - begun:.3f}\n")
+        partial.replace(file)
+        with (file.parent / "seconds.txt").open("a") as seconds:  # not in the shard, whose bytes depend on the text only
+            seconds.write(f"{time.perf_counter() - started:.3f}\n")
 
-    def parts(self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> Iterator[dict[str, Tensor]]:
-        """The columns of batch after batch."""
+    def encode_batches(
+        self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the columns of each batch; a stateful model reads one window at a time."""
         rows = 1 if reader.network.is_stateful else self.windows_per_batch(windows)
         for batch in self.loader(corpus, windows, sequential_batches(windows, rows)):
             with torch.autocast(device.type, torch.bfloat16, enabled=self.uses_bfloat16(device)):
                 yield self.columns(reader, batch.to(device), first)
 
     def uses_bfloat16(self, device: torch.device) -> bool:
-        """The model computes in bfloat16."""
+        """Return whether the model computes in bfloat16."""
         return device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
 
     def windows_per_batch(self, windows: Segments) -> int:
-        """Windows of a batch."""
+        """Return how many windows a batch holds."""
         return max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
 
     def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> None:
-        """Tells how long it will take and how much it will write; UserError where the disk is too small."""
+        """Print how long encoding will take and how much it will write; UserError if the disk is too small."""
         seconds, size = self.estimate_cost(reader, corpus, windows, device)
         print(
             f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
@@ -173,66 +176,69 @@ class Encode(Artefact):
         free = shutil.disk_usage(folder).free
         if size > free:
             raise UserError(
-                f"{folder.parent} has {free / 2**20:,.0f} MiB left and {size / 2**20:,.0f} MiB are to be written: "
+                f"{folder.parent} has {free / 2**20:,.0f} MiB left, but {size / 2**20:,.0f} MiB are needed: "
                 "free space, set paths.outputs, datastore.tokens=N or datastore.dtype=int8"
             )
 
     @torch.no_grad()
     def estimate_cost(self, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> tuple[float, float]:
-        """Seconds and bytes of all windows, by a few batches of them."""
-        some = windows.take(
-            np.linspace(0, len(windows) - 1, min(len(windows), FORECAST_BATCHES * self.windows_per_batch(windows))).astype(int)
-        )
-        size, tokens, marks = 0, [], [time.perf_counter()]
-        for part in self.parts(reader, corpus, some, 0, device):
-            size += sum(column.nbytes for column in part.values())
-            tokens.append(len(part["token"]))
-            marks.append(time.perf_counter())
-        times = windows.scored() / some.scored()
-        seconds = (marks[-1] - marks[1]) / max(1, sum(tokens[1:])) * sum(tokens) * times  # the first batch sets things up
-        return seconds, size * times
+        """Return estimates of the seconds and bytes that all windows take, from a few batches of them."""
+        count = min(len(windows), FORECAST_BATCHES * self.windows_per_batch(windows))
+        sample = windows.take(np.linspace(0, len(windows) - 1, count).astype(int))
+        size, tokens, times = 0, [], [time.perf_counter()]
+        for columns in self.encode_batches(reader, corpus, sample, 0, device):
+            size += sum(column.nbytes for column in columns.values())
+            tokens.append(len(columns["token"]))
+            times.append(time.perf_counter())
+        factor = windows.scored() / sample.scored()
+        seconds = (times[-1] - times[1]) / max(1, sum(tokens[1:])) * sum(tokens) * factor  # the first batch is a warm-up
+        return seconds, size * factor
 
     def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
-        """The batches of a plan."""
+        """Return the batches of a plan."""
         return WindowLoader(corpus.split(self.split), windows, plan, corpus.vocabulary.special_ids)
 
     def columns(self, reader: Reader, batch: Batch, first: int) -> dict[str, Tensor]:
-        """The columns of a batch: every token of its windows, or the scored ones alone for a datastore."""
+        """Return the columns of a batch: all tokens of its windows, or only the scored ones for a datastore.
+
+        The masses of tokens of context are NaN.
+        """
         scored = batch.scored.flatten()
         if self.section == "datastore":
-            return self.stored(contexts_of(batch, reader.encode(batch).g).take(scored), first)
+            return self.context_columns(contexts_of(batch, reader.encode(batch).g).take(scored), first)
         contexts, vocabulary = vocabulary_evidence(reader, batch)
-        kept = is_token(batch).flatten()
-        given = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
-        columns = {name: part for name, part in given.items() if part is not None}
+        tokens = is_token(batch).flatten()
+        parts = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
+        columns = {name: part for name, part in parts.items() if part is not None}
         masses = torch.full((len(columns), len(scored)), math.nan, device=scored.device)
         masses[:, scored] = torch.stack(list(columns.values())).float()
-        masses_kept = masses[:, kept].cpu()
-        return self.stored(contexts.take(kept), first) | dict(zip(columns, masses_kept.unbind(), strict=True))
+        token_masses = masses[:, tokens].cpu()
+        return self.context_columns(contexts.take(tokens), first) | dict(zip(columns, token_masses.unbind(), strict=True))
 
-    def stored(self, chosen: Contexts, first: int) -> dict[str, Tensor]:
-        """Contexts as columns on the host; ``first`` is the number of the shard's first window."""
-        columns = stored_keys(chosen.g, self.config[self.section].dtype) | {
-            "token": chosen.token.int(),
-            "document": chosen.place.document.int(),
-            "segment": (chosen.place.segment + first).int(),
-            "position": chosen.place.position.int(),
+    def context_columns(self, contexts: Contexts, first: int) -> dict[str, Tensor]:
+        """Return contexts as columns on the host; ``first`` is the number of the shard's first window."""
+        columns = stored_keys(contexts.g, self.config[self.section].dtype) | {
+            "token": contexts.token.int(),
+            "document": contexts.place.document.int(),
+            "segment": (contexts.place.segment + first).int(),
+            "position": contexts.place.position.int(),
         }
         return {name: column.cpu() for name, column in columns.items()}
 
     def information(self) -> dict[str, Any]:
+        """Return the content of ``encode.json``."""
         return self.read("encode.json")
 
 
 def save_reader_state(reader: Reader, shard: Path) -> None:
-    """Keeps what the reader carries on from a shard, until the artefact is whole."""
+    """Save the state in which a stateful reader leaves a shard, until the artefact is finished."""
     if reader.network.is_stateful:
         parts = {f"{number:04d}": part.contiguous() for number, part in enumerate(reader.state_tensors())}
         save_file(parts, reader_state_file(shard.parent, int(shard.stem)))
 
 
 def restore_reader_state(reader: Reader, folder: Path, shard: int, device: Any) -> None:
-    """What a killed run carried on from the last whole shard."""
+    """Restore the state that a killed run saved after the last finished shard."""
     file = reader_state_file(folder, shard)
     if reader.state is None and file.exists():
         parts = load_file(file)
@@ -241,20 +247,21 @@ def restore_reader_state(reader: Reader, folder: Path, shard: int, device: Any) 
 
 
 def reader_state_file(folder: Path, shard: int) -> Path:
+    """Return the file of the reader's state after a shard."""
     return folder / f"carried-{shard:05d}.partial"
 
 
 def windows_of(folder: Path, device: torch.device) -> Iterator[Window]:
-    """The windows of an encoded split, in stream order, on the device where memories are read."""
+    """Yield the windows of an encoded split in the order of the stream, on the device where memories are read."""
     names = ("g", "token", "document", "segment", "position", "target", "total")
     shards = Shards(folder)
-    gated = "gate" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are no dictionaries)
+    gated = "gate" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are not dictionaries)
     for columns in shards.iter_columns(*names, *(["gate"] if gated else [])):
         g, token, document, segment, position, target, total, *gate = (column.to(device) for column in columns)
         place = TokenPosition(document.long(), segment.long(), position.long())
-        whole = Contexts(g.float(), token.long(), place)
+        contexts = Contexts(g.float(), token.long(), place)
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for low, high in pairwise(edges):
             context = int(total[low:high].isnan().sum())
             mass = Mass(*(part[low + context : high] for part in (target, total, *gate)))
-            yield Window(whole.take(slice(low, high)), context, mass)
+            yield Window(contexts.take(slice(low, high)), context, mass)

@@ -1,1 +1,1 @@
-"""Backbones: from embedded tokens to (f, g)."""
+"""Backbones, which encode tokens as (f, g)."""

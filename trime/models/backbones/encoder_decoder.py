@@ -1,8 +1,8 @@
 """The encoder-decoder Transformer of translation (Vaswani et al. 2017; TRIME Appendix C).
 
-g is the input of the decoder's last feed-forward block, or its output f (``key: f``, as the published code has it).
-Encoder and decoder are pre-norm, or post-norm as Vaswani et al. have them (Xiong et al. 2020, Figure 1). A pre-norm stack
-ends with a layer norm, a post-norm stack does not.
+g is the input of the decoder's last feed-forward block, or its output f (``key: f``, as in the published code).
+Encoder and decoder are pre-norm, or post-norm as in Vaswani et al. (Xiong et al. 2020, Figure 1). A pre-norm stack ends with
+a layer norm, a post-norm stack does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trime.kernels.cpu import attend
-from trime.models.backbones.transformer import FIRST
+from trime.models.backbones.transformer import FIRST_POSITION
 from trime.models.layers.attention import feed_forward, head_width
 from trime.models.layers.embeddings import PlainInput, sinusoids
 from trime.types import Bool, Encoding, Float, Int, Tensor, UserError
@@ -37,21 +37,21 @@ class Attention(nn.Module):
         nn.init.zeros_(self.outward.bias)
 
     def keys(self, x: Float[Tensor, "b m d"]) -> Float[Tensor, "2 b h m e"]:
-        """Keys and values."""
+        """Return keys and values."""
         return self.keyed(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
 
     def forward(
         self,
         x: Float[Tensor, "b l d"],
         keys: Float[Tensor, "2 b h m e"],
-        seen: Bool[Tensor, "b 1 #l m"] | None = None,
+        mask: Bool[Tensor, "b 1 #l m"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "b l d"]:
-        """Attended values."""
+        """Return attended values."""
         query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(query, keys[0], keys[1], seen, dropout, causal)
-        return self.outward(mixed.transpose(1, 2).flatten(2))
+        attended = attend(query, keys[0], keys[1], mask, dropout, causal)
+        return self.outward(attended.transpose(1, 2).flatten(2))
 
 
 class ResidualLayer(nn.Module):
@@ -62,7 +62,7 @@ class ResidualLayer(nn.Module):
         self.norm_first, self.dropout = norm_first, nn.Dropout(dropout)
 
     def sublayer_input(self, norm: nn.Module, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
-        """Return what a sublayer reads of the residual stream x."""
+        """Return the input of a sublayer from the residual stream x."""
         return norm(x) if self.norm_first else x
 
     def add(self, norm: nn.Module, x: Float[Tensor, "b l d"], output: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
@@ -80,15 +80,15 @@ class EncoderLayer(ResidualLayer):
         self.attention = Attention(width, heads, inner_dropout)
         self.feed = feed_forward(width, inner, inner_dropout)
 
-    def forward(self, x: Float[Tensor, "b s d"], seen: Bool[Tensor, "b 1 1 s"]) -> Float[Tensor, "b s d"]:
-        """Return the layer's output; ``seen`` is false on padding."""
-        read = self.sublayer_input(self.attention_norm, x)
-        x = self.add(self.attention_norm, x, self.attention(read, self.attention.keys(read), seen))
+    def forward(self, x: Float[Tensor, "b s d"], is_token: Bool[Tensor, "b 1 1 s"]) -> Float[Tensor, "b s d"]:
+        """Return the layer's output; ``is_token`` is false on padding."""
+        inputs = self.sublayer_input(self.attention_norm, x)
+        x = self.add(self.attention_norm, x, self.attention(inputs, self.attention.keys(inputs), is_token))
         return self.add(self.feed_norm, x, self.feed(self.sublayer_input(self.feed_norm, x)))
 
 
 class DecoderLayer(ResidualLayer):
-    """The same with attention to the source between; what the feed-forward block reads is the layer's g."""
+    """Self-attention, attention to the source, and a feed-forward block, whose input is the layer's g."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float, norm_first: bool = True):
         super().__init__(norm_first, dropout)
@@ -99,39 +99,42 @@ class DecoderLayer(ResidualLayer):
     def forward(
         self,
         x: Float[Tensor, "n l d"],
-        before: Float[Tensor, "2 n h t e"] | None,
+        cache: Float[Tensor, "2 n h t e"] | None,
         source: Float[Tensor, "2 b h s e"],
-        seen: Bool[Tensor, "b 1 1 s"],
+        is_token: Bool[Tensor, "b 1 1 s"],
     ) -> tuple[Float[Tensor, "n l d"], Float[Tensor, "n l d"], Tensor]:
-        """The layer's output, g, and the keys and values so far; ``before``: of earlier tokens. n/b rows share a source."""
-        read = self.sublayer_input(self.attention_norm, x)
-        keys = self.attention.keys(read)
-        keys = keys if before is None else torch.cat([before, keys], 3)
-        x = self.add(self.attention_norm, x, self.attention(read, keys, causal=x.shape[1] > 1))
-        query = self.sublayer_input(self.cross_norm, x).view(len(seen), -1, x.shape[2])  # rows of a source follow one another
-        x = self.add(self.cross_norm, x, self.cross(query, source, seen).view_as(x))
+        """Return the output, g, and the keys and values of all tokens so far; ``cache`` holds those of earlier tokens.
+
+        Every source has n/b rows, which stand next to each other.
+        """
+        inputs = self.sublayer_input(self.attention_norm, x)
+        keys = self.attention.keys(inputs)
+        keys = keys if cache is None else torch.cat([cache, keys], 3)
+        x = self.add(self.attention_norm, x, self.attention(inputs, keys, causal=x.shape[1] > 1))
+        query = self.sublayer_input(self.cross_norm, x).view(len(is_token), -1, x.shape[2])  # rows of one source are adjacent
+        x = self.add(self.cross_norm, x, self.cross(query, source, is_token).view_as(x))
         g = self.sublayer_input(self.feed_norm, x)
         return self.add(self.feed_norm, x, self.feed(g)), g, keys
 
 
-class Read(NamedTuple):
-    """A source that was read: each decoder layer's keys and values of it, and which of its places are tokens."""
+class EncodedSource(NamedTuple):
+    """An encoded source: its keys and values in each decoder layer, and which of its positions are tokens."""
 
     keys: tuple[Float[Tensor, "2 b h s e"], ...]
-    seen: Bool[Tensor, "b 1 1 s"]
+    is_token: Bool[Tensor, "b 1 1 s"]
 
-    def take(self, rows: Tensor) -> Read:
-        """Some of its rows."""
-        return Read(tuple(own[:, rows] for own in self.keys), self.seen[rows])
+    def take(self, rows: Tensor) -> EncodedSource:
+        """Return some of its rows."""
+        return EncodedSource(tuple(layer[:, rows] for layer in self.keys), self.is_token[rows])
 
 
-Before = tuple[Tensor, ...]  # each decoder layer's keys and values of the tokens so far [2 n h t e]
+DecoderCache = tuple[Tensor, ...]  # keys and values of the tokens so far [2 n h t e], layer by layer
 
 
 class EncoderDecoder(nn.Module):
-    """``layers`` in the encoder and in the decoder; ``pad`` fills rows up on the right.
+    """An encoder and a decoder of ``layers`` layers each; rows are padded with ``pad`` on the right.
 
-    ``source_vocabulary`` is the size of the source language's own table, null where one table serves both languages.
+    ``source_vocabulary`` is the size of a separate table for the source language; None: one table serves both languages.
     """
 
     is_stateful = False
@@ -157,7 +160,7 @@ class EncoderDecoder(nn.Module):
         self.position: Tensor
         width = embedding.width
         self.embedding, self.positions, self.width, self.key, self.pad = embedding, positions, width, key, pad
-        self.register_buffer("position", sinusoids(positions, width, FIRST), persistent=False)
+        self.register_buffer("position", sinusoids(positions, width, FIRST_POSITION), persistent=False)
         self.dropout = nn.Dropout(dropout)
         sizes = (width, heads, inner, dropout, inner_dropout)
         self.encoder = nn.ModuleList(EncoderLayer(*sizes, encoder_norm_first) for _ in range(layers))
@@ -169,41 +172,43 @@ class EncoderDecoder(nn.Module):
         )
 
     def start(self, rows: int) -> None:
-        """There is no state."""
+        """Return None: there is no state."""
 
-    def figures(self) -> dict[str, Tensor]:
-        """Nothing to tell in training."""
+    def training_metrics(self) -> dict[str, Tensor]:
+        """Return no metrics."""
         return {}
 
     def embed(self, table: PlainInput, tokens: Int[Tensor, "b l"], first: int = 0) -> Float[Tensor, "b l d"]:
-        """Tokens of a table at positions ``first`` and on; UserError where there are none left."""
+        """Return embeddings with positions from ``first`` on; UserError where ``positions`` are exceeded."""
         length = first + tokens.shape[1]
         if length > self.positions:
-            raise UserError(f"a sentence of {length} pieces exceeds model.backbone.positions={self.positions}: raise them")
+            raise UserError(f"a sentence of {length} pieces exceeds model.backbone.positions={self.positions}: raise it")
         return self.dropout(math.sqrt(self.width) * table(tokens) + self.position[first:length])
 
-    def read(self, source: Int[Tensor, "b s"]) -> Read:
-        """The source, for every step of the decoder."""
+    def encode_source(self, source: Int[Tensor, "b s"]) -> EncodedSource:
+        """Encode the source, for every step of the decoder."""
         table = self.embedding if self.source_embedding is None else self.source_embedding
-        x, seen = self.embed(table, source), (source != self.pad)[:, None, None]
+        x, is_token = self.embed(table, source), (source != self.pad)[:, None, None]
         for layer in self.encoder:
-            x = layer(x, seen)
+            x = layer(x, is_token)
         x = self.encoder_norm(x)
-        return Read(tuple(layer.cross.keys(x) for layer in self.decoder), seen)  # type: ignore[operator,union-attr]
+        return EncodedSource(tuple(layer.cross.keys(x) for layer in self.decoder), is_token)  # type: ignore[operator,union-attr]
 
-    def step(self, read: Read, tokens: Int[Tensor, "n l"], before: Before | None) -> tuple[Encoding, Before]:
-        """Encodes the next tokens of each row; at once all of them, or one by one with what came ``before``.
+    def step(
+        self, source: EncodedSource, tokens: Int[Tensor, "n l"], cache: DecoderCache | None
+    ) -> tuple[Encoding, DecoderCache]:
+        """Encode the next tokens of each row: all at once, or one at a time with the ``cache`` of earlier ones.
 
-        As many rows as the beam has, one after the other, go on from each source.
+        Every source has as many rows as the beam has hypotheses, which stand next to each other.
         """
-        x = g = self.embed(self.embedding, tokens, before[0].shape[3] if before else 0)
-        after = []
+        x = g = self.embed(self.embedding, tokens, cache[0].shape[3] if cache else 0)
+        new_cache = []
         for number, layer in enumerate(self.decoder):
-            x, g, keys = layer(x, before[number] if before else None, read.keys[number], read.seen)
-            after.append(keys)
+            x, g, keys = layer(x, cache[number] if cache else None, source.keys[number], source.is_token)
+            new_cache.append(keys)
         f = self.final_norm(x)
-        return Encoding(f, g if self.key == "g" else f), tuple(after)
+        return Encoding(f, g if self.key == "g" else f), tuple(new_cache)
 
     def forward(self, source: Int[Tensor, "b s"], target: Int[Tensor, "b l"]) -> Encoding:
-        """f and g of the contexts (x, y_<t); ``target`` begins with what stands before the first token."""
-        return self.step(self.read(source), target, None)[0]
+        """Return f and g of the contexts (x, y_<t); ``target`` begins with the start token."""
+        return self.step(self.encode_source(source), target, None)[0]

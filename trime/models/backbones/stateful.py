@@ -1,4 +1,4 @@
-"""A backbone whose rows read on: layers that each carry something from segment to segment, and forget it with the document."""
+"""A backbone with a state: each layer remembers something from segment to segment, until the document ends."""
 
 from __future__ import annotations
 
@@ -19,54 +19,55 @@ NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What a layer carries on, tuples of tensors, rows first."""
+    """The part of a layer that has a state: nested tuples of tensors, rows first."""
 
-    looked: list[AttentionTrace] | None  # where the last query looked among what was carried on; None: that is not kept
+    attention_traces: list[AttentionTrace] | None  # the last query's attention to the state; None: not recorded
 
     def start(self, rows: int) -> Any:
-        """What rows carry that have read nothing."""
+        """Return the state of rows that have read nothing."""
 
-    def reset(self, carried: Any, rows: Bool[Tensor, " b"]) -> Any:
-        """The same without what some rows carry."""
+    def reset(self, state: Any, rows: Bool[Tensor, " b"]) -> Any:
+        """Return the state with the chosen rows cleared."""
 
-    def figures(self) -> dict[str, Tensor]:
-        """What it tells of itself in training."""
+    def training_metrics(self) -> dict[str, Tensor]:
+        """Return what the layer reports of itself in training."""
 
 
 @runtime_checkable
 class StatefulAttention(Stateful, Protocol):
-    """Attention within a segment and to what was carried on."""
+    """Attention within a segment and to the state."""
 
-    def __call__(self, x: Float[Tensor, "b l d"], carried: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Any]:
-        """Attended values [b l d], and what is carried on."""
+    def __call__(self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Any]:
+        """Return attended values [b l d], and the new state."""
 
 
 @runtime_checkable
 class StatefulLayer(Protocol):
-    """A layer that reads on."""
+    """A layer of a stateful backbone."""
 
-    width: int  # of its g
+    width: int  # of the layer's g
 
     @property
-    def carrier(self) -> Stateful: ...
+    def stateful_module(self) -> Stateful:
+        """The part of the layer that has a state."""
 
-    def __call__(self, x: Float[Tensor, "b l d"], carried: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Tensor, Any]:
-        """The layer's output [b l d], its g [b l e], and what is carried on."""
+    def __call__(self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Tensor, Any]:
+        """Return the layer's output [b l d], its g [b l e], and the new state."""
 
 
-class Sizes(NamedTuple):
-    """Of a layer."""
+class LayerSizes(NamedTuple):
+    """Widths and dropout rates of a layer."""
 
     width: int
     inner: int
     dropout: float = 0.0
-    inner_dropout: float = 0.0  # of attention weights and of the feed-forward block's ReLU
+    inner_dropout: float = 0.0  # of attention weights and of the feed-forward block's ReLU outputs
 
 
 class Layer(nn.Module):
-    """x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
+    """A pre-norm layer: x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
 
-    def __init__(self, attention: StatefulAttention, sizes: Sizes, norm: str = "layer", biases: bool = True):
+    def __init__(self, attention: StatefulAttention, sizes: LayerSizes, norm: str = "layer", biases: bool = True):
         super().__init__()
         self.attention_norm, self.feed_norm = (NORMS[norm](sizes.width, eps=1e-6) for _ in range(2))
         self.attention = attention
@@ -74,30 +75,31 @@ class Layer(nn.Module):
         self.dropout, self.width = nn.Dropout(sizes.dropout), sizes.width
 
     @property
-    def carrier(self) -> StatefulAttention:
+    def stateful_module(self) -> StatefulAttention:
+        """The layer's attention."""
         return self.attention
 
     def forward(
-        self, x: Float[Tensor, "b l d"], carried: Any, position: Int[Tensor, "b l"]
+        self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"], Any]:
-        """The layer's output, the input of its feed-forward block, and what is carried on."""
-        mixed, carried = self.attention(self.attention_norm(x), carried, position)
-        x = x + self.dropout(mixed)
+        """Return the layer's output, its g, and the new state."""
+        attended, state = self.attention(self.attention_norm(x), state, position)
+        x = x + self.dropout(attended)
         g = self.feed_norm(x)
-        return x + self.dropout(self.feed(g)), g, carried
+        return x + self.dropout(self.feed(g)), g, state
 
 
 class State(NamedTuple):
-    """What rows carry from segment to segment: something for each layer, and the position of the next token."""
+    """The state of all rows: that of each layer, and the position of the next token."""
 
     layers: tuple[Any, ...]
     position: Int[Tensor, " b"]
 
 
 class StatefulBackbone(nn.Module):
-    """An embedding without positions, layers, and a last norm; a segment holds at most ``positions`` tokens.
+    """An embedding without positions, layers with a state, and a final norm; segments have at most ``positions`` tokens.
 
-    Embeddings are multiplied by ``scale``; null: by the square root of their width.
+    Embeddings are multiplied by ``scale``; None: by the square root of their width.
     """
 
     is_stateful = True
@@ -119,26 +121,27 @@ class StatefulBackbone(nn.Module):
 
     @property
     def attentions(self) -> list[Stateful]:
-        return [layer.carrier for layer in self.layers]  # type: ignore[misc]
+        """The stateful part of each layer."""
+        return [layer.stateful_module for layer in self.layers]  # type: ignore[misc]
 
     def start(self, rows: int) -> State:
-        """The state of rows that have read nothing."""
+        """Return the state of rows that have read nothing."""
         device = next(self.parameters()).device
-        carried = tuple(attention.start(rows) for attention in self.attentions)
-        return State(carried, torch.zeros(rows, dtype=torch.long, device=device))
+        layers = tuple(attention.start(rows) for attention in self.attentions)
+        return State(layers, torch.zeros(rows, dtype=torch.long, device=device))
 
     def reset(self, state: State, rows: Bool[Tensor, " b"]) -> State:
-        """Forgets everything of some rows."""
+        """Return the state with the chosen rows cleared."""
         if not rows.any():
             return state
         pairs = zip(self.attentions, state.layers, strict=True)
-        carried = tuple(attention.reset(own, rows) for attention, own in pairs)
-        return State(carried, state.position.masked_fill(rows, 0))
+        layers = tuple(attention.reset(layer_state, rows) for attention, layer_state in pairs)
+        return State(layers, state.position.masked_fill(rows, 0))
 
     def forward(
         self, tokens: Int[Tensor, "b l"], state: State | None, fresh: Bool[Tensor, " b"] | None = None
     ) -> tuple[Encoding, State]:
-        """Encodes the next segment of each row; rows that are ``fresh`` start a document."""
+        """Encode the next segment of each row; rows marked ``fresh`` start a new document."""
         length = tokens.shape[1]
         if length > self.positions:
             raise ValueError(f"a row of {length} tokens exceeds model.backbone.positions={self.positions}")
@@ -146,33 +149,33 @@ class StatefulBackbone(nn.Module):
         state = state if fresh is None else self.reset(state, fresh)
         position = state.position[:, None] + torch.arange(length, device=tokens.device)
         x = g = self.dropout(self.scale * self.embedding(tokens))
-        carried = []
-        for layer, own in zip(self.layers, state.layers, strict=True):
-            x, g, after = layer(x, own, position)
-            carried.append(after)
-        return Encoding(self.final_norm(x), g), State(tuple(carried), state.position + length)
+        new_states = []
+        for layer, layer_state in zip(self.layers, state.layers, strict=True):
+            x, g, new_state = layer(x, layer_state, position)
+            new_states.append(new_state)
+        return Encoding(self.final_norm(x), g), State(tuple(new_states), state.position + length)
 
-    def tell(self) -> None:
-        """From now on ``looked`` is known."""
+    def record_attention(self) -> None:
+        """Make every layer keep the attention of the last query from now on."""
         for attention in self.attentions:
-            attention.looked = []
+            attention.attention_traces = []
 
-    def looked(self) -> list[AttentionTrace]:
-        """Where the last query looked, layer by layer."""
-        return [own for attention in self.attentions for own in attention.looked or []]
+    def attention_traces(self) -> list[AttentionTrace]:
+        """Return the attention of the last query, layer by layer."""
+        return [trace for attention in self.attentions for trace in attention.attention_traces or []]
 
-    def figures(self) -> dict[str, Tensor]:
-        """What the layers tell of themselves."""
-        own = ((number, attention.figures()) for number, attention in enumerate(self.attentions))
-        return {name.replace("layer", f"layer{number}"): value for number, found in own for name, value in found.items()}
+    def training_metrics(self) -> dict[str, Tensor]:
+        """Return what the layers report of themselves, named by layer."""
+        metrics = ((number, attention.training_metrics()) for number, attention in enumerate(self.attentions))
+        return {name.replace("layer", f"layer{number}"): value for number, found in metrics for name, value in found.items()}
 
 
-def without_padding(pad: int | None) -> None:
-    """Raises ValueError where the published code's quirk is asked of a model that it does not know."""
+def refuse_padding(pad: int | None) -> None:
+    """Raise ValueError where the published code's padding quirk is set for a backbone without it."""
     if pad is not None:
-        raise ValueError("compatibility.padding is a quirk of the Transformer: set compatibility=none")
+        raise ValueError("compatibility.padding is a quirk of the Transformer alone: set compatibility=none")
 
 
-def zeros(weight: Tensor, *shape: int) -> Tensor:
-    """On a weight's device and in its type; ``weight.new_zeros`` would be shared out where weights are (FSDP)."""
+def unsharded_zeros(weight: Tensor, *shape: int) -> Tensor:
+    """Return zeros with a weight's device and type; ``weight.new_zeros`` would be sharded where the weight is (FSDP)."""
     return torch.zeros(*shape, dtype=weight.dtype, device=weight.device)

@@ -10,11 +10,11 @@ from trime.models.layers.attention import CausalAttention, feed_forward
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.types import Bool, Encoding, Float, Int, Tensor
 
-FIRST = 2  # the number of a row's first position, as in fairseq's checkpoints
+FIRST_POSITION = 2  # the position number of a row's first token, as in fairseq's checkpoints
 
 
 class Layer(nn.Module):
-    """x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
+    """A pre-norm layer: x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float):
         super().__init__()
@@ -27,18 +27,18 @@ class Layer(nn.Module):
     def forward(
         self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None
     ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
-        """The layer's output, and the input of its feed-forward block."""
+        """Return the layer's output, and the input of its feed-forward block."""
         x = x + self.dropout(self.attention(self.attention_norm(x), padding))
         g = self.feed_norm(x)
         return x + self.dropout(self.feed(g)), g
 
 
 class Transformer(nn.Module):
-    """Sinusoidal positions, ``layers`` pre-norm layers, and a last norm unless ``final_norm=false``.
+    """Sinusoidal positions, ``layers`` pre-norm layers, and a final norm unless ``final_norm=false``.
 
     ``inner_dropout`` applies to attention weights and ReLU outputs, ``dropout`` elsewhere.
-    Cells that hold the token ``pad`` have no position and are hidden from each other, as in fairseq; null:
-    there is none. ``key`` says what memories are keyed by: g, or f, what the output layer reads.
+    Tokens equal to ``pad`` have no position and are hidden from each other, as in fairseq; None: there is no padding token.
+    ``key`` chooses the key vectors of memories: g, or f, the output layer's input.
     """
 
     is_stateful = False
@@ -58,26 +58,27 @@ class Transformer(nn.Module):
     ):
         super().__init__()
         if key not in ("f", "g"):
-            raise ValueError(f"key={key}: memories are keyed by f or g: mend model.backbone.key")
+            raise ValueError(f"key={key}: memories are keyed by f or g: set model.backbone.key to one of them")
         self.key = key
         self.position: Tensor
         width = embedding.width
         self.embedding, self.positions, self.width, self.pad = embedding, positions, width, pad
-        self.register_buffer("position", sinusoids(positions, width, FIRST), persistent=False)
+        self.register_buffer("position", sinusoids(positions, width, FIRST_POSITION), persistent=False)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
     def start(self, rows: int) -> None:
-        """There is no state."""
+        """Return None: there is no state."""
 
-    def figures(self) -> dict[str, Tensor]:
+    def training_metrics(self) -> dict[str, Tensor]:
+        """Return no metrics."""
         return {}
 
     def forward(
         self, tokens: Int[Tensor, "b l"], state: None = None, fresh: Bool[Tensor, " b"] | None = None
     ) -> tuple[Encoding, None]:
-        """Encodes each row on its own; there is no state to carry."""
+        """Encode each row by itself; the returned state is None. ValueError where a row is longer than ``positions``."""
         length = tokens.shape[1]
         if length > self.positions:
             raise ValueError(f"a row of {length} tokens exceeds model.backbone.positions={self.positions}")

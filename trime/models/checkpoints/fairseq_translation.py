@@ -1,4 +1,4 @@
-"""Released translation checkpoints in fairseq's format (TRIME-MT: transformer_iwslt_de_en) as networks of our own."""
+"""Released translation checkpoints in fairseq's format (TRIME-MT: transformer_iwslt_de_en), converted to our networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from trime.models.checkpoints.fairseq import PAD, Released, check_supported, fill, has_final_norm
+from trime.models.checkpoints.fairseq import PAD, FairseqCheckpoint, check_supported, has_final_norm, load_weights
 from trime.models.network import Network, build_network
 from trime.types import UserError
 
@@ -24,8 +24,8 @@ SUPPORTED = {  # arguments of fairseq's encoder-decoders that change the forward
     "cross_self_attention": (False, None),
     "share_all_embeddings": (False, None),
 }
-SIDES = {"layers": "layers", "heads": "attention_heads", "inner": "ffn_embed_dim", "width": "embed_dim"}  # alike on both
-POSITIONS = 1024  # of fairseq, where a checkpoint does not say
+SIDES = {"layers": "layers", "heads": "attention_heads", "inner": "ffn_embed_dim", "width": "embed_dim"}  # equal on both sides
+POSITIONS = 1024  # fairseq's default
 SUBLAYERS = {
     "attention": "self_attn",
     "cross": "encoder_attn",
@@ -38,22 +38,22 @@ SUBLAYERS = {
 PROJECTIONS = {"query": "q", "keyed": "kv", "outward": "out"}
 
 
-def translation_network_of(released: Released) -> tuple[Network, dict[str, Any]]:
-    """Return the network with the checkpoint's weights, and its description; UserError where a weight has no place."""
+def translation_network_from_checkpoint(checkpoint: FairseqCheckpoint) -> tuple[Network, dict[str, Any]]:
+    """Return the network with the checkpoint's weights, and its configuration; UserError where a weight has no counterpart."""
     try:
-        description = description_of(released)
-        vocabulary = len(released.weights["embed_tokens.weight"])
+        description = model_config(checkpoint)
+        vocabulary = len(checkpoint.weights["embed_tokens.weight"])
     except KeyError as error:
         raise UserError(f"the checkpoint lacks {error}: it is truncated, or of an architecture that is not supported") from None
     network = build_network(OmegaConf.create(description), vocabulary)
-    return fill(network, released.weights, sources_of), description
+    return load_weights(network, checkpoint.weights, source_names), description
 
 
-def description_of(released: Released) -> dict[str, Any]:
-    """Return the embedding, backbone and head of conf/model that hold the weights; UserError where none do."""
-    args, weights = released.args, released.weights
+def model_config(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
+    """Return embedding, backbone and head in the form of conf/model; UserError where the model is not supported."""
+    args, weights = checkpoint.args, checkpoint.weights
     if not str(args.get("arch", "")).startswith("transformer") or "encoder_layers" not in args:
-        raise UserError(f"the checkpoint's architecture {args.get('arch')} is not supported: transformer_iwslt_de_en is")
+        raise UserError(f"the checkpoint's architecture {args.get('arch')} is not supported, only transformer_iwslt_de_en is")
     check_supported(args, SUPPORTED)
     for name in SIDES.values():
         if args[f"encoder_{name}"] != args[f"decoder_{name}"]:
@@ -65,7 +65,7 @@ def description_of(released: Released) -> dict[str, Any]:
         "_target_": "trime.models.backbones.encoder_decoder.EncoderDecoder",
         **{ours: args[f"decoder_{theirs}"] for ours, theirs in SIDES.items() if ours != "width"},
         "positions": min(args.get(f"max_{side}_positions") or POSITIONS for side in ("source", "target")),
-        "key": "f",  # translation.key decides when it is read
+        "key": "f",  # translation.key overrides it
         "pad": PAD,
         "source_vocabulary": len(weights["encoder.embed_tokens.weight"]),
         **{f"{side}_norm_first": first for side, first in norm_first.items()},
@@ -79,10 +79,10 @@ def description_of(released: Released) -> dict[str, Any]:
     }
 
 
-def sources_of(name: str) -> list[str]:
-    """Return the names of the checkpoint's weights that are joined in one parameter of the network."""
+def source_names(name: str) -> list[str]:
+    """Return the names of the checkpoint's weights that are concatenated in a parameter of the network."""
     part, module, *rest = name.split(".")
-    named = {
+    names = {
         "embedding": "embed_tokens.weight",
         "source_embedding": "encoder.embed_tokens.weight",
         "encoder_norm": f"encoder.layer_norm.{rest[-1] if rest else ''}",
@@ -90,8 +90,8 @@ def sources_of(name: str) -> list[str]:
     }
     if part == "head":
         return ["output_projection.weight"]
-    if module in named:
-        return [named[module]]
+    if module in names:
+        return [names[module]]
     number, *sublayer, kind = rest
     layer = f"{'encoder.' if module == 'encoder' else ''}layers.{number}"
     if sublayer[-1] in PROJECTIONS:

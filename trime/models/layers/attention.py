@@ -1,4 +1,4 @@
-"""Causal self-attention through PyTorch's fused kernels."""
+"""Causal self-attention by PyTorch's fused kernels, and the feed-forward block."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from trime.types import Bool, Float, Tensor
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention to the own and earlier positions of a row (Vaswani et al. 2017).
+    """Multi-head attention to a row's own and earlier positions (Vaswani et al. 2017).
 
-    Padding stands after a row's tokens, so the causal mask keeps it from every token; ``padding`` hides it
-    from itself too.
+    Padding stands after a row's tokens, so that the causal mask hides it from every token; ``padding`` hides padding from
+    itself as well.
     """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0):
@@ -28,31 +28,31 @@ class CausalAttention(nn.Module):
         nn.init.zeros_(self.outward.bias)
 
     def forward(self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l d"]:
-        """Attended values."""
+        """Return attended values."""
         b, length, width = x.shape
         query, key, value = self.inward(x).view(b, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        mask = None if padding is None else visible(padding)
-        mixed = attend(query, key, value, mask, dropout, causal=mask is None)
-        return self.outward(mixed.transpose(1, 2).reshape(b, length, width))
+        mask = None if padding is None else causal_padding_mask(padding)
+        attended = attend(query, key, value, mask, dropout, causal=mask is None)
+        return self.outward(attended.transpose(1, 2).reshape(b, length, width))
 
 
 def head_width(width: int, heads: int) -> int:
-    """Width of a head; ValueError where the heads do not divide the model's."""
+    """Return the width of a head; ValueError where the model's width is not a multiple of the number of heads."""
     if width % heads:
         raise ValueError(f"width={width} is not a multiple of heads={heads}: choose model.backbone.heads to divide it")
     return width // heads
 
 
-def visible(padding: Bool[Tensor, "b l"]) -> Bool[Tensor, "b 1 l l"]:
-    """Earlier positions and the own one, unless they are padding; the first is always seen, so that no row is empty."""
+def causal_padding_mask(padding: Bool[Tensor, "b l"]) -> Bool[Tensor, "b 1 l l"]:
+    """Return the causal mask without padding; the first position is always visible, so that no row is empty."""
     length = padding.shape[1]
     hidden = padding & (torch.arange(length, device=padding.device) > 0)
     return ~hidden[:, None, None] & hidden.new_ones(length, length).tril()
 
 
 def feed_forward(width: int, inner: int, dropout: float, biases: bool = True) -> nn.Sequential:
-    """Linear, ReLU, dropout, linear."""
+    """Return the feed-forward block: linear, ReLU, dropout, linear."""
     inward, outward = nn.Linear(width, inner, bias=biases), nn.Linear(inner, width, bias=biases)
     for layer in (inward, outward):
         nn.init.xavier_uniform_(layer.weight)

@@ -1,4 +1,4 @@
-"""From tokens to the first hidden state: adaptive or plain input embeddings, sinusoidal positions."""
+"""Input embeddings, adaptive or plain, and sinusoidal positions."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from trime.types import Float, Int, Tensor
 
 
 def band_edges(cutoffs: list[int], vocabulary: int) -> list[tuple[int, int]]:
-    """The bands [low, high) of a vocabulary in order of frequency; cutoffs at or above its size fall away."""
+    """Return the bands [low, high) of a vocabulary sorted by frequency; cutoffs at or above its size are dropped.
+
+    ValueError where cutoffs are not positive and rising.
+    """
     if sorted(set(cutoffs)) != list(cutoffs) or any(cutoff <= 0 for cutoff in cutoffs):
-        raise ValueError(f"cutoffs={list(cutoffs)} must be positive and rising: mend model.embedding.cutoffs")
+        raise ValueError(f"cutoffs={list(cutoffs)} must be positive and rising: correct model.embedding.cutoffs")
     edges = [0, *(cutoff for cutoff in cutoffs if cutoff < vocabulary), vocabulary]
     return list(pairwise(edges))
 
 
 class AdaptiveInput(nn.Module):
-    """Adaptive input representations (Baevski & Auli 2019): rarer bands have narrower tables.
+    """Adaptive input representations (Baevski & Auli 2019): bands of rarer words have narrower tables.
 
-    Band i has width ``width // factor**i`` and a bias-free projection to ``width``. With no cutoffs
-    there is a single band, the usual embedding followed by a square projection. Row ``pad`` of the first
-    table starts at zero and learns nothing from lookups, as in fairseq; null: there is no such row.
+    Band i has width ``width // factor**i`` and a projection to ``width`` without bias. With no cutoffs there is a single band:
+    a usual embedding followed by a square projection. Row ``pad`` of the first table is initialized to zero and gets no
+    gradient from lookups, as in fairseq; None: there is no such row.
     """
 
     def __init__(self, vocabulary: int, width: int, cutoffs: list[int], factor: float = 4.0, pad: int | None = None):
@@ -42,7 +45,7 @@ class AdaptiveInput(nn.Module):
         self.projections = nn.ParameterList(nn.init.xavier_uniform_(torch.empty(width, dim)) for dim in dims)
 
     def forward(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
-        """Embeddings of tokens, unscaled."""
+        """Return the embeddings of tokens, unscaled."""
         flat = tokens.flatten()
         out = self.projections[0].new_zeros(len(flat), self.width)
         for (low, high), table, projection in zip(self.bands, self.tables, self.projections, strict=True):
@@ -54,12 +57,12 @@ class AdaptiveInput(nn.Module):
 
 
 def normal_table(rows: int, dim: int) -> Float[Tensor, "v e"]:
-    """N(0, 1 / dim)."""
+    """Return a table drawn from N(0, 1 / dim)."""
     return torch.randn(rows, dim) * dim**-0.5
 
 
 class PlainInput(nn.Module):
-    """One embedding table; ``pad`` as in AdaptiveInput."""
+    """A single embedding table; ``pad`` as in AdaptiveInput."""
 
     def __init__(self, vocabulary: int, width: int, pad: int | None = None):
         super().__init__()
@@ -69,12 +72,15 @@ class PlainInput(nn.Module):
             self.table.weight.data[pad] = 0
 
     def forward(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
-        """Embeddings of tokens, unscaled."""
+        """Return the embeddings of tokens, unscaled."""
         return self.table(tokens)
 
 
 def sinusoids(length: int, width: int, first: int) -> Float[Tensor, "l d"]:
-    """Positions first, first+1, ...: all sines, then all cosines, frequencies exp(-k ln 10^4 / (d/2 - 1))."""
+    """Return sinusoids of positions first, first+1, ...: all sines, then all cosines.
+
+    The frequencies are exp(-k ln 10^4 / (d/2 - 1)).
+    """
     half = width // 2
     frequency = torch.exp(torch.arange(half) * -(math.log(10_000) / max(half - 1, 1)))
     angle = torch.arange(first, first + length)[:, None] * frequency

@@ -1,8 +1,7 @@
-"""From the output representation f to evidence for every token: adaptive or plain softmax.
+"""Output heads, which turn the output representation f into evidence for every token: adaptive or plain softmax.
 
-A head answers with a Mass: ``total`` is the log of the mass all tokens share in Eq. 5, ``target`` the
-target's part of it. Logits are made block by block and computed again in the backward pass, so that
-no [n, v] tensor is held.
+A head returns a Mass: ``total`` is the log of the mass that all tokens share in Eq. 5, ``target`` the target's part of it.
+Logits are computed block by block, and again in the backward pass, so that no [n, v] tensor is kept in memory.
 """
 
 from __future__ import annotations
@@ -17,38 +16,38 @@ from torch.utils.checkpoint import checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.types import Float, Int, Mass, Tensor
 
-CELLS = 2**23  # of logits held at a time: 32 MiB in float32
+LOGITS_PER_BLOCK = 2**23  # logits in memory at a time: 32 MiB in float32
 
 
-def picked(logits: Float[Tensor, "n v"], index: Int[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """The chosen logit and the logsumexp of each row, in float32 at least."""
+def pick_logit(logits: Float[Tensor, "n v"], index: Int[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return the logit at the index, and the logsumexp of each row, in float32 or higher precision."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.gather(1, index[:, None]).squeeze(1), logits.logsumexp(1)
 
 
-def by_blocks(
+def in_blocks(
     function: Callable[..., tuple[Tensor, Tensor]], width: int, rows: Tensor, index: Tensor, *weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """``function(rows, index, *weights)`` over blocks of rows of which ``width`` logits each are held."""
-    size = max(1, CELLS // max(width, 1))
+    """Return ``function(rows, index, *weights)``, computed in blocks of rows; ``width`` is the number of logits per row."""
+    size = max(1, LOGITS_PER_BLOCK // max(width, 1))
     if len(rows) <= size:
         return function(rows, index, *weights)
     parts = [
-        checkpoint(function, block, chosen, *weights, use_reentrant=False)
-        for block, chosen in zip(rows.split(size), index.split(size), strict=True)
+        checkpoint(function, row_block, index_block, *weights, use_reentrant=False)
+        for row_block, index_block in zip(rows.split(size), index.split(size), strict=True)
     ]
     first, second = zip(*parts, strict=True)
     return torch.cat(first), torch.cat(second)
 
 
-def linear_picked(f: Tensor, index: Tensor, weight: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Picked logits of an output matrix whose last rows may be separate class rows."""
+def project_and_pick(f: Tensor, index: Tensor, weight: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return ``pick_logit`` of an output matrix, to which separate class rows may be appended."""
     logits = F.linear(f, weight)
-    return picked(logits if classes is None else torch.cat([logits, F.linear(f, classes)], 1), index)
+    return pick_logit(logits if classes is None else torch.cat([logits, F.linear(f, classes)], 1), index)
 
 
 class Softmax(nn.Module):
-    """Plain softmax (Eq. 1), the output matrix tied to the input table or its own."""
+    """Plain softmax (Eq. 1); the output matrix is tied to the input table, or separate."""
 
     def __init__(self, embedding: PlainInput, tied: bool = True):
         super().__init__()
@@ -58,21 +57,21 @@ class Softmax(nn.Module):
             nn.init.normal_(self.weight, std=embedding.width**-0.5)
 
     def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
-        """Mass of the vocabulary: the target's logit and the logsumexp of all."""
-        return Mass(*by_blocks(linear_picked, self.vocabulary, f, target, self.weight))
+        """Return the vocabulary's mass: the target's logit and the logsumexp of all logits."""
+        return Mass(*in_blocks(project_and_pick, self.vocabulary, f, target, self.weight))
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
-        """Log-probabilities of every token, for generation."""
+        """Return the log-probability of every token, for generation."""
         return F.linear(f, self.weight).log_softmax(1)
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Adaptive softmax (Grave et al. 2017), tables and projections tied to the adaptive input.
+    """Adaptive softmax (Grave et al. 2017), with tables and projections tied to the adaptive input.
 
-    The head holds the first band's words and one class row per tail band; ``total`` is the head's
-    logsumexp T, and a tail word counts with log p + T: the vocabulary enters Eq. 5 with the mass of
-    the head alone. ``tied_projections=false`` gives each tail its own projection. ``dropped_in_band`` is
-    the published code's quirk: the second word of each tail (its ignore_index) counts with its class alone.
+    The head holds the words of the first band and one class row for each tail band. ``total`` is the head's logsumexp T, and a
+    tail word's logit is log p + T: the vocabulary enters Eq. 5 with the mass of the head alone. Without ``tied_projections``
+    each tail has a projection of its own. ``dropped_in_band`` is the published code's quirk: the second word of each tail (its
+    ignore_index) gets only the logit of its class.
     """
 
     def __init__(
@@ -85,41 +84,42 @@ class AdaptiveSoftmax(nn.Module):
         self.classes = nn.Parameter(torch.empty(len(self.bands) - 1, embedding.width))
         if len(self.bands) > 1:
             nn.init.xavier_uniform_(self.classes)
-        self.tied, self.shared_out = tied_projections, False  # FSDP wants a gradient of every weight on every device
-        own = [] if tied_projections else [self.new_projection(table, embedding.width) for table in self.tables[1:]]
-        self.projections = embedding.projections if tied_projections else nn.ParameterList(own)
+        self.tied, self.is_sharded = tied_projections, False  # FSDP needs a gradient of every weight on every device
+        untied = [] if tied_projections else [self.new_projection(table, embedding.width) for table in self.tables[1:]]
+        self.projections = embedding.projections if tied_projections else nn.ParameterList(untied)
 
     @staticmethod
     def new_projection(table: Tensor, width: int) -> Tensor:
+        """Return a new projection to a tail's table, randomly initialized."""
         return nn.init.xavier_uniform_(torch.empty(table.shape[1], width))
 
     def project(self, band: int, f: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
-        """f in the width of a tail band (counted from 1)."""
+        """Project f to the width of a tail band (bands count from 0, tails from 1)."""
         weight = self.projections[band].T if self.tied else self.projections[band - 1]
         return self.dropout(F.linear(f, weight))
 
     def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
-        """Mass of the vocabulary: total T of the head, target log p + T."""
+        """Return the vocabulary's mass: total T of the head, and log p + T of the target."""
         f = self.dropout(f)
         first = self.bands[0][1]
-        chosen = target.clamp(max=first - 1)
+        index = target.clamp(max=first - 1)
         for band, (low, high) in enumerate(self.bands[1:]):
-            chosen = torch.where((target >= low) & (target < high), first + band, chosen)
+            index = torch.where((target >= low) & (target < high), first + band, index)
         words = self.tables[0]
-        logit, total = by_blocks(linear_picked, first + len(self.classes), f, chosen, words, self.classes)
+        logit, total = in_blocks(project_and_pick, first + len(self.classes), f, index, words, self.classes)
         for band, (low, high) in list(enumerate(self.bands))[1:]:
             member = (target >= low) & (target < high)
             if self.dropped_in_band:
                 member &= target != low + 1
             inside = member.nonzero().squeeze(1)
-            if len(inside) or self.shared_out:
+            if len(inside) or self.is_sharded:
                 tail = self.project(band, f[inside])
-                own, all_ = by_blocks(linear_picked, high - low, tail, target[inside] - low, self.tables[band])
-                logit = logit.index_add(0, inside, own - all_)
+                tail_logit, tail_total = in_blocks(project_and_pick, high - low, tail, target[inside] - low, self.tables[band])
+                logit = logit.index_add(0, inside, tail_logit - tail_total)
         return Mass(logit, total)
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
-        """Log-probabilities of every token, for generation."""
+        """Return the log-probability of every token, for generation."""
         first = self.bands[0][1]
         head = F.linear(f, torch.cat([self.tables[0], self.classes])).log_softmax(1)
         tails = [

@@ -1,4 +1,4 @@
-"""Relative positions: T5's buckets and learned bias (Raffel et al. 2020), and the sliding-window causal mask."""
+"""Relative positions: T5's buckets and learned bias (Raffel et al. 2020), and the causal mask of a sliding window."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from trime.types import Bool, Float, Int, Tensor
 
 
 @cache
-def edges(buckets: int, max_distance: int) -> list[int]:
-    """The smallest distance of each bucket but the first: one each up to half of them, then spaced by logarithm.
+def bucket_edges(buckets: int, max_distance: int) -> list[int]:
+    """Return the smallest distance of each bucket but the first: consecutive up to half of them, then logarithmic.
 
-    In whole numbers: floating-point logarithms put powers of two into the bucket below.
+    Computed in integers, because floating-point logarithms put powers of two into the bucket below.
     """
     exact = buckets // 2
     coarse = buckets - exact
-    found, distance = list(range(1, exact + 1)), exact
+    edges, distance = list(range(1, exact + 1)), exact
     for step in range(1, coarse):
         while distance**coarse * exact**step < max_distance**step * exact**coarse:
             distance += 1
-        found.append(distance)
-    return found
+        edges.append(distance)
+    return edges
 
 
 def bucket_of(distance: Int[Tensor, "*s"], buckets: int, max_distance: int, causal: bool = True) -> Int[Tensor, "*s"]:
-    """T5's bucket of ``distance`` = query - key; causal: later keys share bucket 0; else they have the upper half."""
+    """Return T5's bucket of ``distance`` = query - key.
+
+    Causal: later keys share bucket 0 with the query itself; otherwise they have the upper half of the buckets.
+    """
     if not causal:
         half = buckets // 2
         return bucket_of(distance.abs(), half, max_distance) + half * (distance < 0)
-    return torch.bucketize(distance, torch.tensor(edges(buckets, max_distance), device=distance.device), right=True)
+    return torch.bucketize(distance, torch.tensor(bucket_edges(buckets, max_distance), device=distance.device), right=True)
 
 
 class RelativeBias(nn.Module):
-    """A learned number for every head and bucket, added to attention logits."""
+    """A learned bias for every head and bucket, added to attention logits."""
 
     def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128):
         super().__init__()
@@ -43,12 +46,12 @@ class RelativeBias(nn.Module):
         self.table = nn.Parameter(torch.zeros(heads, buckets))
 
     def forward(self, distance: Int[Tensor, "..."]) -> Float[Tensor, "h ..."]:
-        """The bias of causal attention at query - key."""
+        """Return the bias of causal attention for distances query - key."""
         return self.table[:, bucket_of(distance, self.buckets, self.max_distance)]
 
 
 def in_window(distance: Int[Tensor, "*s"], window: int, itself: bool) -> Bool[Tensor, "*s"]:
-    """Keys of the last ``window`` positions: the own one and those before it, or (``itself`` false) those before it alone.
+    """Return which keys lie in the window: the query's own position and those before it, or only those before it.
 
     ::
 

@@ -1,11 +1,11 @@
 """Attention to the best entries of a memory: exact top-k or the best of strided buckets, then one softmax over those.
 
-Neither the search nor the stored entries have a gradient; the queries do, through the logits of what was
-found. A table of entries [b m h d] is read in place, so that no [b h q k d] tensor is made.
+Neither the search nor the stored entries have a gradient; the queries do, through the logits of the retrieved entries. A table
+of entries [b m h d] is read in place, so that no [b h q k d] tensor is made.
 
-A large memory can be searched approximately: queries of the segment before (an observation window, as in SnapKV,
-Li et al. 2024) choose each head's candidates, and all else is exact among those. What the queries of a head look
-for overlaps, so that this finds much also where keys are not normalised, and queries do not lie among them.
+A large memory can be searched approximately: queries of the previous segment (an observation window, as in SnapKV, Li et al.
+2024) select each head's candidates, and the search is exact among those. The queries of a head retrieve similar entries, so
+that recall is high even where keys are not normalized, and keys and queries have different distributions.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from trime.memory.objective.blockwise import slices
 from trime.types import Bool, Float, Int, Tensor
 
-Top = Callable[[Tensor, int], Tensor]  # scores [h q m] to the slots of the k best
-Watch = Callable[[int, slice, Tensor, Tensor], None]
-CELLS = 2**22  # scores held at a time: 16 MiB
-GROUP = 16  # slots of which a first pass looks at the best alone
+Top = Callable[[Tensor, int], Tensor]  # (scores [h q m], k) -> slots of the k best
+ScoreCallback = Callable[[int, slice, Tensor, Tensor], None]  # (row, block of queries, scores [h q m], slots [h q k])
+SCORES_PER_BLOCK = 2**22  # scores in memory at a time: 16 MiB in float32
+GROUP = 16  # slots of which a first pass compares only the maximum
 
 
 class Table(NamedTuple):
@@ -33,7 +33,7 @@ class Table(NamedTuple):
     filled: Bool[Tensor, "b m"]
 
 
-class Found(NamedTuple):
+class TopK(NamedTuple):
     """The entries that each query attends to, and its inner products with them."""
 
     slot: Int[Tensor, "b h q k"]
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 def exact_top(score: Float[Tensor, "*s m"], k: int) -> Int[Tensor, "*s k"]:
-    """The k largest of each row, the best first: the groups of the k largest maxima hold them all."""
+    """Return the k largest of each row, the best first: the groups of the k largest maxima contain them all."""
     m = score.shape[-1]
     if m % GROUP or m // GROUP <= 2 * k:
         return score.topk(k, dim=-1).indices
@@ -52,12 +52,12 @@ def exact_top(score: Float[Tensor, "*s m"], k: int) -> Int[Tensor, "*s k"]:
 
 
 def bucket_top(score: Float[Tensor, "*s m"], k: int) -> Int[Tensor, "*s k"]:
-    """The best slot of each of k strided buckets (slot mod k), as the official code searches."""
+    """Return the best slot of each of k strided buckets (slot mod k), as the official code searches."""
     return score.unflatten(-1, (-1, k)).argmax(-2) * k + torch.arange(k, device=score.device)
 
 
-class Products(torch.autograd.Function):
-    """Inner products that the search has made, with their gradient to the queries."""
+class StoredProducts(torch.autograd.Function):
+    """Inner products that the search has computed, with their gradient to the queries."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, product: Tensor, key: Tensor, index: Tensor) -> Tensor:
@@ -67,98 +67,102 @@ class Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> Any:
         key, index = ctx.saved_tensors
-        return weighted(key, index, gradient[0]), None, None, None
+        return weighted_sum(key, index, gradient[0]), None, None, None
 
 
-def weighted(entries: Float[Tensor, "b m h d"], index: Int[Tensor, "b h q k"], weight: Tensor) -> Float[Tensor, "b h q d"]:
-    """Sum over k of weight times entry; ``index`` numbers the cells of [b m h]."""
+def weighted_sum(entries: Float[Tensor, "b m h d"], index: Int[Tensor, "b h q k"], weight: Tensor) -> Float[Tensor, "b h q d"]:
+    """Return the sum over k of weight times entry; ``index`` addresses the flattened [b m h]."""
     flat, (b, h, q, k) = entries.flatten(0, 2), index.shape
     bags = F.embedding_bag(index.reshape(-1, k), flat, per_sample_weights=weight.reshape(-1, k).to(flat), mode="sum")
     return bags.view(b, h, q, -1)
 
 
-def cells(slot: Int[Tensor, "b h q k"], table: Table) -> Int[Tensor, "b h q k"]:
-    """Slots as numbers of the cells of [b m h]."""
+def flat_index(slot: Int[Tensor, "b h q k"], table: Table) -> Int[Tensor, "b h q k"]:
+    """Return slots as indexes into the flattened [b m h]."""
     b, m, h, _ = table.key.shape
     row, head = torch.arange(b, device=slot.device)[:, None, None, None], torch.arange(h, device=slot.device)[:, None, None]
     return (row * m + slot) * h + head
 
 
-def attention(logits: Float[Tensor, "*s k"]) -> Float[Tensor, "*s k"]:
-    """Softmax; a row with nothing to attend to (-inf alone) gives zeros."""
-    nothing = (logits == -torch.inf).all(-1, keepdim=True)
-    return logits.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+def masked_softmax(logits: Float[Tensor, "*s k"]) -> Float[Tensor, "*s k"]:
+    """Return the softmax; rows that are -inf throughout become zeros."""
+    empty = (logits == -torch.inf).all(-1, keepdim=True)
+    return logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
-class Keys(NamedTuple):
-    """What is searched: the keys of each head, and the slots that they stand in, where these are not all."""
+class SearchKeys(NamedTuple):
+    """The keys to search in each head, and their slots where these are not all keys."""
 
     key: Float[Tensor, "b h m d"]
     filled: Bool[Tensor, "b _ m"]
     slot: Int[Tensor, "b h m"] | None = None
 
 
-def every(table: Table) -> Keys:
-    """The whole table."""
-    return Keys(table.key.transpose(1, 2), table.filled[:, None])
+def all_keys(table: Table) -> SearchKeys:
+    """Return the keys of the whole table."""
+    return SearchKeys(table.key.transpose(1, 2), table.filled[:, None])
 
 
 @torch.no_grad()
-def candidates(table: Table, scout: Float[Tensor, "b h s d"], k: int, count: int) -> Keys:
-    """The ``count`` slots of each head that lie highest above some scout's k-th best, in its standard deviations."""
-    keys, chosen, full = every(table), [], bool(table.filled.all())
+def select_candidates(table: Table, scout: Float[Tensor, "b h s d"], k: int, count: int) -> SearchKeys:
+    """Return, for each head, the ``count`` keys that exceed some scout's k-th best score most, in standard deviations."""
+    keys, slots, full = all_keys(table), [], bool(table.filled.all())
     score = keys.key.new_empty(*scout.shape[1:3], keys.key.shape[2])
     for row in range(len(scout)):
         torch.bmm(scout[row].to(score), keys.key[row].transpose(1, 2), out=score)
-        deviation = score[..., ::GROUP].std(-1, keepdim=True).clamp(min=1e-9)  # of a sample
+        deviation = score[..., ::GROUP].std(-1, keepdim=True).clamp(min=1e-9)  # estimated from a sample
         if not full:
             score.masked_fill_(~table.filled[row], -torch.inf)
-        line = score.gather(-1, exact_top(score, k)[..., -1:]).clamp(min=-1e30)
-        chosen.append(exact_top(score.sub_(line).div_(deviation).amax(1), count))
-    slot = torch.stack(chosen).sort(-1).values
+        threshold = score.gather(-1, exact_top(score, k)[..., -1:]).clamp(min=-1e30)
+        slots.append(exact_top(score.sub_(threshold).div_(deviation).amax(1), count))
+    slot = torch.stack(slots).sort(-1).values
     rows, heads = (torch.arange(count, device=slot.device) for count in slot.shape[:2])
-    return Keys(table.key[rows[:, None, None], slot, heads[:, None]], table.filled[rows[:, None, None], slot], slot)
+    return SearchKeys(table.key[rows[:, None, None], slot, heads[:, None]], table.filled[rows[:, None, None], slot], slot)
 
 
 @torch.no_grad()
-def search(query: Float[Tensor, "b h q d"], keys: Keys, k: int, top: Top, watch: Watch | None = None) -> Found:
-    """What each query finds; empty slots come last. ``watch`` is told of each row's scores and slots, block by block.
+def search(query: Float[Tensor, "b h q d"], keys: SearchKeys, k: int, top: Top, on_scores: ScoreCallback | None = None) -> TopK:
+    """Return the ``k`` best entries of each query; empty slots come last.
 
-    All scores go through one buffer: to get fresh memory for them would cost as much as to compute them.
+    ``on_scores`` is called with each row's scores and slots, block by block. All scores share one buffer: allocating new memory
+    for them would take as long as computing them.
     """
     b, h, length, _ = query.shape
-    m, asked = keys.key.shape[2], query.to(keys.key.dtype)
+    m, query = keys.key.shape[2], query.to(keys.key.dtype)
     slot = torch.empty(b, h, length, k, dtype=torch.long, device=query.device)
-    product = torch.empty(b, h, length, k, dtype=asked.dtype, device=query.device)
-    size = min(length, max(1, CELLS // (h * m)))
+    product = torch.empty(b, h, length, k, dtype=query.dtype, device=query.device)
+    size = min(length, max(1, SCORES_PER_BLOCK // (h * m)))
     full = bool(keys.filled.all())
-    buffer = asked.new_empty(h * size * m)
+    buffer = query.new_empty(h * size * m)
     for row in range(b):
         for block in slices(length, size):
             score = buffer[: h * (block.stop - block.start) * m].view(h, -1, m)
-            torch.bmm(asked[row, :, block], keys.key[row].transpose(1, 2), out=score)
+            torch.bmm(query[row, :, block], keys.key[row].transpose(1, 2), out=score)
             if not full:
                 score.masked_fill_(~keys.filled[row][:, None], -torch.inf)
             best = top(score, k)
             product[row, :, block] = score.gather(-1, best)
             slot[row, :, block] = best if keys.slot is None else keys.slot[row][:, None].expand_as(score).gather(-1, best)
-            if watch is not None:
-                watch(row, block, score, best)
-    return Found(slot, product.masked_fill_(product == -torch.inf, 0.0))  # empty slots hold zeros
+            if on_scores is not None:
+                on_scores(row, block, score, best)
+    return TopK(slot, product.masked_fill_(product == -torch.inf, 0.0))  # empty slots hold zeros
 
 
-def attend(query: Float[Tensor, "b h q d"], table: Table, found: Found, empty_take_mass: bool) -> Float[Tensor, "b h q d"]:
-    """The softmax over what was found, times the values; nothing found gives zeros."""
-    return weighted(table.value, cells(found.slot, table), shares(query, table, found, empty_take_mass))
+def attend(query: Float[Tensor, "b h q d"], table: Table, retrieved: TopK, empty_take_mass: bool) -> Float[Tensor, "b h q d"]:
+    """Return attention to the retrieved entries; a query that has retrieved nothing gets zeros."""
+    weight = attention_weights(query, table, retrieved, empty_take_mass)
+    return weighted_sum(table.value, flat_index(retrieved.slot, table), weight)
 
 
-def shares(query: Float[Tensor, "b h q d"], table: Table, found: Found, empty_take_mass: bool) -> Float[Tensor, "b h q k"]:
-    """The softmax over what was found.
+def attention_weights(
+    query: Float[Tensor, "b h q d"], table: Table, retrieved: TopK, empty_take_mass: bool
+) -> Float[Tensor, "b h q k"]:
+    """Return the softmax over the retrieved entries.
 
-    ``empty_take_mass`` is the official code's quirk: empty slots are zero keys, whose logit is 0, not masked ones.
+    ``empty_take_mass`` is the official code's quirk: empty slots are zero keys with logit 0 instead of being masked.
     """
-    logits = Products.apply(query, found.product, table.key, cells(found.slot, table))
+    logits = StoredProducts.apply(query, retrieved.product, table.key, flat_index(retrieved.slot, table))
     if not empty_take_mass:
-        filled = table.filled[torch.arange(len(query), device=query.device)[:, None, None, None], found.slot]
+        filled = table.filled[torch.arange(len(query), device=query.device)[:, None, None, None], retrieved.slot]
         logits = logits.masked_fill(~filled, -torch.inf)
-    return attention(logits)
+    return masked_softmax(logits)

@@ -1,1 +1,1 @@
-"""Pretrained models read with memories (Attendre section 3): one file a family; transformers is needed here alone."""
+"""Pretrained models read with memories (Attendre section 3), one file for each family; only here transformers is needed."""

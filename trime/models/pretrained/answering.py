@@ -1,4 +1,4 @@
-"""Answers to long prompts: read with memories, then the likeliest token after the other (Attendre sections 3.3 and 4)."""
+"""Answers to long prompts: read with memories, then decoded greedily (Attendre sections 3.3 and 4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.models.attendre import Attendre
-from trime.models.attention_trace import AttentionTrace, mean_of
+from trime.models.attention_trace import AttentionTrace, mean_trace
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
@@ -17,101 +17,103 @@ from trime.types import Float, Int, Tensor
 
 
 @runtime_checkable
-class Steps(Protocol):
-    """Answers token by token, over prompts that are read."""
+class AnswerSession(Protocol):
+    """Prompts that have been read, and their answers token by token."""
 
     rows: int
     device: Any
 
-    def next(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
-        """Logits of the next token of each row; ``so_far`` grows by one at a time."""
+    def next_logits(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
+        """Return the logits of each row's next token; ``so_far`` grows by one token at a time."""
 
-    def looked(self) -> AttentionTrace:
-        """Where the last step's attention went."""
+    def attention_trace(self) -> AttentionTrace:
+        """Return the attention of the last step."""
 
 
 @runtime_checkable
 class Answerer(Protocol):
-    """A model that reads prompts with memories, then answers."""
+    """A model that reads prompts with memories and then answers."""
 
-    def read(self, prompts: list[list[int]], tells: bool = False) -> Steps:
-        """Prompts of any lengths side by side; ``tells``: what attention looked at is kept, step by step."""
+    def read(self, prompts: list[list[int]], record_attention: bool = False) -> AnswerSession:
+        """Read prompts of any lengths as a batch; ``record_attention`` keeps the attention of every step."""
 
 
-class Reading:
-    """How prompts are read: a memory for each layer, chunk by chunk; at the end flush or drain."""
+class ReadingConfig:
+    """How prompts are read: a memory for each layer, chunks of a size, and flush or drain at the end."""
 
     def __init__(self, memories: list[Attendre], chunk: int = 128, end: str = "flush"):
         self.memories, self.chunk, self.ending = memories, chunk, end
 
-    def reader(self, family: Any, tells: bool = False) -> LongReader:
-        return LongReader(family, self.memories, self.chunk, tells)
+    def reader(self, family: Any, record_attention: bool = False) -> LongReader:
+        """Return a reader with these memories for a model."""
+        return LongReader(family, self.memories, self.chunk, record_attention)
 
 
-class DecoderAnswers:
-    """A decoder reads the prompt and goes on; generated tokens do not wait."""
+class DecoderAnswerer:
+    """A decoder that reads the prompt and continues it; generated tokens do not wait."""
 
-    def __init__(self, family: RopeDecoder, reading: Reading):
+    def __init__(self, family: RopeDecoder, reading: ReadingConfig):
         self.family, self.reading = family, reading
 
-    def read(self, prompts: list[list[int]], tells: bool = False) -> DecoderSteps:
-        """Prompts of any lengths side by side."""
-        return DecoderSteps(self.family, self.reading, prompts, tells)
+    def read(self, prompts: list[list[int]], record_attention: bool = False) -> DecoderSession:
+        """Read prompts of any lengths as a batch."""
+        return DecoderSession(self.family, self.reading, prompts, record_attention)
 
 
-class DecoderSteps:
+class DecoderSession:
     """A decoder that has read its prompts."""
 
-    def __init__(self, family: RopeDecoder, reading: Reading, prompts: list[list[int]], tells: bool):
-        self.family, self.reader, self.rows = family, reading.reader(family, tells), len(prompts)
-        tokens, position = padded(prompts, family.model.device)
-        self.device, self.place, last = tokens.device, position.amax(1, keepdim=True), Last(position.amax(1))
+    def __init__(self, family: RopeDecoder, reading: ReadingConfig, prompts: list[list[int]], record_attention: bool):
+        self.family, self.reader, self.rows = family, reading.reader(family, record_attention), len(prompts)
+        tokens, position = pad_prompts(prompts, family.model.device)
+        self.device, self.last_position = tokens.device, position.amax(1, keepdim=True)
+        last = LastOutput(position.amax(1))
         for hidden in self.reader.feed(tokens, position):
-            last.see(hidden)
+            last.update(hidden)
         for hidden in self.reader.end(reading.ending):
-            last.see(hidden)
+            last.update(hidden)
         self.x = last.x[:, None]
 
     @torch.no_grad()
-    def next(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
-        """Logits of the next token of each row."""
+    def next_logits(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
+        """Return the logits of each row's next token."""
         if so_far.shape[1]:
-            (hidden,) = self.reader.feed(so_far[:, -1:], self.place + so_far.shape[1])
+            (hidden,) = self.reader.feed(so_far[:, -1:], self.last_position + so_far.shape[1])
             self.x = hidden.x
         return self.family.logits(self.x)[:, 0]
 
     @torch.no_grad()
-    def looked(self) -> AttentionTrace:
-        """Where each row's last query looked."""
-        found = mean_of(self.reader.stack.looked())
-        assert found is not None
-        return found
+    def attention_trace(self) -> AttentionTrace:
+        """Return the attention of each row's last query."""
+        trace = mean_trace(self.reader.stack.attention_traces())
+        assert trace is not None
+        return trace
 
 
-class EncoderDecoderAnswers:
-    """An encoder reads the prompt into an encoder-output memory of the last ``outputs`` positions; a decoder answers."""
+class EncoderDecoderAnswerer:
+    """An encoder that reads the prompt into a memory of its last ``outputs`` positions, and a decoder that answers."""
 
-    def __init__(self, family: T5Encoder, reading: Reading, outputs: int = 8192):
+    def __init__(self, family: T5Encoder, reading: ReadingConfig, outputs: int = 8192):
         self.family, self.reading, self.memory = family, reading, BoundedMemory(outputs, FIFO())
 
-    def read(self, prompts: list[list[int]], tells: bool = False) -> EncoderDecoderSteps:
-        """Prompts of any lengths side by side."""
-        return EncoderDecoderSteps(self.family, self.encoded(prompts))
+    def read(self, prompts: list[list[int]], record_attention: bool = False) -> EncoderDecoderSession:
+        """Read prompts of any lengths as a batch."""
+        return EncoderDecoderSession(self.family, self.encode(prompts))
 
-    def encoded(self, prompts: list[list[int]]) -> MemoryState:
-        """The encoder's outputs, as they come."""
+    def encode(self, prompts: list[list[int]]) -> MemoryState:
+        """Return the memory of the encoder's outputs."""
         reader, held = self.reading.reader(self.family), None
-        tokens, position = padded(prompts, self.family.model.device)
-        for part in (lambda: reader.feed(tokens, position), lambda: reader.end(self.reading.ending)):
-            for hidden in part():
+        tokens, position = pad_prompts(prompts, self.family.model.device)
+        for outputs in (lambda: reader.feed(tokens, position), lambda: reader.end(self.reading.ending)):
+            for hidden in outputs():
                 held = self.memory.empty((hidden.x,)) if held is None else held
                 held = self.memory.update(held, (hidden.x,), hidden.position)
         assert held is not None
         return held
 
 
-class EncoderDecoderSteps:
-    """A decoder over what an encoder has read."""
+class EncoderDecoderSession:
+    """A decoder that attends to an encoder's outputs."""
 
     def __init__(self, family: T5Encoder, held: MemoryState):
         order = held.ranking.position.argsort(1)
@@ -121,47 +123,47 @@ class EncoderDecoderSteps:
         self.start = torch.full_like(order[:, :1], family.model.config.decoder_start_token_id)
 
     @torch.no_grad()
-    def next(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
-        """Logits of the next token of each row."""
-        self.given = torch.cat([self.start, so_far], 1)
-        return self.family.logits(self.given, self.encoded, self.position >= 0)[:, -1]
+    def next_logits(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
+        """Return the logits of each row's next token."""
+        self.tokens = torch.cat([self.start, so_far], 1)
+        return self.family.logits(self.tokens, self.encoded, self.position >= 0)[:, -1]
 
     @torch.no_grad()
-    def looked(self) -> AttentionTrace:
-        """Where the decoder's last position looked across."""
-        return AttentionTrace(self.family.looked(self.given, self.encoded, self.position >= 0), self.position)
+    def attention_trace(self) -> AttentionTrace:
+        """Return the cross-attention of the decoder's last position."""
+        return AttentionTrace(self.family.cross_attention(self.tokens, self.encoded, self.position >= 0), self.position)
 
 
-class Last:
-    """The stack's output at one position of each row, among what comes through."""
+class LastOutput:
+    """The stack's output at one position of each row, collected from the chunks that come through."""
 
     def __init__(self, position: Int[Tensor, " b"]):
         self.position = position
         self.x: Float[Tensor, "b e"]
 
-    def see(self, hidden: Hidden) -> None:
-        """Notes it if it is here."""
+    def update(self, hidden: Hidden) -> None:
+        """Store the output of rows whose position is in this chunk."""
         if not hasattr(self, "x"):
             self.x = hidden.x.new_zeros(len(hidden.x), hidden.x.shape[-1])
         rows, cells = (hidden.position == self.position[:, None]).nonzero().unbind(1)
         self.x[rows] = hidden.x[rows, cells]
 
 
-def padded(prompts: list[list[int]], device: Any) -> tuple[Int[Tensor, "b l"], Int[Tensor, "b l"]]:
-    """Tokens and positions, padded on the right with token 0 at position -1."""
+def pad_prompts(prompts: list[list[int]], device: Any) -> tuple[Int[Tensor, "b l"], Int[Tensor, "b l"]]:
+    """Return tokens and positions, padded on the right with token 0 at position -1."""
     width = max(map(len, prompts))
     tokens = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts], device=device)
-    place = torch.arange(width, device=device).expand_as(tokens)
+    position = torch.arange(width, device=device).expand_as(tokens)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    return tokens, place.masked_fill(place >= lengths[:, None], -1)
+    return tokens, position.masked_fill(position >= lengths[:, None], -1)
 
 
-def greedy(steps: Steps, stop: int, longest: int) -> list[list[int]]:
-    """The likeliest token, then the next, until every row has stopped; ``stop`` and what comes after it is left out."""
-    found = torch.empty(steps.rows, 0, dtype=torch.long, device=steps.device)
-    done = torch.zeros(steps.rows, dtype=torch.bool, device=steps.device)
-    while found.shape[1] < longest and not done.all():
-        token = steps.next(found).argmax(-1)
+def greedy(session: AnswerSession, stop: int, longest: int) -> list[list[int]]:
+    """Return the greedy continuation of each row, without ``stop`` and what follows it, at most ``longest`` tokens."""
+    tokens = torch.empty(session.rows, 0, dtype=torch.long, device=session.device)
+    done = torch.zeros(session.rows, dtype=torch.bool, device=session.device)
+    while tokens.shape[1] < longest and not done.all():
+        token = session.next_logits(tokens).argmax(-1)
         done |= token == stop
-        found = torch.cat([found, token[:, None]], 1)
-    return [row[: row.index(stop)] if stop in row else row for row in found.tolist()]
+        tokens = torch.cat([tokens, token[:, None]], 1)
+    return [row[: row.index(stop)] if stop in row else row for row in tokens.tolist()]

@@ -1,4 +1,4 @@
-"""What a family of pretrained models gives to a reader: its layers in two halves, and what positions add to scores."""
+"""The interface of a family of pretrained models: layers split at their attention, and scores with positions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trime.types import Float, Int, Tensor, UserError
 
 @runtime_checkable
 class Layer(Protocol):
-    """A layer before and after its attention; in between, queries may wait with ``x``, the residual stream."""
+    """A layer, before and after its attention; queries may wait in between, with ``x``, the residual stream."""
 
     def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [b l h d], keys and values [b l g d], without positions."""
+        """Return queries [b l h d], keys and values [b l g d], without positions."""
 
     def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
-        """The layer's output."""
+        """Return the layer's output."""
 
 
 @runtime_checkable
@@ -25,24 +25,25 @@ class Family(Protocol):
     """A stack that reads tokens: a decoder, or the encoder of an encoder-decoder."""
 
     layers: list[Layer]
-    causal: bool  # as the model was trained
-    windows: list[int | None]  # of each layer, beyond which it was trained to see nothing
+    causal: bool  # whether the model was trained with causal attention
+    windows: list[int | None]  # sliding window of each layer, None where it was trained without one
 
     @property
     def score(self) -> Score:
-        """What queries make of stored keys, with their positions."""
+        """The scores of queries and stored keys, with their positions."""
 
     def stored(self, key: Float[Tensor, "b l g d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l g d"]:
-        """Keys as a memory keeps them."""
+        """Return keys as a memory stores them."""
 
-    def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]: ...
+    def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
+        """Return the input of the first layer."""
 
-    def last(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
-        """After the last layer."""
+    def final_norm(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
+        """Return the stack's output from the last layer's."""
 
 
-def kind_of(model: Any, supported: Collection[str]) -> str:
-    """The name of a model's class; UserError where the family does not know it."""
+def model_class(model: Any, supported: Collection[str]) -> str:
+    """Return the name of a model's class; UserError where the family does not support it."""
     name = type(model).__name__
     if name not in supported:
         raise UserError(f"{name} is not supported: choose one of {', '.join(supported)}")

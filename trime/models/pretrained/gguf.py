@@ -1,4 +1,4 @@
-"""A decoder that an installed package holds as a GGUF file, made into a folder in the transformers format."""
+"""A decoder from the GGUF file of an installed package, converted to a folder in the transformers format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trime.models.pretrained.loading import check_version
 from trime.types import UserError
 
 
-def packaged(package: str | None) -> Path | None:
+def find_gguf(package: str | None) -> Path | None:
     """Return the GGUF file of an installed package, which is not imported; None where it is not installed or holds none."""
     if not package:
         return None
@@ -23,9 +23,10 @@ def packaged(package: str | None) -> Path | None:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write model and tokenizer of a GGUF file to ``folder``: weights in float32, as the quantised ones read (safetensors).
+    """Write model and tokenizer of a GGUF file to ``folder``, the weights dequantized to float32 (safetensors).
 
-    A model that transformers read from GGUF is marked as quantised and cannot be saved; a plain copy of it can.
+    A model that transformers reads from GGUF is marked as quantized and cannot be saved; a plain copy of it can. UserError
+    where the file cannot be read.
     """
     check_version()
     if not find_spec("gguf"):

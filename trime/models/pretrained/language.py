@@ -1,7 +1,8 @@
-"""A pretrained decoder as a language model of this suite: (f, g) of every token, and evidence of its output layer.
+"""A pretrained decoder as a language model of this package: (f, g) of every token, and its output layer's evidence.
 
-g is the input of the last feed-forward block, as everywhere. Without memories a window is read whole, by the model's
-own code; with them its layers read on from window to window, chunk by chunk, as in Attendre with no query waiting.
+g is the input of the last feed-forward block, as in the other backbones. Without memories a window is encoded at once by the
+model's own code; with memories the layers keep a state from window to window and read chunk by chunk, as in Attendre with no
+queries waiting.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre, Waiting
+from trime.models.attendre import Attendre, AttendreState
 from trime.models.attention_trace import AttentionTrace
-from trime.models.layers.heads import by_blocks, linear_picked
+from trime.models.layers.heads import in_blocks, project_and_pick
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.lora import adapted
+from trime.models.pretrained.lora import add_lora
 from trime.models.pretrained.reader import Hidden, Stack
 from trime.models.pretrained.rope import RopeDecoder
 from trime.types import Bool, Encoding, Float, Int, Mass, Tensor, UserError
 
 
 class PretrainedDecoder(nn.Module):
-    """The model itself. ``lora``: ``rank``, ``alpha`` and ``dropout`` of low-rank updates, which alone are trained then."""
+    """The pretrained model. ``lora``: ``rank``, ``alpha`` and ``dropout`` of low-rank updates, the only weights trained then.
+
+    UserError where the tokenizer has more symbols than the output layer.
+    """
 
     def __init__(
         self,
@@ -43,9 +47,9 @@ class PretrainedDecoder(nn.Module):
         rows = len(self.model.get_output_embeddings().weight)
         if vocabulary > rows:
             raise UserError(
-                f"model.name={name}: its tokenizer has {vocabulary:,} symbols, more than the {rows:,} that it puts out"
+                f"model.name={name}: its tokenizer has {vocabulary:,} symbols, more than the {rows:,} of its output layer"
             )
-        self.updates = None if lora is None else [adapted(self.model, **lora)]  # in a list: its weights are the model's own
+        self.updates = None if lora is None else [add_lora(self.model, **lora)]  # a list: not registered as a submodule
 
     @property
     def feed(self) -> nn.Module:
@@ -53,22 +57,22 @@ class PretrainedDecoder(nn.Module):
         return self.family.stack.layers[-1].mlp
 
     def save(self, folder: Path) -> None:
-        """Writes it in the transformers format; low-rank updates are added to the weights for good."""
+        """Write the model in the transformers format, with low-rank updates merged into its weights."""
         model = self.updates[0].merge_and_unload() if self.updates else self.model
         model.save_pretrained(folder)
 
 
 class PretrainedState(NamedTuple):
-    """What rows carry on: each layer's memory, and the position of the next token."""
+    """The state of all rows: each layer's memory, and the position of the next token."""
 
-    layers: tuple[Waiting, ...]
+    layers: tuple[AttendreState, ...]
     position: Int[Tensor, " b"]
 
 
 class PretrainedBackbone(nn.Module):
-    """Tokens to (f, g); ``memory``: ``size`` entries that each layer keeps by ``policy``, 0: windows are read whole.
+    """Encodes tokens as (f, g). ``memory``: each layer keeps ``size`` entries by ``policy``; 0: windows are encoded alone.
 
-    ``size`` and ``top_k`` may be lists, one for each layer; ``chunk``: tokens read at a time.
+    ``size`` and ``top_k`` may be lists, with a value for each layer; ``chunk``: tokens read at a time.
     """
 
     def __init__(
@@ -87,7 +91,9 @@ class PretrainedBackbone(nn.Module):
         self.positions, self.width = config.max_position_embeddings, config.hidden_size
         if self.is_stateful:
             self.positions = 2**31
-            sizes, best = (each(value, len(family.layers), name) for value, name in ((size, "memory_size"), (top_k, "top_k")))
+            sizes, best = (
+                per_layer(value, len(family.layers), name) for value, name in ((size, "memory_size"), (top_k, "top_k"))
+            )
             pairs = zip(sizes, best, family.windows, strict=True)
             memories = [Attendre(BoundedMemory(m, policy), 0, k, True, window, search) for m, k, window in pairs]
             self.stack = Stack(family, memories)
@@ -95,9 +101,9 @@ class PretrainedBackbone(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None = None, fresh: Bool[Tensor, " b"] | None = None
     ) -> tuple[Encoding, PretrainedState | None]:
-        """Encodes the next window of each row; rows that are ``fresh`` start a document."""
-        heard: list[Tensor] = []
-        hook = self.decoder.feed.register_forward_pre_hook(lambda _, given: heard.append(given[0]))
+        """Encode the next window of each row; rows marked ``fresh`` start a new document."""
+        feed_inputs: list[Tensor] = []
+        hook = self.decoder.feed.register_forward_pre_hook(lambda _, inputs: feed_inputs.append(inputs[0]))
         try:
             if not self.is_stateful:
                 f = self.decoder.family.stack(input_ids=tokens, use_cache=False).last_hidden_state
@@ -105,26 +111,26 @@ class PretrainedBackbone(nn.Module):
                 f, state = self.read(tokens, state, fresh)
         finally:
             hook.remove()
-        return Encoding(f, torch.cat(heard, 1)), state
+        return Encoding(f, torch.cat(feed_inputs, 1)), state
 
     @torch.no_grad()
     def read(
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None, fresh: Bool[Tensor, " b"] | None
     ) -> tuple[Float[Tensor, "b l e"], PretrainedState]:
-        """The same with memories."""
-        before = self.start(len(tokens)) if state is None else state
-        assert before is not None
-        before = before if fresh is None else self.reset(before, fresh)
-        layers, position, outputs = list(before.layers), before.position, []
+        """Encode the next window of each row with memories."""
+        state = self.start(len(tokens)) if state is None else state
+        assert state is not None
+        state = state if fresh is None else self.reset(state, fresh)
+        layers, position, outputs = list(state.layers), state.position, []
         for part in tokens.split(self.chunk, 1):
-            places = position[:, None] + torch.arange(part.shape[1], device=part.device)
-            layers, hidden = self.stack.through(layers, Hidden.of(self.decoder.family.embed(part), places))
+            positions = position[:, None] + torch.arange(part.shape[1], device=part.device)
+            layers, hidden = self.stack.forward(layers, Hidden.of(self.decoder.family.embed(part), positions))
             outputs.append(hidden.x)
             position = position + part.shape[1]
         return torch.cat(outputs, 1), PretrainedState(tuple(layers), position)
 
     def start(self, rows: int) -> PretrainedState | None:
-        """The state of rows that have read nothing."""
+        """Return the state of rows that have read nothing."""
         if not self.is_stateful:
             return None
         weight = self.decoder.model.get_input_embeddings().weight
@@ -132,44 +138,44 @@ class PretrainedBackbone(nn.Module):
         return PretrainedState(tuple(layers), torch.zeros(rows, dtype=torch.long, device=weight.device))
 
     def reset(self, state: PretrainedState, rows: Bool[Tensor, " b"]) -> PretrainedState:
-        """Forgets everything of some rows."""
+        """Return the state with the chosen rows cleared."""
         pairs = zip(self.stack.memories, state.layers, strict=True)
-        layers = tuple(own._replace(keys=memory.keys.reset(own.keys, rows)) for memory, own in pairs)
+        layers = tuple(layer._replace(keys=memory.keys.reset(layer.keys, rows)) for memory, layer in pairs)
         return PretrainedState(layers, state.position.masked_fill(rows, 0))
 
-    def figures(self) -> dict[str, Tensor]:
-        """Nothing to tell in training."""
+    def training_metrics(self) -> dict[str, Tensor]:
+        """Return no metrics."""
         return {}
 
-    def tell(self) -> None:
-        """From now on ``looked`` is known."""
-        self.stack.last = []
+    def record_attention(self) -> None:
+        """Make every layer keep the attention of the last query from now on."""
+        self.stack.last_outputs = []
 
-    def looked(self) -> list[AttentionTrace]:
-        """Where the last query looked, layer by layer."""
-        return self.stack.looked()
+    def attention_traces(self) -> list[AttentionTrace]:
+        """Return the attention of the last query, layer by layer."""
+        return self.stack.attention_traces()
 
 
 class PretrainedHead(nn.Module):
-    """The model's own output layer; ``evidence`` is the whole vocabulary's mass, as for a plain softmax."""
+    """The model's own output layer; ``evidence`` is the mass of the whole vocabulary, as for a plain softmax."""
 
     def __init__(self, embedding: PretrainedDecoder):
         super().__init__()
         self.output = embedding.model.get_output_embeddings()
 
     def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
-        """The target's logit and the logsumexp of all."""
-        return Mass(*by_blocks(linear_picked, len(self.output.weight), f, target, self.output.weight))
+        """Return the target's logit and the logsumexp of all logits."""
+        return Mass(*in_blocks(project_and_pick, len(self.output.weight), f, target, self.output.weight))
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
-        """Log-probabilities of every token, for generation."""
+        """Return the log-probability of every token, for generation."""
         return F.linear(f, self.output.weight).float().log_softmax(1)
 
 
-def each(value: Any, count: int, name: str) -> list[Any]:
-    """A setting for every layer: one for all, or a list."""
+def per_layer(value: Any, count: int, name: str) -> list[Any]:
+    """Return a setting for every layer, from one value for all or a list; UserError where the list has another length."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise UserError(f"model.{name} lists {len(value)} values, the model has {count} layers")
+        raise UserError(f"model.{name} lists {len(value)} values, but the model has {count} layers")
     return value

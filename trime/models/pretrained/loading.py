@@ -1,4 +1,4 @@
-"""Loads a pretrained model in the transformers format, from a folder or by its name on the hub; nothing is unpickled."""
+"""Loading of pretrained models in the transformers format, from a folder or by name from the hub; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from torch import nn
 
 from trime.types import Tensor, UserError
 
-TESTED = ("5.23",)  # versions of transformers whose modules the families were tested with
+TESTED = ("5.23",)  # versions of transformers that the families were tested with
 HEAD = "lm_head.weight"
 
 
 def load_pretrained(name: str, dtype: str = "float32") -> Any:
-    """The model, ready to evaluate; UserError where there is none, or transformers is another version."""
+    """Return the model in evaluation mode; UserError where there is none, or transformers has an untested version."""
     check_version()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, T5EncoderModel
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # its loading is told in thousandths of a second
+    disable_progress_bar()  # loading takes milliseconds
 
     try:
         config = AutoConfig.from_pretrained(name)
-        kinds = {"T5EncoderModel": T5EncoderModel}
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        named = (config.architectures or [""])[0]
-        model = kinds.get(named, kind).from_pretrained(name, use_safetensors=True, dtype=dtype)
+        architecture = (config.architectures or [""])[0]
+        default = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        model_class = T5EncoderModel if architecture == "T5EncoderModel" else default
+        model = model_class.from_pretrained(name, use_safetensors=True, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
-        raise refusal(name, "is no model in the transformers format with safetensors", error) from None
-    untie(model, name)
+        raise load_error(name, "is not a model in the transformers format with safetensors", error) from None
+    untie_output_layer(model, name)
     return model.eval()
 
 
 def is_encoder_decoder(name: str) -> bool:
-    """Whether a model reads with an encoder and writes with a decoder."""
+    """Return whether a model is an encoder-decoder; UserError where there is no model of that name."""
     check_version()
     from transformers import AutoConfig
 
     try:
         return bool(AutoConfig.from_pretrained(name).is_encoder_decoder)
     except (OSError, ValueError) as error:
-        raise refusal(name, "is no model in the transformers format", error) from None
+        raise load_error(name, "is not a model in the transformers format", error) from None
 
 
-def refusal(name: str, what: str, error: Exception) -> UserError:
-    """What a library says in many lines, in one."""
+def load_error(name: str, what: str, error: Exception) -> UserError:
+    """Return a UserError with the first line of a library's message."""
     return UserError(f"model.name={name} {what}: {str(error).strip().splitlines()[0]}")
 
 
 def check_version() -> None:
-    """UserError unless a tested version is installed."""
+    """Raise UserError unless a tested version of transformers is installed."""
     try:
-        found = metadata.version("transformers")
+        installed = metadata.version("transformers")
     except metadata.PackageNotFoundError:
         raise UserError("transformers is not installed: pip install 'trime[pretrained]'") from None
-    if not any(found.startswith(f"{version}.") for version in TESTED):
-        wanted = ", ".join(TESTED)
-        raise UserError(f"transformers {found} is not supported, for its models were not tested here: install {wanted}.*")
+    if not any(installed.startswith(f"{version}.") for version in TESTED):
+        tested = ", ".join(TESTED)
+        raise UserError(f"transformers {installed} has not been tested here and is not supported: install {tested}.*")
 
 
-def untie(model: Any, name: str) -> None:
-    """Gives an encoder-decoder back the output layer of its own that transformers 5 replaces by the embedding."""
+def untie_output_layer(model: Any, name: str) -> None:
+    """Restore the separate output layer of an encoder-decoder, which transformers 5 ties to the embedding."""
     if getattr(model.config, "scale_decoder_outputs", True):
         return
-    weight = stored(name, HEAD)
+    weight = read_tensor(name, HEAD)
     if weight is None:
         raise UserError(f"model.name={name} says tie_word_embeddings=false, but holds no {HEAD}")
     model.lm_head.weight = nn.Parameter(weight.to(model.dtype))
 
 
-def stored(name: str, tensor: str) -> Tensor | None:
-    """A tensor from a model's files."""
+def read_tensor(name: str, tensor: str) -> Tensor | None:
+    """Return a tensor from a model's files; None where they do not hold it."""
     from transformers.utils.hub import cached_file
 
     index = cached_file(name, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)

@@ -1,4 +1,4 @@
-"""Low-rank updates of a pretrained model's linear layers (LoRA, Hu et al. 2022), by peft: they alone are trained."""
+"""Low-rank updates of a pretrained model's linear layers (LoRA, Hu et al. 2022), by peft; only they are trained."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from trime.types import UserError
 ALL = "all-linear"
 
 
-def adapted(model: Any, rank: int, alpha: int, dropout: float = 0.0) -> Any:
-    """Adds updates to every linear layer but the output's, in place, and freezes all else; what peft makes of the model."""
+def add_lora(model: Any, rank: int, alpha: int, dropout: float = 0.0) -> Any:
+    """Add updates to every linear layer but the output's, in place, freeze all other weights, and return peft's model."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise UserError("model.lora wants the package peft: pip install 'trime[pretrained]'") from None
+        raise UserError("model.lora needs the package peft: pip install 'trime[pretrained]'") from None
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=ALL))

@@ -6,50 +6,50 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from trime.models.layers.rotary import Rotary, RotaryScore, interpolated, ntk_aware, yarn
-from trime.models.pretrained.family import Layer, kind_of
+from trime.models.layers.rotary import Rotary, RotaryScore, interpolate_positions, ntk_aware, yarn
+from trime.models.pretrained.family import Layer, model_class
 from trime.types import Float, Int, Tensor, UserError
 
 
 class LlamaLayer:
-    """Llama, Mistral, Qwen2: attention, then a feed-forward block, each with its norm; heads may share keys."""
+    """A layer of Llama, Mistral or Qwen2: attention, then a feed-forward block, each with its norm; heads may share keys."""
 
     def __init__(self, layer: Any):
         self.layer, self.width = layer, layer.self_attn.head_dim
 
     def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [b l h d], keys and values [b l g d], without positions."""
+        """Return queries [b l h d], keys and values [b l g d], without positions."""
         attention, normed = self.layer.self_attn, self.layer.input_layernorm(x)
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         query, key, value = (part(normed).unflatten(-1, (-1, self.width)) for part in parts)
         return query, key, value
 
     def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
-        """The layer's output."""
+        """Return the layer's output."""
         x = x + self.layer.self_attn.o_proj(attended.flatten(2))
         return x + self.layer.mlp(self.layer.post_attention_layernorm(x))
 
 
 class NeoXLayer:
-    """GPT-NeoX: queries, keys and values of a head side by side; both blocks may read the same input."""
+    """A layer of GPT-NeoX: each head's query, key and value are adjacent; both blocks may read the same input."""
 
     def __init__(self, layer: Any):
         self.layer, self.width = layer, layer.attention.head_size
 
     def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [b l h d], without positions."""
+        """Return queries, keys and values [b l h d], without positions."""
         joined = self.layer.attention.query_key_value(self.layer.input_layernorm(x))
         query, key, value = joined.unflatten(-1, (-1, 3 * self.width)).chunk(3, -1)
         return query, key, value
 
     def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
-        """The layer's output."""
-        mixed = x + self.layer.attention.dense(attended.flatten(2))
-        read = x if self.layer.use_parallel_residual else mixed
-        return mixed + self.layer.mlp(self.layer.post_attention_layernorm(read))
+        """Return the layer's output."""
+        residual = x + self.layer.attention.dense(attended.flatten(2))
+        mlp_input = x if self.layer.use_parallel_residual else residual
+        return residual + self.layer.mlp(self.layer.post_attention_layernorm(mlp_input))
 
 
-KINDS: dict[str, tuple[str, Callable[[Any], Layer]]] = {  # class: where its stack is, and its layers' kind
+KINDS: dict[str, tuple[str, Callable[[Any], Layer]]] = {  # class: the attribute of its stack, and the class of its layers
     "LlamaForCausalLM": ("model", LlamaLayer),
     "MistralForCausalLM": ("model", LlamaLayer),
     "Qwen2ForCausalLM": ("model", LlamaLayer),
@@ -58,61 +58,61 @@ KINDS: dict[str, tuple[str, Callable[[Any], Layer]]] = {  # class: where its sta
 
 
 POSITIONS = ("lm_infinite", "interpolation", "ntk", "yarn", "none")
-STORED = ("before", "after")  # rotation, when they are stored
+STORED = ("before", "after")  # whether keys are stored before or after rotation
 
 
 class RopeDecoder:
-    """A decoder's parts.
+    """The parts of a decoder with rotary positions.
 
-    ``position``: lm_infinite caps distances at the length of pretraining; interpolation, ntk and yarn stretch
-    rotations for inputs ``factor`` times as long; none leaves them. keys are ``stored`` before rotation or after it.
+    ``position``: lm_infinite caps distances at the length of pretraining; interpolation, ntk and yarn stretch the rotation for
+    inputs ``factor`` times as long; none leaves it as it is. Keys are ``stored`` before rotation or after it.
     """
 
     causal = True
 
     def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0, stored: str = "before"):
-        stack, kind = KINDS[kind_of(model, KINDS)]
+        stack, layer_class = KINDS[model_class(model, KINDS)]
         if position not in POSITIONS or factor < 1 or stored not in STORED:
             raise UserError(
                 f"position={position}, factor={factor}, stored={stored}: choose from {', '.join(POSITIONS)}, "
                 f"a factor of at least 1, and from {', '.join(STORED)}"
             )
         self.model, self.stack = model, getattr(model, stack)
-        self.layers: list[Layer] = [kind(layer) for layer in self.stack.layers]
-        self.windows = windows_of(model.config, len(self.layers))
-        form, longest = rotation(self.stack.rotary_emb), model.config.max_position_embeddings
+        self.layers: list[Layer] = [layer_class(layer) for layer in self.stack.layers]
+        self.windows = sliding_windows(model.config, len(self.layers))
+        rotary, longest = rotary_of(self.stack.rotary_emb), model.config.max_position_embeddings
         stretched: dict[str, Callable[..., Rotary]] = {
-            "interpolation": interpolated,
+            "interpolation": interpolate_positions,
             "ntk": ntk_aware,
             "yarn": partial(yarn, longest=longest),
         }
-        form = stretched[position](form, factor) if position in stretched else form
-        self.score = RotaryScore(form, longest if position == "lm_infinite" else None, after=stored == "after")
+        rotary = stretched[position](rotary, factor) if position in stretched else rotary
+        self.score = RotaryScore(rotary, longest if position == "lm_infinite" else None, stored_rotated=stored == "after")
         self.stored = self.score.stored
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
-        """Tokens as the first layer reads them."""
+        """Return the input of the first layer."""
         return self.model.get_input_embeddings()(tokens)
 
-    def last(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
-        """The last norm."""
+    def final_norm(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
+        """Return the stack's output from the last layer's."""
         norm = self.stack.norm if hasattr(self.stack, "norm") else self.stack.final_layer_norm
         return norm(x)
 
     def logits(self, hidden: Float[Tensor, "b l e"]) -> Float[Tensor, "b l v"]:
-        """Of the next token."""
+        """Return the logits of the next token."""
         return self.model.get_output_embeddings()(hidden)
 
 
-def windows_of(config: Any, layers: int) -> list[int | None]:
-    """The sliding window of each layer that has one (Mistral; Qwen2 where it says so)."""
+def sliding_windows(config: Any, layers: int) -> list[int | None]:
+    """Return the sliding window of each layer that has one (Mistral; Qwen2 where its configuration says so)."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
-def rotation(module: Any) -> Rotary:
-    """What a model's own rotary module does; UserError where it depends on the length of the input."""
+def rotary_of(module: Any) -> Rotary:
+    """Return the rotation of a model's own rotary module; UserError where it depends on the length of the input."""
     if module.rope_type in ("dynamic", "longrope"):
         raise UserError(f"rope_type={module.rope_type} changes with the input's length: its keys cannot be kept in a memory")
     return Rotary(module.inv_freq, scale=module.attention_scaling)

@@ -1,4 +1,4 @@
-"""Small models in the transformers format, to be trained here: a Llama, or a T5."""
+"""Small models in the transformers format, to be trained here: a Llama or a T5."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from trime.types import UserError
 
 @dataclass(frozen=True)
 class Small:
-    """``kind``: decoder or encdec, the latter with ``layers`` on both sides; ``longest``: positions of pretraining."""
+    """Sizes of a small model.
+
+    ``kind``: decoder or encdec, the latter with ``layers`` on both sides; ``longest``: positions of pretraining.
+    """
 
     kind: str
     width: int
@@ -20,7 +23,7 @@ class Small:
     longest: int
 
     def build(self, vocabulary: int, end: int, padding: int) -> Any:
-        """The model with random weights."""
+        """Return the model with random weights; UserError where its sizes are invalid."""
         check_version()
         if self.kind not in ("decoder", "encdec") or self.width % self.heads:
             raise UserError(
@@ -30,7 +33,7 @@ class Small:
         return self.llama(special) if self.kind == "decoder" else self.t5(special)
 
     def llama(self, special: dict[str, Any]) -> Any:
-        """A decoder with rotary positions."""
+        """Return a decoder with rotary positions."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
         config = LlamaConfig(
@@ -40,17 +43,17 @@ class Small:
             num_attention_heads=self.heads,
             max_position_embeddings=self.longest,
             tie_word_embeddings=True,
-            initializer_range=self.width**-0.5,  # 0.02 is for wide models: narrow ones would hardly attend at first
+            initializer_range=self.width**-0.5,  # 0.02 suits wide models: narrow ones would start with nearly uniform attention
             bos_token_id=None,
             **special,
         )
         return LlamaForCausalLM(config)
 
     def t5(self, special: dict[str, Any]) -> Any:
-        """An encoder-decoder with relative position bias."""
+        """Return an encoder-decoder with relative position bias."""
         from transformers import T5Config, T5ForConditionalGeneration
 
-        own: dict[str, Any] = {
+        sizes: dict[str, Any] = {
             "d_model": self.width,
             "d_kv": self.width // self.heads,
             "d_ff": 4 * self.width,
@@ -59,4 +62,4 @@ class Small:
             "dropout_rate": 0.0,
             "decoder_start_token_id": special["pad_token_id"],
         }
-        return T5ForConditionalGeneration(T5Config(**own, **special))
+        return T5ForConditionalGeneration(T5Config(**sizes, **special))

@@ -1,4 +1,4 @@
-"""Tokenizers in the transformers format: a model's own, or one of words made here from text."""
+"""Tokenizers in the transformers format: a model's own, or one trained here on text."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trime.models.pretrained.loading import check_version, refusal
+from trime.models.pretrained.loading import check_version, load_error
 from trime.types import UserError
 
 UNKNOWN, PADDING, END = "<unk>", "<pad>", "</s>"
 
 
 def load_tokenizer(name: str) -> Any:
-    """A model's tokenizer; UserError where it has none, or none that ends a text."""
+    """Return a model's tokenizer; UserError where it has none, or none with an end-of-text token."""
     check_version()
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise refusal(name, "has no tokenizer in the transformers format", error) from None
+        raise load_error(name, "has no tokenizer in the transformers format", error) from None
     if tokenizer.eos_token_id is None:
         raise UserError(f"model.name={name}: its tokenizer has no end-of-text token, at which an answer would stop")
     return tokenizer
 
 
-def word_level(texts: Iterable[str], limit: int, folder: Path) -> Any:
-    """The ``limit`` most frequent words and marks of the texts; saved in ``folder``."""
+def train_word_level(texts: Iterable[str], limit: int, folder: Path) -> Any:
+    """Train a tokenizer of the ``limit`` most frequent words and punctuation marks, and save it in ``folder``."""
     check_version()
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -40,8 +40,8 @@ def word_level(texts: Iterable[str], limit: int, folder: Path) -> Any:
     return tokenizer
 
 
-def byte_pairs(texts: Iterable[str], limit: int, folder: Path) -> Any:
-    """The ``limit`` most frequent byte pairs of the texts, all bytes among them; saved in ``folder``."""
+def train_byte_pairs(texts: Iterable[str], limit: int, folder: Path) -> Any:
+    """Train a byte-pair tokenizer of at most ``limit`` symbols, all bytes included, and save it in ``folder``."""
     check_version()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -59,46 +59,46 @@ def byte_pairs(texts: Iterable[str], limit: int, folder: Path) -> Any:
     return tokenizer
 
 
-def encoded(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text alone, without those that a model's tokenizer adds."""
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a text, without the special tokens that the tokenizer adds."""
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
-def prompted(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a prompt, with those that a model's tokenizer adds: a start before it (Llama), an end behind it (T5)."""
+def encode_prompt(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a prompt with the tokenizer's special tokens: a start token (Llama), or an end token (T5)."""
     return tokenizer(text).input_ids
 
 
-class Pieces:
-    """A model's tokenizer for running text, without special tokens; ``start`` stands before a document's first piece.
+class PieceTokenizer:
+    """A model's tokenizer for running text, without special tokens; ``start`` precedes a document's first piece.
 
-    Lines go in together, as many as ``size`` bytes, so that pieces may reach over their ends.
+    Lines are tokenized in blocks of at least ``size`` bytes, so that pieces may span line ends.
     """
 
     def __init__(self, name: str, size: int = 2**20):
         self.tokenizer, self.size = load_tokenizer(name), size
-        found = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
-        self.symbols = [f"<none {number}>" if piece is None else piece for number, piece in enumerate(found)]
+        pieces = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        self.symbols = [f"<none {number}>" if piece is None else piece for number, piece in enumerate(pieces)]
         self.start: str = self.tokenizer.bos_token or self.tokenizer.eos_token
         self.unknown: str = self.tokenizer.unk_token or self.start
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
-        """The pieces of a document."""
-        held, size = [], 0
+        """Yield the pieces of a document, block by block."""
+        block, size = [], 0
         for line in lines:
-            held.append(line)
+            block.append(line)
             size += len(line)
             if size >= self.size:
-                yield self.cut(held)
-                held, size = [], 0
-        if held:
-            yield self.cut(held)
+                yield self.pieces_of(block)
+                block, size = [], 0
+        if block:
+            yield self.pieces_of(block)
 
     def text(self, symbols: list[str]) -> str:
-        """Pieces as text again."""
+        """Return pieces as text."""
         return self.tokenizer.convert_tokens_to_string(symbols)
 
-    def cut(self, lines: list[bytes]) -> list[str]:
-        """The pieces of some lines."""
-        ids = encoded(self.tokenizer, b"".join(lines).decode("utf-8", "replace"))
+    def pieces_of(self, lines: list[bytes]) -> list[str]:
+        """Return the pieces of some lines."""
+        ids = encode_text(self.tokenizer, b"".join(lines).decode("utf-8", "replace"))
         return [self.symbols[number] for number in ids]

@@ -64,8 +64,8 @@ class Translate(Artefact):
         network.to(device_of(self.config))
         references, rows = corpus.references(self.encoded.split)[: self.config.translation.sentences], []
         for number, row in [*enumerate(every)][self.rows]:
-            index = self.tune.of(number).memories.sources.index
-            nearest = index.nearest(self.encoded.information()) if row.memories and index else None
+            index = self.tune.for_row(number).memories.sources.index
+            nearest = index.knn_memory(self.encoded.information()) if row.memories and index else None
             translator = Translator(network, row, nearest, corpus, self.config)
             file, meter = folder / f"row-{number}.jsonl", ResourceUsage()
             before, texts = len(read_translations(file)), self.texts(file, translator, corpus, len(references))

@@ -1,4 +1,4 @@
-"""The memory of a kNN-augmented attention layer: what it holds, how it is searched, and its gate (Wu et al. 2022, 3.1)."""
+"""The memory of a kNN-augmented attention layer: its entries, their search, and the gate (Wu et al. 2022, section 3.1)."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from trime.models.layers.topk_attention import (
     attend,
     attention_weights,
     bucket_top,
-    candidates,
     exact_top,
     search,
+    select_candidates,
 )
 from trime.types import AttentionBlock, Bool, Float, Int, Tensor
 
 SEARCHES = {"exact": exact_top, "buckets": bucket_top, "approximate": exact_top, "faiss": exact_top}
-PARTIAL = ("approximate", "faiss")  # not every entry is scored
+PARTIAL = ("approximate", "faiss")  # searches that score some of the entries only
 GATES = ("bias", "content")
 
 
 class KeyValueState(NamedTuple):
-    """What is carried on: entries, and those of the last segment, which enter when the next one is read.
+    """The entries, and those of the last segment, which are inserted when the next one is read.
 
-    The entries' tensors are written to then: a state may be read again until the state after it has been.
+    They are then written into the entries' tensors in place: a state may be read again until the next state has been read.
     """
 
     held: MemoryState
-    waiting: tuple[Tensor, Tensor]  # keys and values [b h l d]
+    pending: tuple[Tensor, Tensor]  # keys and values [b h l d] of the last segment
     position: Int[Tensor, "b l"]
     scout: Float[Tensor, "b h s d"]  # queries of the last segment
 
 
 class KeyValueMemory(nn.Module):
-    """The ``size`` entries of each row that the policy keeps, and the attention of a layer to the ``top_k`` best.
+    """The ``size`` entries of each row that the eviction policy keeps, and a layer's attention to the ``top_k`` best.
 
-    ``search``: exact; approximate, among the ``candidates`` entries of a head that ``scouts`` queries of the last
-    segment choose; faiss, among as many in the cells nearest to each query; or (as the official code) the best of
-    strided buckets. ``per_head``: every head keeps a set of its own. ``gate``: the paper's scalar of each head (bias), or
-    a linear function of the token too. At size 0 every segment finds what a document's first one finds: nothing.
+    ``search``: exact; approximate, among the ``candidates`` entries of a head that ``scouts`` queries of the last segment
+    select; faiss, among as many in the cells nearest to each query; buckets, the best of strided buckets (as in the official
+    code). ``per_head``: every head keeps entries of its own. ``gate``: the paper's scalar of each head (bias), or a linear
+    function of the token as well (content). At size 0 the memory is always empty.
     """
 
     def __init__(
@@ -75,128 +75,130 @@ class KeyValueMemory(nn.Module):
         if search not in SEARCHES or gate not in GATES:
             raise ValueError(f"search={search}, gate={gate}: choose search from {[*SEARCHES]}, gate from {[*GATES]}")
         if search == "buckets" and size % top_k:
-            raise ValueError(f"search=buckets wants model.memory_size={size} to be a multiple of top_k={top_k}")
+            raise ValueError(f"search=buckets needs model.memory_size={size} to be a multiple of top_k={top_k}")
         if search in PARTIAL and (scouts < 1 or candidates < top_k):
             raise ValueError(f"search={search}: scouts={scouts} must be at least 1, candidates={candidates} at least {top_k}")
         if search in PARTIAL and isinstance(policy, AttentionScorePolicy):
-            raise ValueError(
-                f"search={search} scores candidates alone: choose eviction=fifo, sink, lru or lfu, or search=exact"
-            )
+            raise ValueError(f"search={search} scores only candidates: choose eviction=fifo, sink, lru or lfu, or search=exact")
         self.heads, self.top_k, self.top, self.per_head = heads, top_k, SEARCHES[search], per_head
         self.memory, self.empty_take_mass = BoundedMemory(size, policy), empty_take_mass
         self.scouts, self.candidates = (scouts, candidates) if search == "approximate" else (0, size)
-        self.key_indexes = [IVFKeyIndex(candidates), IVFKeyIndex(candidates)] if search == "faiss" else None  # of evaluation, of training
+        indexes = [IVFKeyIndex(candidates), IVFKeyIndex(candidates)]  # for evaluation, for training
+        self.key_indexes = indexes if search == "faiss" else None
         self.partial = search in PARTIAL
-        self.on_retrieved: Callable[[Tensor], None] | None = None  # hears of the slots that queries find
+        self.on_retrieved: Callable[[Tensor], None] | None = None  # called with the slots that queries retrieve
         self.bias = nn.Parameter(torch.zeros(heads))
         self.content = nn.Linear(width, heads, bias=False) if gate == "content" else None
 
     def gate(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "_ h _ 1"]:
-        """How much of each head's output comes from memory."""
+        """Return the share of each head's output that comes from memory."""
         if self.content is None:
             return self.bias.sigmoid().view(1, -1, 1, 1)
         return (self.content(x) + self.bias).sigmoid().transpose(1, 2)[..., None]
 
-    def rows_by_slot(self, x: Float[Tensor, "b h l d"]) -> Float[Tensor, "_ l _ d"]:
-        """Slots first; heads that keep sets of their own are rows."""
+    def to_slots(self, x: Float[Tensor, "b h l d"]) -> Float[Tensor, "_ l _ d"]:
+        """Return x with the slots as second axis; heads that keep entries of their own become rows."""
         return x.flatten(0, 1)[:, :, None] if self.per_head else x.transpose(1, 2)
 
     def start(self, key: Float[Tensor, "b h l d"]) -> KeyValueState:
-        """An empty memory for keys of that kind."""
-        none = key.detach()[:, :, :0]
-        held = self.memory.empty((self.rows_by_slot(none), self.rows_by_slot(none)))
-        return KeyValueState(held, (none, none), torch.zeros(len(key), 0, dtype=torch.long, device=key.device), none)
+        """Return an empty memory for keys of this shape."""
+        no_keys = key.detach()[:, :, :0]
+        held = self.memory.empty((self.to_slots(no_keys), self.to_slots(no_keys)))
+        return KeyValueState(held, (no_keys, no_keys), torch.zeros(len(key), 0, dtype=torch.long, device=key.device), no_keys)
 
     def reset(self, state: KeyValueState, rows: Bool[Tensor, " b"]) -> KeyValueState:
-        """The memory without what some batch rows hold."""
+        """Return the memory with the chosen batch rows cleared."""
         held = self.memory.reset(state.held, self.expand_rows(rows))
         return state._replace(held=held, position=state.position.masked_fill(rows[:, None], -1))
 
-    def expand_rows(self, b: Tensor) -> Tensor:
-        """Something of each batch row as something of each row of the memory."""
-        return b.repeat_interleave(self.heads, 0) if self.per_head else b
+    def expand_rows(self, values: Tensor) -> Tensor:
+        """Expand values of batch rows to values of the memory's rows."""
+        return values.repeat_interleave(self.heads, 0) if self.per_head else values
 
     def with_pending(self, state: KeyValueState) -> MemoryState:
-        """The entries with those that wait; the state stays as it is."""
+        """Return the entries with the pending ones inserted; the state is not changed."""
         return self.memory.update(state.held, *self.pending_entries(state))
 
     def pending_entries(self, state: KeyValueState) -> tuple[tuple[Tensor, ...], Int[Tensor, "r l"]]:
-        """What waits, as columns and positions of the memory's rows."""
-        return tuple(map(self.rows_by_slot, state.waiting)), self.expand_rows(state.position)
+        """Return columns and positions of the pending entries, for the memory's rows."""
+        return tuple(map(self.to_slots, state.pending)), self.expand_rows(state.position)
 
     def read(
         self, query: Float[Tensor, "b h l d"], state: KeyValueState, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b h l d"], MemoryState]:
-        """What the queries make of the memory; the policy hears of their scores."""
+        """Return what the queries retrieve from the memory, and the memory with updated eviction scores."""
         if not self.memory.size:
             return torch.zeros_like(query), state.held
         held = self.memory.overwrite(state.held, *self.pending_entries(state))
         policy = self.memory.policy
-        asked, table, keys = self.prepare_search(query, held, state.scout)
+        queries, table, keys = self.prepare_search(query, held, state.scout)
         if not policy.uses_attention:
-            return self.attend_to(asked, table, self.retrieve(asked, table, keys)).view_as(query), held
-        whole, place = policy.begin(held.ranking), self.expand_rows(position)
-        summaries = [Summary(*(part[row : row + 1] for part in whole)) for row in range(len(place))]
+            return self.attend_to(queries, table, self.retrieve(queries, table, keys)).view_as(query), held
+        summary, position = policy.begin(held.ranking), self.expand_rows(position)
+        summaries = [Summary(*(part[row : row + 1] for part in summary)) for row in range(len(position))]
 
         def on_scores(row: int, block: slice, score: Tensor, best: Tensor) -> None:
-            retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True)
-            attended = AttentionBlock(score[None], place[row : row + 1, block], retrieved[None])
-            summaries[row] = policy.observe(summaries[row], attended)
+            is_retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True)
+            observed = AttentionBlock(score[None], position[row : row + 1, block], is_retrieved[None])
+            summaries[row] = policy.observe(summaries[row], observed)
 
-        found = self.retrieve(asked, table, keys, None if self.partial else on_scores)
+        retrieved = self.retrieve(queries, table, keys, None if self.partial else on_scores)
         if self.partial:
-            tell(found, self.memory.size, on_scores)
-        result = self.attend_to(asked, table, found)
+            report_retrieved(retrieved, self.memory.size, on_scores)
+        attended = self.attend_to(queries, table, retrieved)
         summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
-        return result.view_as(query), held._replace(ranking=policy.finalize(held.ranking, summary))
+        return attended.view_as(query), held._replace(ranking=policy.finalize(held.ranking, summary))
 
     def prepare_search(
         self, query: Float[Tensor, "b h l d"], held: MemoryState, scout: Float[Tensor, "b h s d"]
     ) -> tuple[Float[Tensor, "r g l d"], Table, SearchKeys]:
-        """Queries of the memory's rows, its entries, and the keys to search."""
+        """Return queries for the memory's rows, the table of entries, and the keys to search."""
         key, value = held.columns
         table = Table(key, value, held.ranking.position >= 0)
-        asked, scout = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, scout))
-        few = scout.shape[2] and self.memory.size > self.candidates
-        return asked, table, candidates(table, scout, self.top_k, self.candidates) if few else all_keys(table)
+        queries, scout = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, scout))
+        approximate = scout.shape[2] and self.memory.size > self.candidates
+        return queries, table, select_candidates(table, scout, self.top_k, self.candidates) if approximate else all_keys(table)
 
     @torch.no_grad()
-    def attention_trace(
+    def attention_traces(
         self, query: Float[Tensor, "b h 1 d"], state: KeyValueState, held: MemoryState, gate: Float[Tensor, "_ h 1 1"]
     ) -> list[AttentionTrace]:
-        """What the gate lets through of a query's attention to ``held``, the entries that it has read."""
+        """Return the attention of a query to ``held``, the entries that it has read, multiplied by the gate."""
         if not self.memory.size:
             return []
-        asked, table, keys = self.prepare_search(query, held, state.scout)
-        found, places = self.retrieve(asked, table, keys), held.ranking.position
-        position = places[torch.arange(len(places), device=places.device)[:, None, None, None], found.slot]
-        share = attention_weights(asked, table, found, self.empty_take_mass).view(*query.shape[:3], -1) * gate / self.heads
+        queries, table, keys = self.prepare_search(query, held, state.scout)
+        retrieved, positions = self.retrieve(queries, table, keys), held.ranking.position
+        position = positions[torch.arange(len(positions), device=positions.device)[:, None, None, None], retrieved.slot]
+        weight = attention_weights(queries, table, retrieved, self.empty_take_mass)
+        share = weight.view(*query.shape[:3], -1) * gate / self.heads
         return [AttentionTrace(share.flatten(1), position.view_as(share).flatten(1))]
 
-    def retrieve(self, query: Float[Tensor, "r h l d"], table: Table, keys: SearchKeys, on_scores: ScoreCallback | None = None) -> TopK:
-        """The best entries of each query."""
+    def retrieve(
+        self, query: Float[Tensor, "r h l d"], table: Table, keys: SearchKeys, on_scores: ScoreCallback | None = None
+    ) -> TopK:
+        """Return the ``top_k`` best entries of each query."""
         if self.key_indexes is not None:
             return self.key_indexes[self.training].search(query, table, self.top_k)
         return search(query, keys, self.top_k, self.top, on_scores)
 
-    def attend_to(self, query: Float[Tensor, "r h l d"], table: Table, found: TopK) -> Float[Tensor, "r h l d"]:
-        """Attention to what was found."""
+    def attend_to(self, query: Float[Tensor, "r h l d"], table: Table, retrieved: TopK) -> Float[Tensor, "r h l d"]:
+        """Return attention to the retrieved entries."""
         if self.on_retrieved is not None:
-            self.on_retrieved(found.slot)
-        return attend(query, table, found, self.empty_take_mass)
+            self.on_retrieved(retrieved.slot)
+        return attend(query, table, retrieved, self.empty_take_mass)
 
-    def write(self, held: MemoryState, own: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]) -> KeyValueState:
-        """The memory, before which a segment's keys and values wait; its queries, keys and values are constants."""
-        query, key, value = (part.detach() for part in own)
+    def write(self, held: MemoryState, segment: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]) -> KeyValueState:
+        """Return the state with a segment's queries, keys and values, detached; keys and values are pending."""
+        query, key, value = (part.detach() for part in segment)
         scout = query[:, :, :: max(1, -(-query.shape[2] // self.scouts))] if self.scouts else query[:, :, :0]
         return KeyValueState(held, (key, value), position, scout)
 
 
-def tell(found: TopK, size: int, on_scores: ScoreCallback) -> None:
-    """Tells of what was found alone, block by block: of other entries nothing is known."""
-    b, h, length, _ = found.slot.shape
+def report_retrieved(retrieved: TopK, size: int, on_scores: ScoreCallback) -> None:
+    """Call ``on_scores`` block by block with the scores of retrieved entries; all others have -inf."""
+    b, h, length, _ = retrieved.slot.shape
     for row in range(b):
         for block in slices(length, max(1, SCORES_PER_BLOCK // (h * size))):
-            slot, product = found.slot[row, :, block], found.product[row, :, block]
+            slot, product = retrieved.slot[row, :, block], retrieved.product[row, :, block]
             score = product.new_full((*slot.shape[:2], size), -torch.inf)
             on_scores(row, block, score.scatter(-1, slot, product), slot)

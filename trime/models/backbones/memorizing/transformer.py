@@ -1,8 +1,8 @@
 """The Memorizing Transformer (Wu et al. 2022): kNN-augmented attention over keys and values of past segments.
 
-Every layer attends to a sliding window with T5's position bias; the chosen ones also look up their queries
-in a memory of the row's document, which a learned gate of each head mixes in (their Eq. 1 and 2). A segment
-first reads, then its own keys and values are written, as constants.
+Every layer attends to a sliding window with T5's position bias; the chosen layers also look up their queries in a memory of
+the row's document, and a learned gate of each head mixes the result in (their Eq. 1 and 2). A segment first reads the
+memory; then its own keys and values are written, detached.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from trime.types import Bool, Float, Int, Tensor
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """What the official layer has otherwise than this project's: RMS norms, no biases, normalised queries and keys.
+    """Options of the official layer that this package's differs in: RMS norms, no biases, normalized queries and keys.
 
-    ``normalize``: queries and keys have length 1, and each head a learned scale instead of 1/sqrt(d).
-    ``head_width``: of queries, keys and values; null: the width over the number of heads.
+    ``normalize``: queries and keys have length 1, and each head has a learned scale instead of 1/sqrt(d).
+    ``head_width``: width of queries, keys and values; None: the model's width divided by the number of heads.
     """
 
     norm: str = "layer"
@@ -39,101 +39,106 @@ class AttentionConfig:
     normalize: bool = False
     head_width: int | None = None
 
-    def of_head(self, width: int, heads: int) -> int:
-        """Width of a head."""
+    def resolve_head_width(self, width: int, heads: int) -> int:
+        """Return the width of a head."""
         return self.head_width or head_width(width, heads)
 
 
 class AttentionState(NamedTuple):
-    """What an attention layer carries on: the window's keys and values, and its memory, if it has one."""
+    """The state of an attention layer: the window's keys and values, and its memory, if it has one."""
 
     cache: Cache
     memory: tuple[KeyValueState, ...]
 
 
 class Attention(nn.Module):
-    """Local attention, and in layers that have one, attention to a memory."""
+    """Local attention and, in layers with a memory, attention to it."""
 
     def __init__(
-        self, width: int, heads: int, dropout: float, window: Window, form: AttentionConfig, memory: KeyValueMemory | None
+        self, width: int, heads: int, dropout: float, window: Window, config: AttentionConfig, memory: KeyValueMemory | None
     ):
         super().__init__()
-        d = form.of_head(width, heads)
+        d = config.resolve_head_width(width, heads)
         self.heads, self.dropout, self.window = heads, dropout, window
         self.memory = memory
-        self.attention_trace: list[AttentionTrace] | None = None
-        self.inward = nn.Linear(width, 3 * heads * d, bias=form.biases)  # query, key, value
-        self.outward = nn.Linear(heads * d, width, bias=form.biases)
+        self.attention_traces: list[AttentionTrace] | None = None
+        self.inward = nn.Linear(width, 3 * heads * d, bias=config.biases)  # query, key, value
+        self.outward = nn.Linear(heads * d, width, bias=config.biases)
         self.bias = RelativeBias(heads)
-        self.scale = nn.Parameter(torch.full((heads,), d**0.5)) if form.normalize else None
+        self.scale = nn.Parameter(torch.full((heads,), d**0.5)) if config.normalize else None
         for part in self.inward.weight.chunk(3):
             nn.init.xavier_uniform_(part, gain=2**-0.5)
         nn.init.xavier_uniform_(self.outward.weight)
-        if form.biases:
+        if config.biases:
             nn.init.zeros_(self.outward.bias)
 
     def start(self, rows: int) -> AttentionState:
-        """Nothing yet."""
+        """Return the state of rows that have read nothing."""
         weight = self.outward.weight
         like = unsharded_zeros(weight, rows, self.heads, 0, weight.shape[1] // self.heads)
         return AttentionState(Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.start(like),))
 
-    def reset(self, carried: AttentionState, rows: Bool[Tensor, " b"]) -> AttentionState:
-        """Without what some rows carry."""
-        memory = () if self.memory is None else (self.memory.reset(carried.memory[0], rows),)
-        return AttentionState(carried.cache.reset(rows), memory)
+    def reset(self, state: AttentionState, rows: Bool[Tensor, " b"]) -> AttentionState:
+        """Return the state with the chosen rows cleared."""
+        memory = () if self.memory is None else (self.memory.reset(state.memory[0], rows),)
+        return AttentionState(state.cache.reset(rows), memory)
 
     def forward(
-        self, x: Float[Tensor, "b l d"], carried: AttentionState, position: Int[Tensor, "b l"]
+        self, x: Float[Tensor, "b l d"], state: AttentionState, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b l d"], AttentionState]:
-        """Attended values, and what the next segment finds."""
-        mixed, carried = self.attend(x, self.project(x), carried, position)
-        return self.outward(mixed.transpose(1, 2).flatten(2)), carried
+        """Return attended values, and the new state."""
+        attended, state = self.attend(x, self.project(x), state, position)
+        return self.outward(attended.transpose(1, 2).flatten(2)), state
 
     def project(self, x: Float[Tensor, "b l d"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [b h l d]."""
+        """Return queries, keys and values [b h l d]."""
         query, key, value = self.inward(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return query, key, value
 
     def attend(
         self,
         x: Float[Tensor, "b l e"],
-        own: tuple[Float[Tensor, "b h l d"], Float[Tensor, "b h l d"], Float[Tensor, "b h l d"]],
-        carried: AttentionState,
+        projections: tuple[Float[Tensor, "b h l d"], Float[Tensor, "b h l d"], Float[Tensor, "b h l d"]],
+        state: AttentionState,
         position: Int[Tensor, "b l"],
     ) -> tuple[Float[Tensor, "b h l d"], AttentionState]:
-        """The same for given queries, keys and values; ``x`` is what a gate by content reads."""
-        (query, key), scale = self.normalize_and_scale(own[0], own[1])
+        """Return attended values for given queries, keys and values, and the new state; a content gate reads ``x``."""
+        query, key, value = projections
+        (query, key), scale = self.normalize_and_scale(query, key)
         dropout = self.dropout if self.training else 0.0
-        mixed = sliding_attention(query, (key, own[2]), carried.cache, (self.bias, scale), self.window, dropout)
-        held = carried.memory
+        attended = sliding_attention(query, (key, value), state.cache, (self.bias, scale), self.window, dropout)
+        memory = state.memory
         if self.memory is not None:
-            with torch.autocast(x.device.type, enabled=False):  # what is found first must be the best
-                asked = query.to(held[0].held.columns[0].dtype)
-                remembered, after = self.memory.read(asked, held[0], position)
-            held = (self.memory.write(after, (asked, key, own[2]), position),)
-            gate = self.memory.gate(x).to(mixed.dtype)
-            if self.attention_trace is not None:
-                self.attention_trace[:] = self.memory.attention_trace(asked[:, :, -1:], carried.memory[0], after, gate[:, :, -1:])
-            mixed = torch.lerp(mixed, remembered.to(mixed.dtype), gate.expand_as(mixed))
-        return mixed, AttentionState(carried.cache.append(key, own[2]), held)
+            with torch.autocast(x.device.type, enabled=False):  # rounded scores would not be in order
+                memory_query = query.to(memory[0].held.columns[0].dtype)
+                remembered, entries = self.memory.read(memory_query, memory[0], position)
+            memory = (self.memory.write(entries, (memory_query, key, value), position),)
+            gate = self.memory.gate(x).to(attended.dtype)
+            if self.attention_traces is not None:
+                self.attention_traces[:] = self.memory.attention_traces(
+                    memory_query[:, :, -1:], state.memory[0], entries, gate[:, :, -1:]
+                )
+            attended = torch.lerp(attended, remembered.to(attended.dtype), gate.expand_as(attended))
+        return attended, AttentionState(state.cache.append(key, value), memory)
 
     def normalize_and_scale(self, query: Tensor, key: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Queries that carry the scale, keys, and the scale of the position bias."""
+        """Return scaled queries, keys, and the scale of the position bias."""
         if self.scale is None:
             return (query / query.shape[-1] ** 0.5, key), query.new_ones(1)
         scale = self.scale.abs()
-        return (unit(query) * scale[:, None, None], unit(key)), scale
+        return (normalize(query) * scale[:, None, None], normalize(key)), scale
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Each head's share of memory, sigmoid(b_g)."""
+        """Return each head's share of the memory, sigmoid(b_g)."""
         if self.memory is None:
             return {}
-        return {f"gate/layer/head{head}": share for head, share in enumerate(as_full_tensor(self.memory.bias.detach()).sigmoid())}
+        return {
+            f"gate/layer/head{head}": share for head, share in enumerate(as_full_tensor(self.memory.bias.detach()).sigmoid())
+        }
 
 
-def unit(x: Float[Tensor, "*s d"]) -> Float[Tensor, "*s d"]:
-    """Of length 1, as the official code has it."""
+def normalize(x: Float[Tensor, "*s d"]) -> Float[Tensor, "*s d"]:
+    """Return x with length 1, as in the official code."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
@@ -152,10 +157,10 @@ def memorizing_transformer(
     memory_layers: list[int] | None = None,
     pad: int | None = None,
 ) -> StatefulBackbone:
-    """``layers`` layers over a sliding window, those of ``memory_layers`` with a memory; no absolute positions.
+    """Build the Memorizing Transformer: layers over a sliding window, without absolute positions, some with a memory.
 
-    ``memory`` builds a layer's memory from its heads and width. ``memory_layers`` counts from 0; null: one,
-    three quarters up (the 9th of 12).
+    ``memory`` builds a layer's memory from its heads and width. ``memory_layers`` counts from 0; None: a single layer at three
+    quarters of the depth (the 9th of 12).
     """
     refuse_padding(pad)
     chosen = [math.ceil(layers * 3 / 4) - 1] if memory_layers is None else memory_layers
@@ -169,8 +174,9 @@ def memorizing_transformer(
     sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
 
     def layer(number: int) -> Layer:
-        own = memory(heads=heads, width=sizes.width) if number in chosen else None
-        return Layer(Attention(sizes.width, heads, inner_dropout, window, form, own), sizes, form.norm, form.biases)
+        layer_memory = memory(heads=heads, width=sizes.width) if number in chosen else None
+        attention = Attention(sizes.width, heads, inner_dropout, window, form, layer_memory)
+        return Layer(attention, sizes, form.norm, form.biases)
 
-    last = NORMS[form.norm](sizes.width) if final_norm else nn.Identity()
-    return StatefulBackbone(embedding, [layer(number) for number in range(layers)], positions, dropout, last)
+    norm = NORMS[form.norm](sizes.width) if final_norm else nn.Identity()
+    return StatefulBackbone(embedding, [layer(number) for number in range(layers)], positions, dropout, norm)

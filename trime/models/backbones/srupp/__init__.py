@@ -1,1 +1,1 @@
-"""SRU++ (Lei 2021): attention that feeds a fast recurrence."""
+"""SRU++ (Lei 2021): attention feeds a fast recurrence."""

@@ -1,13 +1,12 @@
-"""SRU's elementwise recurrence: step by step as the paper has it, and the kernels that compute the same.
+"""SRU's elementwise recurrence: step by step as in the paper, and with kernels that compute the same.
 
 For every lane of every row, with the gates' weights v and biases b (Lei et al. 2018, Eq. 1 to 4):
 
     f_t = sigmoid(u1_t + v1 c_{t-1} + b1)         c_t = f_t c_{t-1} + (1 - f_t) u0_t
     r_t = sigmoid(u2_t + v2 c_{t-1} + b2)         h_t = x_t + r_t mask (c_t - x_t)
 
-f_t depends on c_{t-1}, so no associative scan solves it. It needs 5 numbers a lane and step from memory and some 30
-operations: a kernel that keeps c in registers is bound by memory, and that is what ``kernel_cpu`` (numba) and ``kernel_cuda``
-(Triton) are.
+f_t depends on c_{t-1}, so no associative scan solves it. A step of a lane loads 5 numbers from memory and takes some 30
+operations: a kernel that keeps c in registers is memory-bound, as ``kernel_cpu`` (numba) and ``kernel_cuda`` (Triton) are.
 """
 
 from __future__ import annotations
@@ -28,41 +27,41 @@ def recurrence(
     mask: Float[Tensor, "b d"],
     start: Float[Tensor, "b d"],
 ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
-    """h and c of all steps. ``u`` holds u0, u1, u2 one behind the other (e = 3d); ``start`` is c before the first step.
+    """Return h and c of all steps; ``u`` is u0, u1 and u2 concatenated (e = 3d), ``start`` is c before the first step.
 
-    ``mask`` is the dropout of the highway, one for all steps. In float32 (half precision is read as that), no
-    gradient reaches ``start``, nor u through c: a state is carried on without gradient.
+    ``mask`` is the dropout mask of the highway, the same at all steps. In float32 (half precision is converted to it) no
+    gradient flows into ``start``, nor into u through the returned c: states are kept without gradient.
     """
     if u.dtype == torch.float64 or u.device.type not in ("cpu", "cuda"):
         return by_steps(u, x, weight, bias, mask, start)
-    every = (part.float().contiguous() for part in (u, x, weight, bias, mask, start))
-    h, c = Recurrence.apply(*every)
+    inputs = (part.float().contiguous() for part in (u, x, weight, bias, mask, start))
+    h, c = Recurrence.apply(*inputs)
     return h.to(x.dtype), c
 
 
 def by_steps(
     u: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, start: Tensor
 ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
-    """The same from the equations; what the kernels are tested against."""
+    """Return the same, computed from the equations; the kernels are tested against this."""
     candidate, forget, highway = u.chunk(3, -1)
     c, cells = start, []
     for step in range(u.shape[1]):
         f = (forget[:, step] + weight[0] * c + bias[0]).sigmoid()
         c = f * c + (1 - f) * candidate[:, step]
         cells.append(c)
-    after = torch.stack(cells, 1)
-    before = torch.cat([start[:, None], after[:, :-1]], 1)
-    r = (highway + weight[1] * before + bias[1]).sigmoid()
-    return x + r * mask[:, None] * (after - x), after
+    states = torch.stack(cells, 1)
+    previous = torch.cat([start[:, None], states[:, :-1]], 1)
+    r = (highway + weight[1] * previous + bias[1]).sigmoid()
+    return x + r * mask[:, None] * (states - x), states
 
 
 class Recurrence(torch.autograd.Function):
-    """The kernels of the device that the tensors are on."""
+    """The recurrence by the kernels of the device that the tensors are on."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
-        h, c = kernels(given[0]).forward(*given)
-        ctx.save_for_backward(*given, c)
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = kernels(inputs[0]).forward(*inputs)
+        ctx.save_for_backward(*inputs, c)
         ctx.mark_non_differentiable(c)
         return h, c
 
@@ -70,14 +69,14 @@ class Recurrence(torch.autograd.Function):
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
         u, x, weight, bias, mask, start, c = ctx.saved_tensors
         du, dx, rows = kernels(u).backward(u, x, weight, bias, mask, start, c, gradient[0].contiguous())
-        of_weight, of_bias = rows.sum(0).chunk(2)
-        return du, dx, of_weight, of_bias, None, None
+        dweight, dbias = rows.sum(0).chunk(2)
+        return du, dx, dweight, dbias, None, None
 
 
 def kernels(u: Tensor) -> Any:
-    """Those of a device."""
+    """Return the module of kernels for a tensor's device."""
     if u.device.type == "cpu":
         return kernel_cpu
-    from trime.models.backbones.srupp import kernel_cuda  # triton comes with torch for CUDA only
+    from trime.models.backbones.srupp import kernel_cuda  # triton is installed with torch for CUDA only
 
     return kernel_cuda
