@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from benchmarks import external
 from benchmarks.external import Contest
 from benchmarks.measure import Claim, Measured, alternately, ratio
-from trime.data.module import in_order
+from trime.data.module import sequential_batches
 from trime.metrics import perplexity
 from trime.models.network import Reader
 from trime.pipeline.model_io import open_network
@@ -29,7 +29,7 @@ from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.encode import Encode
-from trime.stages.tune import sampled
+from trime.stages.tune import sample_queries
 
 COMPRESSED = [
     ("float16", None),
@@ -69,13 +69,13 @@ def building(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Cl
     corpus, device = store.corpus.corpus(), device_of(store.config)
     network = open_network(store.model.path(), store.config)[0].to(device)
     windows = store.windows(corpus)
-    foretold = store.foretold(Reader(network), corpus, windows, device)
+    foretold = store.estimate_cost(Reader(network), corpus, windows, device)
     sizes: list[int] = []
 
     @torch.no_grad()
     def alone() -> None:
-        reader, plan = Reader(network), in_order(windows, store.together(windows))
-        with torch.autocast(device.type, torch.bfloat16, enabled=store.mixed(device)):
+        reader, plan = Reader(network), sequential_batches(windows, store.windows_per_batch(windows))
+        with torch.autocast(device.type, torch.bfloat16, enabled=store.uses_bfloat16(device)):
             for batch in store.loader(corpus, windows, plan):
                 reader.encode(batch.to(device))
 
@@ -139,7 +139,7 @@ def searching(options: argparse.Namespace) -> list[dict[str, Any]]:
     }
     cells = (f"index.factory={CELLS}", f"index.probe={PROBE}")
     contests = {name: Contest(configured(options, *cells, *way)) for name, way in ways.items()}
-    queries = sampled(next(iter(contests.values())).encoded.path())
+    queries = sample_queries(next(iter(contests.values())).encoded.path())
     asked = queries.repeat(-(-4096 // len(queries)), 1)[:4096]
     searches = {name: (lambda contest=contest: contest.found(asked)) for name, contest in contests.items()}
     found = alternately(searches, options.rounds, warmup=1)

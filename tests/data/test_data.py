@@ -21,17 +21,17 @@ from trime.data.batching.consecutive import Consecutive
 from trime.data.batching.published import Published
 from trime.data.batching.shuffled import Shuffled
 from trime.data.batching.streams import Streams
-from trime.data.corpus import Corpus, Split, build_corpus, counted, smallest_type
+from trime.data.corpus import Corpus, Split, build_corpus, smallest_type, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.datasets.enwik8 import Enwik8
 from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader
-from trime.data.neighbours import EXCLUDE, NEAR, Backend, Fast, Reference, Sparse, hidden_of
-from trime.data.segments import Segments, collate, count_of, cut, shares
+from trime.data.neighbours import EXCLUDE, NEAR, Backend, Fast, Reference, Sparse, excluded_ranges
+from trime.data.segments import Segments, allocate_tokens, collate, cut, parse_token_count
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
-from trime.data.vocabulary import Ends, Vocabulary
+from trime.data.vocabulary import SpecialIds, Vocabulary
 from trime.types import UserError
 
 
@@ -41,7 +41,7 @@ def flat(tokenizer: object, *lines: bytes) -> list[str]:
 
 def built(dataset: Dataset, folder: Path) -> None:
     """The corpus of a dataset, every symbol of its training split in the vocabulary."""
-    build_corpus(dataset, folder, Vocabulary.of_counts(counted(dataset), None, 1))
+    build_corpus(dataset, folder, Vocabulary.from_counts(symbol_counts(dataset), None, 1))
 
 
 def test_tokenizers() -> None:
@@ -54,7 +54,7 @@ def test_tokenizers() -> None:
 
 
 def test_vocabulary_is_ordered_by_frequency_and_maps_the_rest_to_unk(tmp_path: Path) -> None:
-    made = Vocabulary.of_counts(Counter({"b": 5, "a": 5, "c": 1, "d": 9, "<eos>": 3, "<unk>": 2}), limit=5, minimum=2)
+    made = Vocabulary.from_counts(Counter({"b": 5, "a": 5, "c": 1, "d": 9, "<eos>": 3, "<unk>": 2}), limit=5, minimum=2)
     assert made.symbols == ["<eos>", "<unk>", "d", "a", "b"] and made.counts == [3, 3, 9, 5, 5]
     made.save(tmp_path / "v.json")
     read = Vocabulary.load(tmp_path / "v.json")
@@ -150,13 +150,13 @@ def test_every_token_is_scored_once_with_the_tokens_before_it(
 ) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     text = Split(np.arange(offsets[-1]) + 100, offsets)
-    kept = shares(np.array(lengths), budget)
+    kept = allocate_tokens(np.array(lengths), budget)
     assert kept.sum() == min(budget, sum(lengths)) and (kept <= lengths).all()
     windows = cut(offsets, block, context, budget)
     assert windows.scored() == kept.sum()
     seen = []
     for i in range(len(windows)):
-        batch = collate(text, windows, [i], Ends(0, 0))
+        batch = collate(text, windows, [i], SpecialIds(0, 0))
         row, length = batch.targets[0].tolist(), int(batch.length)
         assert batch.tokens[0, 1:length].tolist() == row[: length - 1]
         before = int(batch.tokens[0, 0])
@@ -169,7 +169,7 @@ def test_every_token_is_scored_once_with_the_tokens_before_it(
 
 def test_padding_is_told_from_text() -> None:
     text = Split(np.arange(10) + 5, np.array([0, 7, 10]))
-    batch = collate(text, cut(text.offsets, 4), [0, 1, 2], Ends(0, 0))
+    batch = collate(text, cut(text.offsets, 4), [0, 1, 2], SpecialIds(0, 0))
     assert batch.length.tolist() == [4, 3, 3]
     assert batch.scored.sum() == 10 and not batch.scored[1, 3]
     assert batch.document.tolist() == [0, 0, 1] and batch.fresh.tolist() == [True, False, True]
@@ -177,9 +177,9 @@ def test_padding_is_told_from_text() -> None:
 
 
 def test_budgets_of_tokens() -> None:
-    assert [count_of(t) for t in (None, 7, "100k", "2M", "1.5k", "12")] == [None, 7, 100_000, 2_000_000, 1500, 12]
+    assert [parse_token_count(t) for t in (None, 7, "100k", "2M", "1.5k", "12")] == [None, 7, 100_000, 2_000_000, 1500, 12]
     with pytest.raises(UserError, match="2M"):
-        count_of("many")
+        parse_token_count("many")
 
 
 SEGMENTS = cut(np.array([0, 95, 130, 131, 400]), 10)
@@ -220,7 +220,7 @@ def test_a_long_document_is_cut_into_rows(size: int) -> None:
     streams = Streams(size, 0)
     plans = [np.array(streams.plan(segments, epoch)) for epoch in (0, 1)]
     assert all((plan >= 0).sum() == len(segments) and len(plan) <= len(segments) / size + 11 for plan in plans)
-    loader = PlannedLoader(text, segments, streams, None, len(plans[0]) + len(plans[1]), Ends(0, 0))
+    loader = PlannedLoader(text, segments, streams, None, len(plans[0]) + len(plans[1]), SpecialIds(0, 0))
     batches = list(loader)
     before = np.full(size, -2)
     for number, (batch, rows) in enumerate(zip(batches, np.concatenate(plans), strict=True)):
@@ -237,7 +237,7 @@ def test_a_long_document_is_cut_into_rows(size: int) -> None:
 
 def test_a_row_without_a_segment_is_padding() -> None:
     text = Split(np.arange(400), np.array([0, 95, 130, 131, 400]))
-    batch = collate(text, SEGMENTS, [-1, 3, -1], Ends(0, 0))
+    batch = collate(text, SEGMENTS, [-1, 3, -1], SpecialIds(0, 0))
     assert batch.length.tolist() == [0, 10, 0] and batch.fresh.tolist() == [True, False, True]
     assert batch.document.tolist() == [-1, 0, -1] and int(batch.scored.sum()) == 10 and batch.scored[1].all()
 
@@ -267,7 +267,7 @@ def test_loader_goes_on_where_it_stopped() -> None:
     text = Split(np.arange(400) % 200, np.array([0, 95, 130, 131, 400]))
 
     def loader() -> PlannedLoader:
-        return PlannedLoader(text, SEGMENTS, Shuffled(7, 1), None, steps=20, ends=Ends(0, 0))
+        return PlannedLoader(text, SEGMENTS, Shuffled(7, 1), None, steps=20, special_ids=SpecialIds(0, 0))
 
     whole = [batch.segment.tolist() for batch in loader()]
     first, resumed = loader(), loader()
@@ -368,7 +368,7 @@ def test_neighbours_leave_out_what_is_excluded(exclude: str, monkeypatch: pytest
     numbers, found = list(range(60)), []
     for backend in (Fast(), Sparse()):
         backend.fit(segments)
-        found.append(backend.nearest(numbers, 8, *hidden_of(numbers, document, exclude)))
+        found.append(backend.nearest(numbers, 8, *excluded_ranges(numbers, document, exclude)))
     np.testing.assert_array_equal(*found)
     lists = [segment.tolist() for segment in segments]
     for i in range(60):
@@ -405,12 +405,12 @@ def test_whole_documents_are_sampled() -> None:
     """A budget of tokens takes whole documents, the same ones each time; the last is cut where the budget ends."""
     lengths = np.array([40, 7, 300, 25, 60, 1])
     for budget in (1, 50, 90, 432, 10**6):
-        kept = shares(lengths, budget, "documents")
+        kept = allocate_tokens(lengths, budget, "documents")
         whole = kept == lengths
         assert kept.sum() == min(budget, lengths.sum()) and ((kept > 0) & ~whole).sum() <= 1
-        assert (kept == shares(lengths, budget, "documents")).all()
-    larger = shares(lengths, 200, "documents")
-    assert (larger >= shares(lengths, 90, "documents")).all(), "a larger budget goes on where a smaller one ended"
+        assert (kept == allocate_tokens(lengths, budget, "documents")).all()
+    larger = allocate_tokens(lengths, 200, "documents")
+    assert (larger >= allocate_tokens(lengths, 90, "documents")).all(), "a larger budget goes on where a smaller one ended"
 
 
 @pytest.mark.parametrize("order, combined", [("shuffled", 1), ("kept", 1), ("kept", 4)])

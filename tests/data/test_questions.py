@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from trime.data.questions.babi import Cast, Story, cast_of, stories, swapped
+from trime.data.questions.babi import Cast, Story, cast_of, stories, swap_names
 from trime.data.questions.babilong import Babilong
 from trime.data.questions.base import Example, exact_match, normalized, prompt
 from trime.data.questions.rooms import Rooms
@@ -89,7 +89,7 @@ def test_only_what_facts_tell_trades_names() -> None:
     assert cast_of(gave) == Cast(["Fred", "Mary"], ["milk"])
     north = [Story(("The office is north of the hall.",), "What is north of the hall?", "office", (0,))]
     assert cast_of(north).people == []
-    told = swapped(cast_of(yes), yes[0], random.Random(1))
+    told = swap_names(cast_of(yes), yes[0], random.Random(1))
     assert told.answer == "yes" and (told.facts[0].split()[0] in told.question)
 
 
@@ -119,7 +119,7 @@ def test_mistakes_are_told(folders: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"qa7_\*_test"):
         list(Babilong(**folders, tasks=[7], words=10).examples("test"))
     (tmp_path / "bad.txt").write_text("no number")
-    with pytest.raises(UserError, match="no bAbI file"):
+    with pytest.raises(UserError, match="not a bAbI file"):
         list(stories(tmp_path / "bad.txt"))
     with pytest.raises(UserError, match=r"unfiltered-web-dev\.json"):
         list(TriviaQA(str(tmp_path)).examples("valid"))
@@ -189,9 +189,9 @@ def test_missing_evidence_is_counted(triviaqa: Path, capsys: pytest.CaptureFixtu
         (triviaqa / "evidence" / kind / name).unlink()
     contexts = {example.name: example.context for example in TriviaQA(str(triviaqa)).examples("valid")}
     assert contexts["q0"] == "text of wikipedia" and contexts["q1"] == "" and contexts["q2"].count("text") == 2
-    assert "3 of 10 evidence files are missing; 1 of 5 questions have none at all" in capsys.readouterr().out
+    assert "3 of 10 evidence files are missing; 1 of 5 questions have no file at all" in capsys.readouterr().out
     shutil.rmtree(triviaqa / "evidence")
-    with pytest.raises(UserError, match=r"none of the 10 evidence files of 5 questions is there.*triviaqa-rc"):
+    with pytest.raises(UserError, match=r"none of the 10 evidence files of 5 questions exists.*triviaqa-rc"):
         next(TriviaQA(str(triviaqa)).examples("valid"))
 
 

@@ -46,17 +46,17 @@ def test_batches_of_every_process(name: str) -> None:
     run, batching = RUNS[name], batching_of(RUNS[name])
     lengths = lengths_of(run)
     assert len(lengths) == run["n_segments"]
-    order = BATCHING["predefined"] if batching.order == "bm25" else batching.ordered(lengths, None)
+    order = BATCHING["predefined"] if batching.order == "bm25" else batching.segment_order(lengths, None)
     batching.size = run["num_shards"]  # room for one segment of max_tokens in each process: whole lines may all be short
     batches = batching.batches(order, np.append(lengths, run["max_tokens"]))
     assert batches == run["frozen_batches"]
     for epoch, shards in run["per_epoch_per_shard"].items():
-        dealt = (
-            batching.dealt(batches, int(epoch.removeprefix("epoch")))
+        distribute = (
+            batching.distribute(batches, int(epoch.removeprefix("epoch")))
             if run["shuffle"] or batching.order == "kept"
             else [batches]
         )
-        assert filled(dealt, len(shards)) == filled(shards, len(shards))
+        assert filled(distribute, len(shards)) == filled(shards, len(shards))
 
 
 @parametrized("name", [name for name, run in RUNS.items() if run["shuffle"] and "--predefined-batches" not in run["args"]])
@@ -86,8 +86,8 @@ def test_string_ids_leave_a_shuffle(name: str) -> None:
     order = CHAINS["cases"][name]["order"]
     count = len(order)
     table = np.array([[(i + 1) % count] for i in range(count)])
-    assert Published(4, "bm25", CHAINS["seed"], string_ids=True).ordered(np.ones(count, int), table) == order
-    chained = Published(4, "bm25", CHAINS["seed"]).ordered(np.ones(count, int), table)
+    assert Published(4, "bm25", CHAINS["seed"], string_ids=True).segment_order(np.ones(count, int), table) == order
+    chained = Published(4, "bm25", CHAINS["seed"]).segment_order(np.ones(count, int), table)
     assert chained == [(chained[0] + i) % count for i in range(count)] != order
 
 

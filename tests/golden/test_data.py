@@ -12,7 +12,7 @@ from tests.golden.scored import STORES, stored
 from tests.golden.texts import DATA, corpora, dictionary, ids_of, splits_of, stream
 from trime.data.segments import collate, cut
 from trime.data.tokenizers import Whitespace
-from trime.data.vocabulary import Ends, Vocabulary
+from trime.data.vocabulary import SpecialIds, Vocabulary
 
 SPLITS = [(corpus, split) for corpus in corpora() for split in splits_of(DATA / corpus)]
 BATCHING = index("misc/batching.json")
@@ -35,9 +35,9 @@ def test_dictionary(corpus: str) -> None:
             counts.update(symbols)
     read = dictionary(corpus)
     kept = sum(count > 0 for count in read.counts)
-    made = Vocabulary.as_published(counts, kept + 2, 1)
+    made = Vocabulary.fairseq_from_counts(counts, kept + 2, 1)
     assert made.symbols == read.symbols and made.counts[4:] == read.counts[4:]
-    assert len(made) % 8 == 0 and made.ends == Ends(2, 1) and made.unknown == 3
+    assert len(made) % 8 == 0 and made.special_ids == SpecialIds(2, 1) and made.unknown == 3
 
 
 def corpus_of_batches() -> str:
@@ -54,11 +54,15 @@ def corpus_of_batches() -> str:
 
 def test_special_tokens_and_blocks() -> None:
     named, vocabulary = BATCHING["special_tokens"], dictionary(corpus_of_batches())
-    assert (named["pad"], named["eos"], named["unk"]) == (vocabulary.ends.pad, vocabulary.ends.eos, vocabulary.unknown)
-    text, ends = stream(corpus_of_batches(), "train")
+    assert (named["pad"], named["eos"], named["unk"]) == (
+        vocabulary.special_ids.pad,
+        vocabulary.special_ids.eos,
+        vocabulary.unknown,
+    )
+    text, special_ids = stream(corpus_of_batches(), "train")
     segments = cut(text.offsets, TRAIN[0]["tokens_per_sample"])
     for block in BATCHING["train_blocks"]:
-        batch = collate(text, segments, [block["id"]], ends)
+        batch = collate(text, segments, [block["id"]], special_ids)
         assert batch.tokens[0].tolist() == block["source"] and batch.targets[0].tolist() == block["target"]
 
 
@@ -66,23 +70,23 @@ def test_texts_for_bm25() -> None:
     """The published search reads the source side in the iterator's order; ours reads the targets in the text's order."""
     run = next(run for run in TRAIN if run["shuffle"] and run["num_shards"] == 1 and not run["args"])
     assert BATCHING["bm25_segments_order"] == [segment for batch in run["frozen_batches"] for segment in batch]
-    text, ends = stream(corpus_of_batches(), "train")
+    text, special_ids = stream(corpus_of_batches(), "train")
     vocabulary = dictionary(corpus_of_batches())
     segments = cut(text.offsets, run["tokens_per_sample"])
     for found in BATCHING["bm25_segments_first3"]:
-        tokens = collate(text, segments, [found["id"]], ends).tokens[0].tolist()
-        assert found["contents"].split() == [vocabulary.symbols[token] for token in tokens if token != ends.eos]
+        tokens = collate(text, segments, [found["id"]], special_ids).tokens[0].tolist()
+        assert found["contents"].split() == [vocabulary.symbols[token] for token in tokens if token != special_ids.eos]
 
 
 @parametrized("name", list(STORES))
 def test_datastore(name: str) -> None:
     """Keys and tokens of the training split; the published pass leaves out windows whose history is not full yet."""
     store, saved = STORES[name], stored(name)
-    text, ends = stream(corpus_of(store["model"]), store["split"])
+    text, special_ids = stream(corpus_of(store["model"]), store["split"])
     windows, net = cut(text.offsets, store["block"], store["context"]), network(store["model"])
     keys, tokens = [], []
     for number in range(len(windows)):
-        batch = collate(text, windows, [number], ends)
+        batch = collate(text, windows, [number], special_ids)
         with torch.no_grad():
             encoding, _ = net.backbone(batch.tokens, None, None)
         keys.append(encoding.g[batch.scored])

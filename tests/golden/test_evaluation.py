@@ -86,13 +86,15 @@ def test_windows(name: str) -> None:
     """Our cut of the stream: the same windows, in the same order, every token scored once."""
     case, published = CASES[name], windows_of(CASES[name]["windows"])
     block, context = case["block"], case["context_window"]
-    text, ends = stream(corpus_of(case["model"]), case["split"])
+    text, special_ids = stream(corpus_of(case["model"]), case["split"])
     whole_lines = case["break_mode"] == "complete"
-    windows = cut_lines(text, text.offsets, ends.eos, block, context) if whole_lines else cut(text.offsets, block, context)
+    windows = (
+        cut_lines(text, text.offsets, special_ids.eos, block, context) if whole_lines else cut(text.offsets, block, context)
+    )
     if not context:
         windows = windows.take(np.argsort(windows.length, kind="stable"))
     assert windows.scored() == len(text.tokens) == sum(int(batch.scored.sum()) for batch in published)
     for number, theirs in enumerate(published):
-        ours = collate(text, windows, [number], ends)
+        ours = collate(text, windows, [number], special_ids)
         for part in ("tokens", "targets", "scored", "length", "start"):
             assert torch.equal(getattr(ours, part), getattr(theirs, part)), part

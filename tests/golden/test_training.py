@@ -59,12 +59,12 @@ class Record(pl.Callback):
 def loader(name: str) -> PlannedLoader:
     """Return the run's batches, planned by us from the text's length."""
     words, updates = RUNS[name]["argv"], RUNS[name]["updates"]
-    text, ends = stream(corpus_of(name), "train")
+    text, special_ids = stream(corpus_of(name), "train")
     length, multiple = int(option(words, "--tokens-per-sample")), int(option(words, "--required-batch-size-multiple", "8"))
     order, size = "kept" if "--keep-order" in words else "shuffled", int(option(words, "--max-tokens")) // length
     batching = Published(size, order, int(option(words, "--seed", "1")), multiple=multiple)
     steps = sum(len(update["batches"]) for update in updates)
-    return PlannedLoader(text, cut(text.offsets, length), batching, None, steps, ends)
+    return PlannedLoader(text, cut(text.offsets, length), batching, None, steps, special_ids)
 
 
 def optimizer_of(words: list[str]) -> Callable[..., torch.optim.Optimizer]:
@@ -117,7 +117,7 @@ def course(name: str, precision: str, shift: int | None = None) -> Course:
             enable_checkpointing=False,
             enable_model_summary=False,
         )
-        trainer.fit(model, datamodule=TextModule(train, WindowLoader(train.text, train.segments, [[0]], train.ends)))
+        trainer.fit(model, datamodule=TextModule(train, WindowLoader(train.text, train.segments, [[0]], train.special_ids)))
     weights = {key: weight.detach().double() for key, weight in model.network.named_parameters() if weight.numel()}
     return Course(torch.tensor(record.losses).double(), torch.tensor(record.norms).double(), record.rates, weights)
 

@@ -10,7 +10,7 @@ import numpy as np
 from tests.golden.published import ROOT
 from trime.data.corpus import Split
 from trime.data.tokenizers import Whitespace
-from trime.data.vocabulary import Ends, Vocabulary
+from trime.data.vocabulary import SpecialIds, Vocabulary
 
 DATA = ROOT / "data"
 TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}  # fairseq's codes
@@ -38,13 +38,13 @@ def ids_of(folder: Path, split: str) -> np.ndarray:
 
 def dictionary(corpus: str) -> Vocabulary:
     """Return a corpus's published dictionary."""
-    return Vocabulary.of_dictionary(DATA / corpus / "dict.txt")
+    return Vocabulary.from_dictionary(DATA / corpus / "dict.txt")
 
 
-def stream(corpus: str, split: str) -> tuple[Split, Ends]:
+def stream(corpus: str, split: str) -> tuple[Split, SpecialIds]:
     """Return a split of the published data as one document, read by our own tokenizer and dictionary."""
     vocabulary = dictionary(corpus)
     with open(DATA / corpus / "text" / f"{split}.txt", "rb") as file:
         symbols = [symbol for line in Whitespace().tokens(file) for symbol in line]
     ids = np.array([vocabulary.index[symbol] for symbol in symbols])
-    return Split(ids, np.array([0, len(ids)])), vocabulary.ends
+    return Split(ids, np.array([0, len(ids)])), vocabulary.special_ids

@@ -26,7 +26,7 @@ from trime.data.parallel.base import Lines, Pair
 from trime.data.parallel.iwslt14 import IWSLT14, TESTS
 from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases
-from trime.data.parallel.side import PresegmentedText, JointBPE, sentences
+from trime.data.parallel.side import JointBPE, PresegmentedText, sentences
 from trime.data.segments import cut
 from trime.evaluation.beam import Beam
 from trime.memory.retrieval.datastore import KNNMemory

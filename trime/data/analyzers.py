@@ -1,4 +1,4 @@
-"""What BM25 compares: tokens as they are, or English words as the published pipeline's search engine reads them."""
+"""Analyzers for BM25: raw tokens, or English terms as in the published pipeline's search engine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ POSSESSIVE = re.compile(r"['’][sS]$")
 
 
 def english(text: str) -> list[str]:
-    """Return the terms of a text as Lucene's EnglishAnalyzer has them, which Pyserini uses by default.
+    """Return the terms of a text as Lucene's EnglishAnalyzer does, the default of Pyserini.
 
-    Words without their possessive, in lower case, without stop words, as Porter stems.
+    Words lose their possessive, are lower-cased and Porter-stemmed; stop words are removed.
     """
     from snowballstemmer import stemmer
 
@@ -29,7 +29,7 @@ def english(text: str) -> list[str]:
 
 
 class TermTable:
-    """The terms of every vocabulary symbol, so that segments of token ids become segments of term ids.
+    """A map from vocabulary symbols to terms, which turns segments of token ids into segments of term ids.
 
     A symbol may have no term (a stop word, punctuation) or several (``well-known``); symbols with the same stem share one.
     """
@@ -37,9 +37,9 @@ class TermTable:
     def __init__(self, symbols: Iterable[str], analyze: Callable[[str], list[str]]):
         numbers: dict[str, int] = {}
         terms = [[numbers.setdefault(term, len(numbers)) for term in analyze(symbol)] for symbol in symbols]
-        self.count = np.array([len(own) for own in terms])
+        self.count = np.array([len(symbol_terms) for symbol_terms in terms])
         self.start = np.cumsum(self.count) - self.count
-        self.flat = np.array([number for own in terms for number in own], np.int64)
+        self.flat = np.array([number for symbol_terms in terms for number in symbol_terms], np.int64)
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """Return the term ids of token ids, in order."""

@@ -1,4 +1,4 @@
-"""The tokenised corpus: memory-mapped ids and document offsets of each split, built streaming."""
+"""The tokenised corpus: memory-mapped ids and document offsets of each split, built by streaming."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.types import UserError
 
-FLUSH = 2**20  # tokens held before they are written
-STRANGE = 0.3  # of a split's tokens unknown: something is wrong
+FLUSH = 2**20  # tokens buffered before they are written
+MAX_UNKNOWN = 0.3  # share of unknown tokens above which a split was probably tokenised wrongly
 
 
 class Split(NamedTuple):
-    """A split: ``tokens`` of all documents one after the other, document i at offsets[i] to offsets[i+1]."""
+    """A split: ``tokens`` of all documents concatenated; document i has those from offsets[i] to offsets[i+1]."""
 
     tokens: np.ndarray
     offsets: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
+        """Return the number of tokens of each document."""
         return np.diff(self.offsets)
 
 
@@ -41,15 +42,15 @@ class Corpus:
         self.statistics: dict[str, Any] = json.loads((folder / "statistics.json").read_text())
 
     def fingerprint(self, split: str) -> str:
-        """Names the tokens of a split, wherever they came from."""
+        """Return a hash of a split's tokens."""
         return content_hash(self.folder / f"{split}.bin")
 
     def split(self, name: str) -> Split:
-        """The memory-mapped split."""
+        """Open a split as a memory map; UserError where there is no such split or its file is truncated."""
         if name not in self.statistics["splits"]:
-            there = ", ".join(self.statistics["splits"])
+            splits = ", ".join(self.statistics["splits"])
             where = f"dataset {self.statistics['name']} in {self.statistics['place']}"
-            raise UserError(f"{where} has no split {name!r}, but {there}: put it there, or choose another")
+            raise UserError(f"{where} has no split {name!r}, only {splits}: add its files there, or choose another split")
         path, dtype = self.folder / f"{name}.bin", np.dtype(self.statistics["dtype"])
         offsets = np.load(self.folder / f"{name}.offsets.npy")
         if path.stat().st_size != offsets[-1] * dtype.itemsize:
@@ -57,42 +58,43 @@ class Corpus:
         return Split(np.memmap(path, dtype, "r"), offsets)
 
     def names(self, split: str) -> list[str]:
-        """What the documents of a split are called."""
+        """Return the names of a split's documents."""
         file = self.folder / f"{split}.names.json"
-        if not file.exists():  # it was prepared before names were kept
+        if not file.exists():  # prepared by an older version, without names
             return [f"document {number}" for number in range(len(self.split(split).lengths))]
         return json.loads(file.read_text())
 
 
 def content_hash(path: Path) -> str:
-    """Names a file by its bytes."""
+    """Return a hash of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def smallest_type(size: int) -> np.dtype:
-    """The smallest unsigned type that holds ids below ``size``."""
+    """Return the smallest unsigned integer type for ids below ``size``."""
     return next(np.dtype(kind) for kind in ("u1", "u2", "u4") if size <= 2 ** (8 * np.dtype(kind).itemsize))
 
 
-def pieces(
-    dataset: Dataset, split: str, what: str, unreadable: Counter[str] | None = None
+def symbol_stream(
+    dataset: Dataset, split: str, action: str, unreadable: Counter[str] | None = None
 ) -> Iterator[tuple[str | None, list[str]]]:
-    """Symbols over a split, with the name of the document that they begin, under a progress bar in bytes.
+    """Yield lists of a split's symbols, the first of a document with its name, and show a progress bar in bytes.
 
-    ``unreadable`` counts each document's lines that are not UTF-8, unless its bytes are the symbols.
+    ``unreadable`` counts each document's lines that are not UTF-8, unless the symbols are bytes.
     """
     total = dataset.size(split)
-    with tqdm(total=total, unit="B", unit_scale=True, desc=f"{what} {split}", mininterval=1) as bar:
+    with tqdm(total=total, unit="B", unit_scale=True, desc=f"{action} {split}", mininterval=1) as bar:
         for document in dataset.documents(split):
-            begun: str | None = document.name
-            for symbols in dataset.tokenizer.tokens(watched(document, bar, None if dataset.characters else unreadable)):
-                yield begun, symbols
-                begun = None
+            name: str | None = document.name
+            lines = lines_with_progress(document, bar, None if dataset.characters else unreadable)
+            for symbols in dataset.tokenizer.tokens(lines):
+                yield name, symbols
+                name = None
 
 
-def watched(document: Document, bar: Any, unreadable: Counter[str] | None) -> Iterator[bytes]:
-    """The lines of a document, each told to the progress bar."""
+def lines_with_progress(document: Document, bar: Any, unreadable: Counter[str] | None) -> Iterator[bytes]:
+    """Yield the lines of a document while updating the progress bar; count those that are not UTF-8."""
     for line in document.lines:
         bar.update(len(line))
         if unreadable is not None and not line.isascii() and not is_utf8(line):
@@ -101,6 +103,7 @@ def watched(document: Document, bar: Any, unreadable: Counter[str] | None) -> It
 
 
 def is_utf8(line: bytes) -> bool:
+    """Return True if a line can be decoded."""
     try:
         line.decode()
     except UnicodeDecodeError:
@@ -108,42 +111,42 @@ def is_utf8(line: bytes) -> bool:
     return True
 
 
-def counted(dataset: Dataset) -> Counter[str]:
-    """How often each symbol occurs in the training split."""
+def symbol_counts(dataset: Dataset) -> Counter[str]:
+    """Count each symbol in the training split; UserError where there is none."""
     if "train" not in dataset.splits():
-        raise UserError(f"dataset {dataset.name} has no training split in {dataset.place}: a vocabulary needs one")
+        raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its vocabulary is made from one")
     counts: Counter[str] = Counter()
-    for _, symbols in pieces(dataset, "train", "count"):
+    for _, symbols in symbol_stream(dataset, "train", "count"):
         counts.update(symbols)
     return counts
 
 
 def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
-    """Writes a split's ids and offsets; returns its statistics."""
+    """Write a split's ids, offsets and document names; return its statistics. UserError where it is empty."""
     dtype = smallest_type(len(vocabulary))
     lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
     unreadable: Counter[str] = Counter()
     with open(folder / f"{split}.bin", "wb") as file:
-        for begun, symbols in pieces(dataset, split, "encode", unreadable):
-            if begun is not None:
+        for name, symbols in symbol_stream(dataset, split, "encode", unreadable):
+            if name is not None:
                 offsets.append(written + len(buffer))
-                names.append(begun)
+                names.append(name)
             buffer.extend(map(lookup, symbols))
             if len(buffer) >= FLUSH:
                 written, unknown = written + len(buffer), unknown + flush(buffer, dtype, file, vocabulary.unknown)
         written, unknown = written + len(buffer), unknown + flush(buffer, dtype, file, vocabulary.unknown)
     if not written:
-        raise UserError(f"split {split!r} of dataset {dataset.name} holds no tokens: put text into {dataset.place}")
+        raise UserError(f"split {split!r} of dataset {dataset.name} holds no tokens: put text into {dataset.location}")
     np.save(folder / f"{split}.offsets.npy", np.array([*offsets, written], np.int64))
     (folder / f"{split}.names.json").write_text(json.dumps(names, ensure_ascii=False))
     mean = round(written / len(offsets), 1)
-    found = {"tokens": written, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
-    return found | ({"unreadable": dict(unreadable)} if unreadable else {})
+    statistics = {"tokens": written, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
+    return statistics | ({"unreadable": dict(unreadable)} if unreadable else {})
 
 
 def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
-    """Writes and clears the buffer; returns how many unknown ids it held."""
+    """Write and clear the buffer; return the number of unknown ids in it."""
     ids = np.array(buffer, dtype)
     ids.tofile(file)
     buffer.clear()
@@ -151,45 +154,46 @@ def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
 
 
 def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None:
-    """Tokenises every split into ``folder``."""
+    """Tokenise every split and write the corpus to ``folder``."""
     splits = dataset.splits()
     statistics = {split: write_split(dataset, split, vocabulary, folder) for split in splits}
     vocabulary.save(folder / "vocabulary.json")
     content = {
         "name": dataset.name,
-        "place": str(dataset.place),
+        "place": str(dataset.location),
         "characters": dataset.characters,
         "vocabulary": len(vocabulary),
         "dtype": smallest_type(len(vocabulary)).str,
         "splits": statistics,
-        "notes": [*dataset.notes(), *differences(dataset, statistics), *doubts(statistics)],
+        "notes": [*dataset.notes(), *count_differences(dataset, statistics), *quality_warnings(statistics)],
     }
     (folder / "statistics.json").write_text(json.dumps(content, indent=1))
 
 
-def doubts(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """A sentence for each split that may have been read wrongly."""
+def quality_warnings(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a warning for each split that may have been read wrongly."""
     for name, split in statistics.items():
-        if split["unknown"] > STRANGE * split["tokens"]:
+        if split["unknown"] > MAX_UNKNOWN * split["tokens"]:
             share = 100 * split["unknown"] / split["tokens"]
-            yield f"{name}: {share:.0f} % of the tokens are unknown: is it cut by the tokenizer of the vocabulary's text?"
+            yield f"{name}: {share:.0f} % of the tokens are unknown: check that the tokenizer is that of the vocabulary's text"
         if unreadable := split.get("unreadable"):
-            found = f"{sum(unreadable.values()):,} lines of {len(unreadable):,} documents, as {next(iter(unreadable))},"
-            yield f"{name}: {found} are no UTF-8: what cannot be read became U+FFFD; iconv -f latin1 -t utf-8 converts"
+            lines = f"{sum(unreadable.values()):,} lines of {len(unreadable):,} documents"
+            example = f"{lines} (for instance {next(iter(unreadable))})"
+            yield f"{name}: {example} are not UTF-8, undecodable bytes became U+FFFD: iconv -f latin1 -t utf-8 converts files"
 
 
-def differences(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> list[str]:
-    """A sentence for each split whose count is not the published one."""
+def count_differences(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a note for each split whose token count differs from the published one."""
     return [
-        f"{split}: {statistics[split]['tokens']:,} tokens where {count:,} are published: {dataset.why_counts_differ}"
+        f"{split}: {statistics[split]['tokens']:,} tokens where {count:,} are published: {dataset.count_difference_reason}"
         for split, count in dataset.published.items()
         if split in statistics and statistics[split]["tokens"] != count
     ]
 
 
 class VocabularySource(NamedTuple):
-    """Where a text's ids come from, if not from the text itself: another corpus, or an imported or pretrained model."""
+    """A vocabulary from outside the text: of another corpus, or of an imported or pretrained model."""
 
-    name: str  # of the vocabulary, known before it is made
+    name: str  # of the vocabulary, known before the vocabulary is made
     vocabulary: Callable[[], Vocabulary]
-    tokenizer: Tokenizer | None = None  # null: the dataset's own
+    tokenizer: Tokenizer | None = None  # None: the dataset's own

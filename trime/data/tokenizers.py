@@ -1,4 +1,4 @@
-"""Tokenizers: lines of bytes in, lists of symbols out. A tokenizer is one class and one `_target_`."""
+"""Tokenizers: from lines of bytes to lists of symbols. A tokenizer is one class and one `_target_`."""
 
 from __future__ import annotations
 
@@ -12,54 +12,56 @@ UNKNOWN = "<unk>"
 
 @runtime_checkable
 class Tokenizer(Protocol):
+    """Turns a document into symbols, and symbols back into text."""
+
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
-        """The symbols of a document, in pieces of any size."""
+        """Yield the symbols of a document, in lists of any size."""
         ...
 
     def text(self, symbols: list[str]) -> str:
-        """Symbols as a reader would want them; white space that was lost is not known."""
+        """Return symbols as readable text; white space that tokenization removed is not restored."""
         ...
 
 
-def spaced(symbols: list[str], end: str) -> str:
-    """Symbols between spaces, ``end`` for every ``<eos>``."""
+def join_with_spaces(symbols: list[str], end: str) -> str:
+    """Join symbols with spaces, with ``end`` for every ``<eos>``."""
     return "".join(end if symbol == EOS else f"{symbol} " for symbol in symbols)
 
 
 class Whitespace:
-    """Symbols between white space, ``<eos>`` after every line: the way of WikiText."""
+    """Splits at white space and adds ``<eos>`` after every line, as WikiText is tokenized."""
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
             yield [*line.decode("utf-8", "replace").split(), EOS]
 
     def text(self, symbols: list[str]) -> str:
-        return spaced(symbols, "\n")
+        return join_with_spaces(symbols, "\n")
 
 
 class Words:
-    """Words (with inner apostrophes) and single marks; ``<eos>`` where one or more blank lines end a paragraph."""
+    """Splits into words (with inner apostrophes) and single marks; ``<eos>`` where blank lines end a paragraph."""
 
     pattern = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
-        inside = False
+        in_paragraph = False
         for line in lines:
-            found = self.pattern.findall(line.decode("utf-8", "replace"))
-            if found:
-                yield found
-            elif inside:
+            symbols = self.pattern.findall(line.decode("utf-8", "replace"))
+            if symbols:
+                yield symbols
+            elif in_paragraph:
                 yield [EOS]
-            inside = bool(found)
+            in_paragraph = bool(symbols)
 
     def text(self, symbols: list[str]) -> str:
-        return re.sub(r" (?=[.,;:!?)])", "", spaced(symbols, "\n\n"))
+        return re.sub(r" (?=[.,;:!?)])", "", join_with_spaces(symbols, "\n\n"))
 
 
 class PythonSource:
-    """Identifiers and words, numbers, operators, single marks; ``<eos>`` after every line that is not blank.
+    """Splits into identifiers, words, numbers, operators and marks; ``<eos>`` after every line that is not blank.
 
-    Strings and comments are cut by the same rule, so that their words are words. Indentation is dropped.
+    The same rule applies within strings and comments, so that their words are words. Indentation is dropped.
     """
 
     pattern = re.compile(
@@ -72,16 +74,16 @@ class PythonSource:
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
-            found = self.pattern.findall(line.decode("utf-8", "replace"))
-            if found:
-                yield [*found, EOS]
+            symbols = self.pattern.findall(line.decode("utf-8", "replace"))
+            if symbols:
+                yield [*symbols, EOS]
 
     def text(self, symbols: list[str]) -> str:
-        return spaced(symbols, "\n")
+        return join_with_spaces(symbols, "\n")
 
 
 class Bytes:
-    """One symbol a byte. ``<eos>`` never occurs in the text; it is only the input before a first byte."""
+    """One symbol per byte. ``<eos>`` never occurs in the text; it is only the input before a document's first byte."""
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
@@ -92,7 +94,7 @@ class Bytes:
 
 
 class ByteNumbers:
-    """The number of each byte, ``<eos>`` for a newline: enwik8 as the published models read it."""
+    """The number of each byte, ``<eos>`` for a newline: enwik8 as tokenized for the published models."""
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:

@@ -1,4 +1,4 @@
-"""The vocabulary: symbols in order of frequency, ``<eos>`` and ``<unk>`` first, or as fairseq's dictionaries have it."""
+"""Vocabularies: symbols in order of frequency after ``<eos>`` and ``<unk>``, or as in fairseq's dictionaries."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 from trime.data.tokenizers import EOS, UNKNOWN
 from trime.types import UserError
 
-FAIRSEQ = ["<s>", "<pad>", "</s>", UNKNOWN]  # the first four of every fairseq dictionary
+FAIRSEQ = ["<s>", "<pad>", "</s>", UNKNOWN]  # the first four symbols of every fairseq dictionary
 PAD = 1
-MULTIPLE = 8  # fairseq fills a dictionary up to a multiple of it
+MULTIPLE = 8  # fairseq pads the size of a dictionary to a multiple of this
 
 
-class Ends(NamedTuple):
-    """The ids that stand before a document's first token and behind a row's last one."""
+class SpecialIds(NamedTuple):
+    """The id before a document's first token, and the id that pads a row."""
 
     eos: int
     pad: int
@@ -26,75 +26,80 @@ class Ends(NamedTuple):
 class Vocabulary:
     """Symbols and their counts in the training split; unknown symbols map to ``<unk>``.
 
-    ``eos`` and ``unknown`` name the symbols that end a line and stand for the rest. Rows are filled with
-    fairseq's ``<pad>``, and in a vocabulary of our own with ``<eos>``.
+    ``eos`` and ``unknown`` are the names of these symbols. Rows are padded with fairseq's ``<pad>``, or with ``<eos>``
+    in a vocabulary of our own.
     """
 
     def __init__(self, symbols: list[str], counts: list[int], eos: str = EOS, unknown: str = UNKNOWN):
         self.symbols, self.counts = symbols, counts
-        self.index = _Index(zip(symbols, range(len(symbols)), strict=True))
+        self.index = SymbolIndex(zip(symbols, range(len(symbols)), strict=True))
         self.eos = self.index[EOS] = self.index[eos]
         self.unknown = self.index.unknown = self.index[unknown]
-        self.ends = Ends(self.eos, PAD if symbols[: len(FAIRSEQ)] == FAIRSEQ else self.eos)
+        self.special_ids = SpecialIds(self.eos, PAD if symbols[: len(FAIRSEQ)] == FAIRSEQ else self.eos)
 
     def __len__(self) -> int:
         return len(self.symbols)
 
     @property
     def fingerprint(self) -> str:
-        """Names the vocabulary: models and datastores carry it."""
+        """Return a hash of the symbols, which models and datastores record."""
         return hashlib.sha256("\0".join(self.symbols).encode()).hexdigest()[:16]
 
     @staticmethod
-    def of_counts(counts: Counter[str], limit: int | None, minimum: int) -> Vocabulary:
-        """The ``limit`` most frequent symbols that occur at least ``minimum`` times; ties by the symbol."""
+    def from_counts(counts: Counter[str], limit: int | None, minimum: int) -> Vocabulary:
+        """Take the ``limit`` most frequent symbols that occur at least ``minimum`` times, ties in alphabetical order.
+
+        Raises UserError where no symbol occurs often enough.
+        """
         eos, unknown = counts.pop(EOS, 0), counts.pop(UNKNOWN, 0)
         ranked = sorted(((s, c) for s, c in counts.items() if c >= minimum), key=lambda pair: (-pair[1], pair[0]))
-        kept = ranked if limit is None else ranked[: max(limit - 2, 0)]
-        if not kept:
+        chosen = ranked if limit is None else ranked[: max(limit - 2, 0)]
+        if not chosen:
             raise UserError(f"no symbol occurs {minimum} times: lower vocabulary.minimum, or train on more text")
-        unknown += sum(counts.values()) - sum(count for _, count in kept)
-        symbols = [EOS, UNKNOWN, *(symbol for symbol, _ in kept)]
-        return Vocabulary(symbols, [eos, unknown, *(count for _, count in kept)])
+        unknown += sum(counts.values()) - sum(count for _, count in chosen)
+        symbols = [EOS, UNKNOWN, *(symbol for symbol, _ in chosen)]
+        return Vocabulary(symbols, [eos, unknown, *(count for _, count in chosen)])
 
     @staticmethod
-    def of_fairseq(words: list[tuple[str, int]], eos: int = 0, unknown: int = 0) -> Vocabulary:
-        """The four special symbols, then words with their counts as a ``dict.txt`` lists them."""
+    def from_fairseq(words: list[tuple[str, int]], eos: int = 0, unknown: int = 0) -> Vocabulary:
+        """Return fairseq's four special symbols followed by words with their counts, in the order of a ``dict.txt``."""
         counts = [0, 0, eos, unknown, *(count for _, count in words)]
         return Vocabulary([*FAIRSEQ, *(word for word, _ in words)], counts, FAIRSEQ[2])
 
     @staticmethod
-    def as_published(counts: Counter[str], limit: int | None, minimum: int) -> Vocabulary:
-        """As fairseq's preprocessing makes it: filled up with made-up words to a multiple of 8."""
-        plain = Vocabulary.of_counts(counts, limit, minimum)
+    def fairseq_from_counts(counts: Counter[str], limit: int | None, minimum: int) -> Vocabulary:
+        """Build a dictionary as fairseq's preprocessing does, padded with made-up words to a multiple of 8."""
+        plain = Vocabulary.from_counts(counts, limit, minimum)
         words = list(zip(plain.symbols, plain.counts, strict=True))[2:]
         missing = -(len(FAIRSEQ) + len(words)) % MULTIPLE
         words += [(f"madeupword{number:04d}", 0) for number in range(missing)]
-        return Vocabulary.of_fairseq(words, *plain.counts[:2])
+        return Vocabulary.from_fairseq(words, *plain.counts[:2])
 
     @staticmethod
-    def of_dictionary(path: Path) -> Vocabulary:
-        """A fairseq ``dict.txt``: a symbol and its count a line, from id 4 on."""
+    def from_dictionary(path: Path) -> Vocabulary:
+        """Read a fairseq ``dict.txt``, with a symbol and its count per line from id 4 on; UserError where it is invalid."""
         try:
             pairs = [line.rsplit(" ", 1) for line in path.read_text("utf-8").splitlines()]
-            return Vocabulary.of_fairseq([(symbol, int(count)) for symbol, count in pairs])
+            return Vocabulary.from_fairseq([(symbol, int(count)) for symbol, count in pairs])
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} is no fairseq dictionary ({error}): name the dict.txt of the checkpoint") from None
+            raise UserError(f"{path} is not a fairseq dictionary ({error}): name the dict.txt of the checkpoint") from None
 
     def save(self, path: Path) -> None:
+        """Write the vocabulary as JSON."""
         content = {"eos": self.symbols[self.eos], "unknown": self.symbols[self.unknown]}
         path.write_text(json.dumps({**content, "symbols": self.symbols, "counts": self.counts}))
 
     @staticmethod
     def load(path: Path) -> Vocabulary:
+        """Read a saved vocabulary; UserError where it cannot be read."""
         try:
             return Vocabulary(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is no readable vocabulary ({error}): delete its folder and run stage prepare") from None
+            raise UserError(f"{path} is not a readable vocabulary ({error}): delete its folder and run stage prepare") from None
 
 
-class _Index(dict[str, int]):
-    """Symbol to id, ``unknown`` for the rest."""
+class SymbolIndex(dict[str, int]):
+    """A map from symbols to ids, with the id ``unknown`` for symbols that are not in it."""
 
     unknown = 0
 

@@ -1,13 +1,13 @@
-"""audit: shows for a trained run that no scored token's probability depends on what it must not depend on.
+"""audit: check for a trained run that the probability of a scored token does not depend on what it must not see.
 
 Text is altered and scored again with the run's model, memories and tuned settings:
 
-* from a position on, own token included: nothing up to that position may move;
-* in all other documents, where evaluation is bounded by them: nothing may move;
-* another token is asked for: the weights of a fitted mixture may not move, at that token or before;
+* a token and all later ones are altered: no probability up to that token may change;
+* all other documents are altered, if evaluation is bounded by documents: no probability may change;
+* another target is scored: the weights of a fitted mixture at that token and before may not change.
 
-The run's stored encodings, which its figures come from, must say the same as the text encoded anew, and the
-datastore's text is searched for the test text. A violation is an error; the figures are in ``audit.json``.
+The run's stored encodings, from which its results come, must score the text like fresh encodings, and the datastore is
+searched for the test text. A violation raises UserError; all measurements are in ``audit.json``.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from trime.stages.encode import windows_of
 from trime.stages.tune import scorer_of
 from trime.types import Mass, Tensor, UserError, contexts_of, is_token
 
-PLACES = 6  # windows of the test text that are altered
-TOLERANCE = 1e-4  # nats: what rounding may move
-STORED = 0.05  # nats a token on average: what the stored encodings' precision may move
-RUN = 50  # tokens: so many in a row, found again, are a copy
-COPIED = 0.5  # of a document: more than this in the datastore is test text in it
+MAX_WINDOWS = 6  # windows of the test text that are altered
+TOLERANCE = 1e-4  # nats: changes by rounding
+STORED_TOLERANCE = 0.05  # nats per token on average: changes by the precision of stored encodings
+RUN_LENGTH = 50  # consecutive tokens that count as copied if they occur again
+MAX_COPIED = 0.5  # share of a test document that may consist of runs in the datastore
 
 
 class Audit:
-    """The run's text, model and memories."""
+    """The checks of a run, with its text, model and memories."""
 
     def __init__(self, plan: Plan):
         config, self.plan = plan.config, plan
@@ -55,232 +55,237 @@ class Audit:
         self.device = device_of(config)
         self.network.to(self.device)
         self.scorer = scorer_of(config, plan.tune.rows(), plan.memories, plan.test)
-        self.unaltered: dict[int, list[Tensor]] = {}  # by the window's number
+        self.unaltered: dict[int, list[Tensor]] = {}  # scores by window number
 
     @property
     def nearest(self) -> KNNMemory | None:
-        """The external memory, where some row has it."""
+        """The nearest-neighbour memory of the datastore; None if no row uses it."""
         external = self.scorer.memories.get("external")
         return external.nearest if isinstance(external, ExternalMemory) else None
 
-    def stretch(self, last: int) -> list[int]:
-        """The windows that may bear on window ``last``: as many before it as the long memory holds."""
+    def relevant_windows(self, last: int) -> list[int]:
+        """Return the windows that can affect window ``last``, itself included: as many as the memories reach back."""
         room, first = max([size for row in self.scorer.rows for size in row.sizes] or [0]), last
         scored = self.windows.length - self.windows.context
         while first > 0 and room > -int(self.windows.context[last]):
             first, room = first - 1, room - int(scored[first - 1])
-        if self.network.is_stateful or any(
-            memory.remembers_all for memory in self.scorer.memories.values()
-        ):  # from the start of its document
+        if self.network.is_stateful or any(memory.remembers_all for memory in self.scorer.memories.values()):
+            # from the start of its document
             first = min(first, int(np.searchsorted(self.windows.begin, self.windows.begin[last])))
         return list(range(first, last + 1))
 
     @torch.no_grad()
     def scores(self, text: Split, numbers: list[int]) -> list[Tensor]:
-        """log P of the *original* tokens in the last window, [row, token], as the altered text makes it."""
-        (*_, (_, found)) = self.scorer.scores(self.encoded(text, numbers))
-        return [score[0, 0] for score in found]
+        """Return log P of the *original* tokens in the last window, [row][token], given the altered text."""
+        (*_, (_, row_scores)) = self.scorer.scores(self.encode(text, numbers))
+        return [score[0, 0] for score in row_scores]
 
-    def as_is(self, number: int) -> list[Tensor]:
-        """The scores of a window of the text itself."""
+    def unaltered_scores(self, number: int) -> list[Tensor]:
+        """Return the scores of a window in the unaltered text."""
         if number not in self.unaltered:
-            self.unaltered[number] = self.scores(self.text, self.stretch(number))
+            self.unaltered[number] = self.scores(self.text, self.relevant_windows(number))
         return self.unaltered[number]
 
-    def encoded(self, text: Split, numbers: list[int]) -> Iterator[Window]:
-        ends, reader = self.corpus.vocabulary.ends, Reader(self.network)
+    def encode(self, text: Split, numbers: list[int]) -> Iterator[Window]:
+        """Yield windows of an altered text, whose targets are the original tokens."""
+        special_ids, reader = self.corpus.vocabulary.special_ids, Reader(self.network)
         for number in numbers:
-            batch = collate(text, self.windows, [number], ends).to(self.device)
-            asked = collate(self.text, self.windows, [number], ends).targets.to(self.device).flatten()
+            batch = collate(text, self.windows, [number], special_ids).to(self.device)
+            targets = collate(self.text, self.windows, [number], special_ids).targets.to(self.device).flatten()
             encoding = reader.encode(batch)
             contexts = contexts_of(batch, encoding.g.float()).take(is_token(batch).flatten())
             contexts = contexts._replace(place=contexts.place._replace(segment=contexts.place.segment + number))
             scored = batch.scored.flatten()
-            mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], asked[scored])
-            yield Window(
-                contexts, int((~scored).sum()), Mass(mass.target.float(), mass.total.float(), mass.gate), asked[scored]
-            )
+            mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], targets[scored])
+            vocabulary = Mass(mass.target.float(), mass.total.float(), mass.gate)
+            yield Window(contexts, int((~scored).sum()), vocabulary, targets[scored])
 
-    def altered(self, positions: np.ndarray, seed: int) -> Split:
-        """The text with other tokens at some positions."""
+    def alter_text(self, positions: np.ndarray, seed: int) -> Split:
+        """Return the text with random other tokens at some positions."""
         tokens = np.array(self.text.tokens)
-        other = np.random.default_rng(seed).integers(1, len(self.corpus.vocabulary), len(positions))
-        tokens[positions] = (tokens[positions] + other) % len(self.corpus.vocabulary)
+        shift = np.random.default_rng(seed).integers(1, len(self.corpus.vocabulary), len(positions))
+        tokens[positions] = (tokens[positions] + shift) % len(self.corpus.vocabulary)
         return Split(tokens, self.text.offsets)
 
-    def moved(self, number: int, positions: np.ndarray, until: int) -> float:
-        """How far altering ``positions`` moves the first ``until`` scored tokens of a window, in nats."""
-        altered = self.scores(self.altered(positions, number), self.stretch(number))
-        apart = [float((a[:until] - b[:until]).abs().max()) for a, b in zip(self.as_is(number), altered, strict=True)]
-        return float(np.max(apart))  # which keeps a NaN, where max() may lose it
+    def max_change(self, number: int, positions: np.ndarray, count: int) -> float:
+        """Return by how many nats altering ``positions`` changes the first ``count`` scored tokens of a window, at most."""
+        altered = self.scores(self.alter_text(positions, number), self.relevant_windows(number))
+        pairs = zip(self.unaltered_scores(number), altered, strict=True)
+        return float(np.max([float((a[:count] - b[:count]).abs().max()) for a, b in pairs]))  # keeps NaN, which max() may lose
 
-    def future(self, number: int) -> float:
-        """What a token and those after it move in the probability of itself and of those before it."""
+    def change_by_later_tokens(self, number: int) -> float:
+        """Return the change in the first half of a window when the last token of that half and all later ones are altered."""
         windows = self.windows
         scored = int(windows.length[number] - windows.context[number])
-        kept = max(1, scored // 2)
-        first = int(windows.begin[number] + windows.start[number] + windows.context[number]) + kept - 1
-        return self.moved(number, np.arange(first, len(self.text.tokens)), kept)
+        count = max(1, scored // 2)
+        first = int(windows.begin[number] + windows.start[number] + windows.context[number]) + count - 1
+        return self.max_change(number, np.arange(first, len(self.text.tokens)), count)
 
-    def asked(self, number: int) -> float:
-        """How far asking for another token moves the weights of fitted mixtures, at that token and those before it."""
-        rows = [(place, row) for place, row in enumerate(self.scorer.rows) if isinstance(row, FittedRow)]
-        every, found = list(self.encoded(self.text, self.stretch(number))), []
-        last = every[-1]
-        assert last.asked is not None
-        place = len(last.asked) // 2
-        other = last.asked.clone()
-        other[place] = (other[place] + 1) % len(self.corpus.vocabulary)
-        for asked in (last.asked, other):
-            readings = [row.window_scorer() for _, row in rows]
-            for window, masses in self.scorer.masses(iter([*every[:-1], last._replace(asked=asked)])):
-                for reading, (number_, _) in zip(readings, rows, strict=True):
-                    reading(window, masses[number_])
-            found.append([reading.log_weights[: place + 1].exp() for reading in readings])
-        return max((float((one - two).abs().max()) for one, two in zip(*found, strict=True)), default=0.0)
+    def change_by_target(self, number: int) -> float:
+        """Return the change in the weights of fitted mixtures, up to and at a token, when another target is scored there."""
+        fitted = [(index, row) for index, row in enumerate(self.scorer.rows) if isinstance(row, FittedRow)]
+        windows, weights = list(self.encode(self.text, self.relevant_windows(number))), []
+        last = windows[-1]
+        assert last.targets is not None
+        position = len(last.targets) // 2
+        other = last.targets.clone()
+        other[position] = (other[position] + 1) % len(self.corpus.vocabulary)
+        for targets in (last.targets, other):
+            scorers = [row.window_scorer() for _, row in fitted]
+            for window, masses in self.scorer.masses(iter([*windows[:-1], last._replace(targets=targets)])):
+                for scorer, (index, _) in zip(scorers, fitted, strict=True):
+                    scorer(window, masses[index])
+            weights.append([scorer.log_weights[: position + 1].exp() for scorer in scorers])
+        return max((float((one - two).abs().max()) for one, two in zip(*weights, strict=True)), default=0.0)
 
-    def stored(self, number: int) -> float:
-        """How far a window's scores by the run's stored encodings lie from those made anew, in nats a token."""
-        numbers = self.stretch(number)
-        every = islice(windows_of(self.plan.test.path(), self.device), numbers[0], numbers[-1] + 1)
-        (*_, (_, found)) = self.scorer.scores(every)
-        pairs = zip(found, self.as_is(number), strict=True)
-        return float(np.max([float((kept[0, 0] - anew).abs().mean()) for kept, anew in pairs]))
+    def stored_encoding_error(self, number: int) -> float:
+        """Return the mean difference between the scores by stored and by fresh encodings of a window, in nats per token."""
+        numbers = self.relevant_windows(number)
+        windows = islice(windows_of(self.plan.test.path(), self.device), numbers[0], numbers[-1] + 1)
+        (*_, (_, row_scores)) = self.scorer.scores(windows)
+        pairs = zip(row_scores, self.unaltered_scores(number), strict=True)
+        return float(np.max([float((stored[0, 0] - fresh).abs().mean()) for stored, fresh in pairs]))
 
-    def after_borders(self) -> list[int]:
-        """First windows of documents that follow another one: where its text would show, if anywhere."""
-        return spread(np.flatnonzero(np.diff(self.windows.document)) + 1)
+    def windows_after_borders(self) -> list[int]:
+        """Return first windows of documents that follow another one, which would be affected first if its text leaked."""
+        return evenly_spaced(np.flatnonzero(np.diff(self.windows.document)) + 1)
 
-    def others(self, number: int) -> float:
-        """What all other documents move in a window."""
+    def change_by_other_documents(self, number: int) -> float:
+        """Return the change in a window when all other documents are altered."""
         document = int(np.searchsorted(self.text.offsets, self.windows.begin[number], side="right")) - 1
         low, high = self.text.offsets[document : document + 2]
         outside = np.concatenate([np.arange(low), np.arange(high, len(self.text.tokens))])
-        return self.moved(number, outside, int(self.windows.length[number] - self.windows.context[number]))
+        return self.max_change(number, outside, int(self.windows.length[number] - self.windows.context[number]))
 
     @property
-    def own_datastore(self) -> bool:
-        """The datastore is of the very text that is scored."""
+    def stores_test_text(self) -> bool:
+        """True if the datastore holds the very text that is scored."""
         return self.nearest is not None and self.nearest.hide_own
 
-    def copied(self) -> dict[str, float]:
-        """The share of each test document that lies in the datastore, or where it is of that text, is found there."""
+    def datastore_overlap(self) -> dict[str, float]:
+        """Return the share of each test document that is in the datastore, or is retrieved from it if it stores that text."""
         if self.nearest is None:
             return {}
-        return self.own_entries(self.nearest) if self.own_datastore else in_runs(self.text, self.nearest.store)
+        return self.own_entries(self.nearest) if self.stores_test_text else copied_shares(self.text, self.nearest.store)
 
     def own_entries(self, nearest: KNNMemory) -> dict[str, float]:
-        """Of what is found for a document's tokens in a datastore of the same text: the share that is its own."""
-        found: dict[str, list[float]] = {}
-        every = windows_of(self.plan.test.path(), torch.device("cpu"))
-        for window in islice(every, None, None, max(1, len(self.windows) // PLACES)):
+        """Return the share of retrieved entries that are of the query's own document, for a datastore of the same text."""
+        shares: dict[str, list[float]] = {}
+        windows = windows_of(self.plan.test.path(), torch.device("cpu"))
+        for window in islice(windows, None, None, max(1, len(self.windows) // MAX_WINDOWS)):
             score, _, index = nearest.entries(window.query)
             own = (nearest.store.document[index] == window.query.place.document[:, None]) & score.isfinite()
-            found.setdefault(str(int(window.query.place.document[0])), []).append(float(own.float().mean()))
-        return {document: max(shares) for document, shares in found.items()}
+            shares.setdefault(str(int(window.query.place.document[0])), []).append(float(own.float().mean()))
+        return {document: max(of_windows) for document, of_windows in shares.items()}
 
 
 def audit(plan: Plan) -> dict[str, Any]:
-    """Runs every check of a finished run; UserError at the violations, after all figures are written."""
+    """Run all checks of a finished run and write audit.json; UserError if one is violated. Return the measurements."""
     checks = Audit(plan)
-    uses_long = any("long" in row.memories for row in checks.scorer.rows)
-    learns = any(isinstance(row, FittedRow) and row.online for row in checks.scorer.rows)
-    bounded = plan.config.evaluate.bounded and not learns and not (plan.config.long.crossing and uses_long)
-    numbers = spread(np.arange(len(checks.windows)))
-    edges = checks.after_borders() if bounded else []
-    future = [checks.future(number) for number in tqdm(numbers, unit="place", desc="audit later tokens")]
-    stored = [checks.stored(number) for number in numbers]
-    weights = [checks.asked(number) for number in numbers]
-    others = [checks.others(number) for number in tqdm(edges, unit="place", desc="audit other documents")]
-    found = {
+    numbers = evenly_spaced(np.arange(len(checks.windows)))
+    borders = checks.windows_after_borders() if is_bounded(checks) else []
+    later = [checks.change_by_later_tokens(number) for number in tqdm(numbers, unit="window", desc="audit later tokens")]
+    stored = [checks.stored_encoding_error(number) for number in numbers]
+    weights = [checks.change_by_target(number) for number in numbers]
+    others = [checks.change_by_other_documents(number) for number in tqdm(borders, unit="window", desc="audit other documents")]
+    results = {
         "windows": numbers,
-        "windows_after_borders": edges,
+        "windows_after_borders": borders,
         "stored_encodings_differ": float(np.max(stored)),
-        "own_and_later_tokens_move": float(np.max(future)),
+        "own_and_later_tokens_move": float(np.max(later)),
         "asked_token_moves_weights": float(np.max(weights)),
         "other_documents_move": float(np.max(others)) if others else None,
-        "test_documents_in_datastore": checks.copied(),
-        "datastore_is_the_test_text": checks.own_datastore,
+        "test_documents_in_datastore": checks.datastore_overlap(),
+        "datastore_is_the_test_text": checks.stores_test_text,
         "tolerance": TOLERANCE,
     }
     plan.run_folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(plan.run_folder / "audit.json", json.dumps(found, indent=1))
-    wrong = violations(found)
-    if wrong:
-        raise UserError(f"audit: {'; '.join(wrong)} (see {plan.run_folder / 'audit.json'})")
-    print(said(found, plan))
-    return found
+    write_atomically(plan.run_folder / "audit.json", json.dumps(results, indent=1))
+    if violated := violations(results):
+        raise UserError(f"audit: {'; '.join(violated)} (see {plan.run_folder / 'audit.json'})")
+    print(verdict(results, uses_datastore=plan.index is not None))
+    return results
 
 
-def spread(numbers: np.ndarray) -> list[int]:
-    """A few of some numbers, evenly."""
-    return numbers[np.unique(np.linspace(0, len(numbers) - 1, PLACES).astype(int))].tolist() if len(numbers) else []
+def is_bounded(checks: Audit) -> bool:
+    """Return True if evaluation treats documents as independent of one another."""
+    config, rows = checks.plan.config, checks.scorer.rows
+    crosses = config.long.crossing and any("long" in row.memories for row in rows)
+    learns_online = any(isinstance(row, FittedRow) and row.online for row in rows)
+    return config.evaluate.bounded and not learns_online and not crosses
 
 
-def violations(found: dict[str, Any]) -> list[str]:
-    """A sentence for each check that failed."""
-    wrong = []
-    if not found["own_and_later_tokens_move"] <= TOLERANCE:
-        wrong.append(f"a token or those after it move its probability by {found['own_and_later_tokens_move']:.2g} nats")
-    if not found["asked_token_moves_weights"] <= TOLERANCE:
-        wrong.append(f"the token that is asked for moves the mixture's weights by {found['asked_token_moves_weights']:.2g}")
-    if found["other_documents_move"] is not None and not found["other_documents_move"] <= TOLERANCE:
-        wrong.append(f"other documents move a bounded one by {found['other_documents_move']:.2g} nats")
-    if not found["stored_encodings_differ"] <= STORED:
-        wrong.append(
-            f"the stored encodings of the test text score it otherwise, by {found['stored_encodings_differ']:.2g} nats a token"
-        )
-    allowed = 0.0 if found["datastore_is_the_test_text"] else COPIED
-    copies = {name: share for name, share in found["test_documents_in_datastore"].items() if share > allowed}
+def evenly_spaced(numbers: np.ndarray) -> list[int]:
+    """Return at most MAX_WINDOWS of some numbers, evenly spaced."""
+    if not len(numbers):
+        return []
+    return numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_WINDOWS).astype(int))].tolist()
+
+
+def violations(results: dict[str, Any]) -> list[str]:
+    """Return a message for each check that failed; a NaN fails."""
+    messages = []
+    later, weights = results["own_and_later_tokens_move"], results["asked_token_moves_weights"]
+    others, stored = results["other_documents_move"], results["stored_encodings_differ"]
+    if not later <= TOLERANCE:
+        messages.append(f"altering a token and later ones changes its probability by {later:.2g} nats")
+    if not weights <= TOLERANCE:
+        messages.append(f"scoring another target changes the mixture's weights by {weights:.2g}")
+    if others is not None and not others <= TOLERANCE:
+        messages.append(f"altering other documents changes a bounded one by {others:.2g} nats")
+    if not stored <= STORED_TOLERANCE:
+        messages.append(f"the stored encodings score the test text differently, by {stored:.2g} nats per token")
+    allowed = 0.0 if results["datastore_is_the_test_text"] else MAX_COPIED
+    copies = {document: share for document, share in results["test_documents_in_datastore"].items() if share > allowed}
     if copies:
         worst = max(copies, key=copies.__getitem__)
-        wrong.append(f"{len(copies)} test documents lie in the datastore, document {worst} by {100 * copies[worst]:.0f} %")
-    return wrong
+        messages.append(f"{len(copies)} test documents are in the datastore, {100 * copies[worst]:.0f} % of document {worst}")
+    return messages
 
 
-def said(found: dict[str, Any], plan: Plan) -> str:
-    """The verdict in a line or three."""
-    moved = found["own_and_later_tokens_move"]
-    lines = [f"audit: {len(found['windows'])} places: own and later tokens move nothing ({moved:.1e} nats)"]
-    if found["other_documents_move"] is None:
-        lines.append(
-            "audit: documents are not bounded by these settings (mixture.online is not), or there is one alone: not checked"
-        )
+def verdict(results: dict[str, Any], uses_datastore: bool) -> str:
+    """Return what a passed audit found, a line for each check."""
+    windows, later = len(results["windows"]), results["own_and_later_tokens_move"]
+    lines = [f"audit: altering a token and later ones changes no probability up to it ({windows} windows, {later:.1e} nats)"]
+    if results["other_documents_move"] is None:
+        lines.append("audit: other documents not checked: documents are not bounded by these settings, or there is only one")
     else:
-        lines.append(f"audit: other documents move nothing ({found['other_documents_move']:.1e} nats)")
-    if plan.index:
-        shares = found["test_documents_in_datastore"].values()
+        others = results["other_documents_move"]
+        lines.append(f"audit: altering other documents changes no probability ({others:.1e} nats)")
+    if uses_datastore and results["datastore_is_the_test_text"]:
+        lines.append("audit: the datastore holds the test text, and no document retrieves entries of its own")
+    elif uses_datastore:
+        shares = results["test_documents_in_datastore"].values()
         lines.append(
-            f"audit: at most {100 * max(shares, default=0):.1f} % of a test document are runs of {RUN} tokens in the datastore "
-            f"({len(shares)} documents searched; those of less than {2 * RUN - 1} tokens are not)"
+            f"audit: at most {100 * max(shares, default=0):.1f} % of a test document are runs of {RUN_LENGTH} tokens in the "
+            f"datastore ({len(shares)} documents searched, those of at least {2 * RUN_LENGTH - 1} tokens)"
         )
-    lines.append(
-        f"audit: the stored encodings agree with the text encoded anew ({found['stored_encodings_differ']:.1e} nats a token)"
-    )
+    stored = results["stored_encodings_differ"]
+    lines.append(f"audit: stored and fresh encodings of the test text agree ({stored:.1e} nats per token)")
     return "\n".join(lines)
 
 
-def in_runs(text: Split, store: Datastore) -> dict[str, float]:
-    """The share of each document that lies in runs of tokens which the datastore holds too."""
-    known = np.unique(hashes(store.token.numpy()[: len(store) // RUN * RUN].reshape(-1, RUN)))
-    found = {}
+def copied_shares(text: Split, store: Datastore) -> dict[str, float]:
+    """Return the share of each document that lies in runs of RUN_LENGTH tokens which the datastore holds too."""
+    known = np.unique(hashes(store.token.numpy()[: len(store) // RUN_LENGTH * RUN_LENGTH].reshape(-1, RUN_LENGTH)))
+    shares = {}
     for document, (low, high) in enumerate(zip(text.offsets[:-1], text.offsets[1:], strict=True)):
         tokens = np.asarray(text.tokens[low:high])
-        if len(tokens) < 2 * RUN - 1:  # a shorter one need not hold a whole run of the datastore
+        if len(tokens) < 2 * RUN_LENGTH - 1:  # a shorter one need not contain one of the datastore's aligned runs
             continue
-        own = hashes(np.lib.stride_tricks.sliding_window_view(tokens, RUN))
-        starts = np.flatnonzero(np.isin(own, known))
+        windows = hashes(np.lib.stride_tricks.sliding_window_view(tokens, RUN_LENGTH))
+        starts = np.flatnonzero(np.isin(windows, known))
         covered = np.zeros(len(tokens) + 1, np.int64)
         np.add.at(covered, starts, 1)
-        np.add.at(covered, starts + RUN, -1)
-        found[str(document)] = float((np.cumsum(covered)[:-1] > 0).mean())
-    return found
+        np.add.at(covered, starts + RUN_LENGTH, -1)
+        shares[str(document)] = float((np.cumsum(covered)[:-1] > 0).mean())
+    return shares
 
 
 def hashes(rows: np.ndarray) -> np.ndarray:
-    """A 64-bit number for each row of tokens."""
-    factors = np.random.default_rng(0).integers(1, 2**63, RUN, dtype=np.uint64) | np.uint64(1)
+    """Return a 64-bit hash of each row of tokens."""
+    factors = np.random.default_rng(0).integers(1, 2**63, RUN_LENGTH, dtype=np.uint64) | np.uint64(1)
     result = np.zeros(len(rows), np.uint64)
-    for column in range(RUN):
+    for column in range(RUN_LENGTH):
         result += (rows[:, column].astype(np.uint64) + np.uint64(1)) * factors[column]
     return result

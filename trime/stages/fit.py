@@ -1,4 +1,4 @@
-"""fit: trains the model; goes on from its last checkpoint, mid-epoch, with the same batches."""
+"""fit: trains the model; a killed training resumes from its last checkpoint, mid-epoch, with the same batches."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from torch import distributed
 
 from trime.data.corpus import content_hash
 from trime.data.module import PlannedLoader, TextModule, WindowLoader, sequential_batches
-from trime.data.segments import parse_token_count, cut, document_offsets
+from trime.data.segments import cut, document_offsets, parse_token_count
 from trime.data.vocabulary import Vocabulary
 from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.network import Network, build_network, save_network
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.config_hash import IGNORED, VALIDATION
 from trime.pipeline.model_io import check_positions, model_of, save_transformers, weight_settings, write_description
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import device_count, is_worker, launch_workers, share_of, world_size
@@ -38,8 +39,6 @@ from trime.tasks.language_model import LanguageModel, Training
 from trime.types import UserError
 
 SETTINGS = ("segments", "batching", "memory", "train", "optimizer", "schedule", "seed")
-HARMLESS = ("checkpoint_every", "log_every")  # of train: no weight depends on them
-VALIDATION = ("validate_every", "validate_tokens")  # of train: the best weights depend on them, the last ones do not
 
 
 class Fit(Artefact):
@@ -55,27 +54,27 @@ class Fit(Artefact):
         return [self.corpus, *([self.pack] if self.pack else [])]
 
     def settings(self) -> Any:
-        if not self.config.train.updates:  # a pretrained model as it is
+        if not self.config.train.updates:  # a pretrained model, unchanged
             return weight_settings(self.config)
-        chosen = {name: plain(self.config[name]) for name in SETTINGS}
-        remembers = "memory_size" in self.config.model and not is_pretrained(self.config)  # in training
-        inside = () if remembers else ("memory_size", "eviction")  # of a memory that is not there
-        left_out = (*HARMLESS, *inside, *(VALIDATION if self.config.train.keep == "last" else ()))
-        chosen["train"] = {key: value for key, value in chosen["train"].items() if key not in left_out}
-        chosen["model"] = weight_settings(self.config)
-        chosen["precision"] = resolved_precision(self.config)
-        if self.config.memory.get("own_gradient_only"):  # the published quirk makes another model of every number of devices
-            chosen["devices"] = world_size(self.config)
-        return chosen
+        settings = {name: plain(self.config[name]) for name in SETTINGS}
+        has_memory = "memory_size" in self.config.model and not is_pretrained(self.config)  # during training
+        unused = () if has_memory else ("memory_size", "eviction")
+        ignored = (*IGNORED["train"], *unused, *(VALIDATION if self.config.train.keep == "last" else ()))
+        settings["train"] = {key: value for key, value in settings["train"].items() if key not in ignored}
+        settings["model"] = weight_settings(self.config)
+        settings["precision"] = resolved_precision(self.config)
+        if self.config.memory.get("own_gradient_only"):  # with this quirk of the published code, devices change the gradient
+            settings["devices"] = world_size(self.config)
+        return settings
 
     def build(self, folder: Path) -> None:
-        if not (folder / "train.json").exists():  # it is written last: a killed build may have come that far
+        if not (folder / "train.json").exists():  # written last: a killed build may have finished training
             with launch_workers(self.config, folder):
                 self.train(folder)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def join_training(self) -> None:
-        """On another machine than the first: trains, and writes nothing."""
+        """Train along on another machine than the first, writing nothing."""
         folder = self.folder.with_name(self.folder.name + ".partial")
         if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +82,7 @@ class Fit(Artefact):
                 self.train(folder)
 
     def train(self, folder: Path) -> None:
-        """Trains, then writes the model and what is known of it."""
+        """Train, then write the model with its description and a report of the training."""
         corpus = self.corpus.corpus()
         pl.seed_everything(self.config.seed, verbose=False)
         network = self.network(corpus)
@@ -91,10 +90,10 @@ class Fit(Artefact):
         if not is_worker(self.config):
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = ResourceUsage(), History(folder / "metrics.csv", self.config.train.log_every)
-        kept = self.config.train.updates
+        kept_update = self.config.train.updates
         if self.config.train.updates:
-            network, kept = self.updates(network, corpus, folder, history)
-        else:  # a pretrained model as it is
+            network, kept_update = self.run_updates(network, corpus, folder, history)
+        else:  # a pretrained model, unchanged
             network.requires_grad_(False)
         if is_worker(self.config):
             return
@@ -106,7 +105,7 @@ class Fit(Artefact):
         history.tick()
         report = {
             "updates": self.config.train.updates,
-            "kept_update": kept,
+            "kept_update": kept_update,
             "tokens": history.tokens,
             "seconds": round(history.seconds, 1),
             "tokens_per_second": round(history.tokens / max(history.seconds, 1e-9), 1),
@@ -121,53 +120,55 @@ class Fit(Artefact):
         return build_network(self.config.model, len(corpus.vocabulary))
 
     def write_description(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
-        """Write what builds the network again."""
+        """Write ``model.json``, from which the network is built again."""
         write_description(folder, model_of(self.config), corpus.vocabulary, trained)
 
-    def updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int]:
-        """Train, going on where a killed training stopped; return the network and the update whose weights it has."""
+    def run_updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int]:
+        """Train, resuming where a killed training stopped; return the network and the update whose weights it has."""
         task, data = self.task(network), self.data(corpus, network.is_stateful)
         best = self.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
-            trainer = self.trainer(folder, [history, *self.watching(folder, network), *([best] if best else [])])
+            trainer = self.trainer(folder, [history, *self.model_callbacks(folder, network), *([best] if best else [])])
             try:
                 run_training(self.stage, trainer, task, data, folder)
                 network = network if task.device_mesh is None else self.gather_weights(trainer, corpus)
-                return self.kept(network, best)
-            finally:  # else the next run of a sweep would wait for processes that are gone
+                return self.select_weights(network, best)
+            finally:  # otherwise the next run of a sweep would wait for processes that have ended
                 if distributed.is_initialized():
                     distributed.destroy_process_group()
 
     def best_weights(self, folder: Path) -> BestWeights:
-        """Return the callback that decides which validation is best: the one with the lowest objective."""
+        """Return the callback that keeps the weights of the best validation, the one with the lowest objective."""
         return BestWeights(folder)
 
-    def kept(self, network: Network, best: BestWeights | None) -> tuple[Network, int]:
-        """Return the network with the weights of the best validation, where these are kept, and their update."""
+    def select_weights(self, network: Network, best: BestWeights | None) -> tuple[Network, int]:
+        """Return the network with the weights of the best validation (or the last ones), and the update they are from."""
         if best is None or not best.update:  # no validation had a finite objective
             return network, self.config.train.updates
         if not is_worker(self.config):
-            network.load_state_dict(best.weights(), strict=False)  # what is frozen is not among them
+            network.load_state_dict(best.weights(), strict=False)  # frozen weights are not among them
         return network, best.update
 
     def gather_weights(self, trainer: pl.Trainer, corpus: Any) -> Network:
-        """The whole network, on the first process, of the parts that all have."""
+        """Return the whole network, in the first process, put together from the shards of all processes."""
         weights = trainer.strategy.lightning_module_state_dict()
         network = self.network(corpus)
         if not is_worker(self.config):
-            network.load_state_dict({name.removeprefix("network."): own for name, own in weights.items()})
+            network.load_state_dict({name.removeprefix("network."): part for name, part in weights.items()})
         return network
 
     def data(self, corpus: Any, is_stateful: bool) -> TextModule:
-        """Training micro-batches in planned order, and the first tokens of the validation split."""
+        """Return the training micro-batches in planned order, and the first tokens of the validation split."""
         train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
         if is_stateful and not batching.contiguous_rows:
-            raise UserError("this backbone's rows read on from batch to batch: set batching=streams")
+            raise UserError("this backbone's rows continue from batch to batch: set batching=streams")
         text, valid, special_ids = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.special_ids
         neighbours, share = self.pack.neighbours() if self.pack else None, share_of(self.config)
         segments = training_segments(self.config, text)
         if batching.contiguous_rows and len(segments) < batching.size:
-            raise UserError(f"batching.size={batching.size} rows want a segment each, and there are {len(segments)}: lower it")
+            raise UserError(
+                f"batching.size={batching.size} rows need a segment each, but there are only {len(segments)}: lower it"
+            )
         loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, special_ids, share)
         offsets = document_offsets(valid, self.config.segments.bounded)
         windows = cut(offsets, self.config.segments.length, tokens=parse_token_count(train.validate_tokens))
@@ -175,6 +176,7 @@ class Fit(Artefact):
         return TextModule(loader, WindowLoader(valid, windows, plan, special_ids, share))
 
     def task(self, network: Network) -> LanguageModel:
+        """Return the Lightning module that trains the network."""
         train = self.config.train
         plain_updates = math.ceil(train.plain_share * train.updates)
         padded = self.config.compatibility.padding is not None
@@ -183,8 +185,8 @@ class Fit(Artefact):
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule, _convert_="all"))
 
-    def watching(self, folder: Path, network: Network) -> list[pl.Callback]:
-        """How stale a memory inside the model is at the end."""
+    def model_callbacks(self, folder: Path, network: Network) -> list[pl.Callback]:
+        """Return the callback that measures how stale the memory of a stateful model is at the end, if it has one."""
         train = self.config.train
         if not network.is_stateful:
             return []
@@ -192,14 +194,15 @@ class Fit(Artefact):
         return [Staleness(folder / "staleness.json", steps, length, train.memory_size, network.backbone)]  # type: ignore[arg-type]
 
     def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
-        train, own = self.config.train, plain(self.config.trainer)
-        own["precision"], own["devices"] = resolved_precision(self.config), device_count(self.config)
-        world, strategy = world_size(self.config), own.pop("strategy")
+        """Return Lightning's trainer for the configured devices."""
+        train, options = self.config.train, plain(self.config.trainer)
+        options["precision"], options["devices"] = resolved_precision(self.config), device_count(self.config)
+        world, strategy = world_size(self.config), options.pop("strategy")
         if world > 1 and strategy == "fsdp":
             sharded = ModelParallelStrategy(world, 1, save_distributed_checkpoint=False)
-            own |= {"strategy": sharded, "plugins": [LightningEnvironment()]}
+            options |= {"strategy": sharded, "plugins": [LightningEnvironment()]}
         elif world > 1:  # a tail of the softmax may have no target in a process's rows
-            own |= {"strategy": DDPStrategy(find_unused_parameters=True), "plugins": [LightningEnvironment()]}
+            options |= {"strategy": DDPStrategy(find_unused_parameters=True), "plugins": [LightningEnvironment()]}
         every = min(train.validate_every, train.updates) * train.accumulate
         return pl.Trainer(
             max_steps=train.updates,
@@ -208,21 +211,22 @@ class Fit(Artefact):
             log_every_n_steps=train.log_every,
             num_sanity_val_steps=0,
             callbacks=[*callbacks, *training_callbacks(self.stage, folder, self.config)],
-            enable_checkpointing=False,  # by callbacks of this project
+            enable_checkpointing=False,  # callbacks of this project write them
             logger=(not is_worker(self.config) and self.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,
-            **own,
+            **options,
         )
 
 
 class ExternalModel(Artefact):
-    """A model that was trained or imported before: the folder ``checkpoint=DIR`` names."""
+    """A model that was trained or imported before, in the folder that ``checkpoint=DIR`` names."""
 
     kind, stage = "fit", "fit"
 
     @property
     def folder(self) -> Path:
+        """The folder that ``checkpoint=`` names."""
         return Path(self.config.checkpoint).expanduser()
 
     def settings(self) -> Any:
@@ -230,12 +234,12 @@ class ExternalModel(Artefact):
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """An imported model's own; a trained one has that of its corpus."""
+        """The vocabulary of an imported model; None for a trained one, which has that of its corpus."""
         file = self.folder / "vocabulary.json"
         return Vocabulary.load(file) if file.is_file() else None
 
     def path(self) -> Path:
-        """The folder; UserError where it holds no model."""
+        """Return the folder; UserError if it holds no model."""
         if not (self.folder / "model.safetensors").is_file():
             raise UserError(f"checkpoint={self.folder} holds no model: name a folder that stage fit made")
         return super().path()

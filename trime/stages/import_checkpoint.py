@@ -1,4 +1,4 @@
-"""import: a released checkpoint in fairseq's format and its dictionary, as a model of our own."""
+"""import: converts a released fairseq checkpoint and its dictionary into a model of this package."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import write_description
 from trime.types import UserError
 
-RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")  # of the checkpoint's arguments
+RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")  # of the checkpoint's arguments, copied to imported.json
 
 
 class Import(Artefact):
-    """``model.safetensors``, ``model.json``, ``vocabulary.json``, and ``imported.json``, which says where they came from."""
+    """An imported model: ``model.safetensors``, ``model.json``, ``vocabulary.json``, and its origin in ``imported.json``."""
 
     kind, stage = "import", "import"
 
     @property
     def file(self) -> Path:
+        """The checkpoint; UserError if it does not exist."""
         file = Path(self.config.checkpoint).expanduser()
         if not file.is_file():
-            raise UserError(f"checkpoint={file} does not exist: name a folder fit-… or import-…, or a released checkpoint")
+            raise UserError(f"checkpoint={file} does not exist: name a fit-… or import-… folder, or a released checkpoint")
         return file
 
     @property
     def dictionary(self) -> Path:
+        """The checkpoint's dictionary; UserError if none is named."""
         if not isinstance(self.config.dictionary, str):
             raise UserError(f"checkpoint={self.file} is a file: name its fairseq dictionary too, dictionary=dict.txt")
         return Path(self.config.dictionary).expanduser()
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The dictionary's; texts are tokenised in it."""
+        """The vocabulary of the dictionary, in which all text is read."""
         return Vocabulary.from_dictionary(self.dictionary)
 
     @cached_property
     def content(self) -> str:
-        """The hash of the checkpoint, read once."""
+        """The hash of the checkpoint, computed once."""
         return content_hash(self.file)
 
     def settings(self) -> Any:
@@ -53,15 +55,15 @@ class Import(Artefact):
 
     def build(self, folder: Path) -> None:
         released = read_checkpoint(self.file)
-        network = self.write(folder, released)
-        told = {name: released.args.get(name) for name in RECORDED_ARGUMENTS} | {
-            k: v for k, v in released.history.items() if v is not None
-        }
-        content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count, **told}
+        network = self.convert(folder, released)
+        arguments = {name: released.args.get(name) for name in RECORDED_ARGUMENTS}
+        history = {name: value for name, value in released.history.items() if value is not None}
+        content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count}
+        content |= arguments | history
         write_atomically(folder / "imported.json", json.dumps(content, indent=1))
-        print(f"import: {told['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")
+        print(f"import: {content['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")
 
-    def write(self, folder: Path, released: FairseqCheckpoint) -> Network:
+    def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
         """Write weights, vocabulary and description; return the network."""
         network, description = network_from_checkpoint(released)
         check_size(self.dictionary, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
@@ -72,9 +74,9 @@ class Import(Artefact):
 
 
 def check_size(dictionary: Path, vocabulary: Vocabulary, table: PlainInput | AdaptiveInput) -> None:
-    """Raise UserError where a dictionary has another number of symbols than the checkpoint's table."""
+    """Raise UserError if a dictionary and the checkpoint's embedding table differ in size."""
     if table.vocabulary != len(vocabulary):
         raise UserError(
-            f"{dictionary} has {len(vocabulary):,} symbols with the four special ones, the checkpoint {table.vocabulary:,}: "
+            f"{dictionary} has {len(vocabulary):,} symbols with the four special ones, but the checkpoint has {table.vocabulary:,}: "
             "name the dict.txt that belongs to it"
         )

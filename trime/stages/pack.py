@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
-from trime.data.module import terms_of
+from trime.data.module import segment_terms
 from trime.data.neighbours import excluded_ranges
 from trime.data.segments import Segments, check_length, cut, document_offsets
 from trime.io import plain
@@ -20,18 +20,18 @@ from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
 from trime.types import UserError
 
-QUERIES = 2048  # a file
+QUERIES = 2048  # per file of results
 
 
 def training_segments(config: DictConfig, text: Split) -> Segments:
-    """The training split's segments."""
+    """Return the segments of the training split; UserError if a document is too short."""
     offsets = document_offsets(text, config.segments.bounded)
     check_length(offsets, config.segments.length, "training")
     return cut(offsets, config.segments.length)
 
 
 class Pack(Artefact):
-    """``neighbours.npy`` [segments k]."""
+    """The nearest neighbours of training segments: ``neighbours.npy`` [segments k]."""
 
     kind, stage = "pack", "pack"
 
@@ -40,6 +40,7 @@ class Pack(Artefact):
         self.corpus = corpus
 
     def root(self) -> Path:
+        """Return ``paths.data/packed``, which experiments share."""
         return Path(self.config.paths.data) / "packed"
 
     def needs(self) -> list[Artefact]:
@@ -53,7 +54,7 @@ class Pack(Artefact):
         }
 
     def segments(self, text: Split) -> Segments:
-        """What is compared."""
+        """Return the segments that are compared."""
         return training_segments(self.config, text)
 
     def build(self, folder: Path) -> None:
@@ -64,37 +65,39 @@ class Pack(Artefact):
         parts = [folder / f"part-{start:09d}.npy" for start in range(0, len(segments), QUERIES)]
         if not all(part.exists() for part in parts):
             backend = instantiate(self.config.neighbours, _convert_="all")
-            terms = terms_of(text, segments, special)
+            terms = segment_terms(text, segments, special)
             if backend.analyzer == "english":
                 if corpus.statistics["characters"]:
-                    raise UserError("neighbours.analyzer=english reads words, and these tokens are characters: set raw")
+                    raise UserError(
+                        "neighbours.analyzer=english needs words, but these tokens are characters: set neighbours.analyzer=raw"
+                    )
                 table = TermTable(corpus.vocabulary.symbols, english)
                 terms = [table(tokens) for tokens in terms]
             backend.fit(terms)
             self.search(backend, parts, segments)
-        found = np.concatenate([np.load(part) for part in parts])
-        if not (found >= 0).any() and self.config.neighbours.exclude != "none":
+        neighbours = np.concatenate([np.load(part) for part in parts])
+        if not (neighbours >= 0).any() and self.config.neighbours.exclude != "none":
             raise UserError(
-                f"neighbours.exclude={self.config.neighbours.exclude} leaves no segment of {len(found):,} a neighbour: "
-                "set none, or give it more text"
+                f"neighbours.exclude={self.config.neighbours.exclude} leaves none of {len(neighbours):,} segments a neighbour: "
+                "set neighbours.exclude=none, or use more text"
             )
-        np.save(folder / "neighbours.npy", found)
+        np.save(folder / "neighbours.npy", neighbours)
         for part in parts:
             part.unlink()
 
     def search(self, backend: Any, parts: list[Path], segments: Segments) -> None:
-        """Answers the queries that no file holds yet."""
+        """Answer the queries whose results no file holds yet."""
         total = len(segments)
         with tqdm(total=total, unit="segment", desc="pack", mininterval=1) as bar:
             for number, part in enumerate(parts):
                 queries = list(range(number * QUERIES, min((number + 1) * QUERIES, total)))
                 if not part.exists():
-                    aside = part.with_suffix(".aside.npy")
-                    left_out = excluded_ranges(queries, segments.document, backend.exclude)
-                    np.save(aside, backend.nearest(queries, self.config.batching.k, *left_out))
-                    aside.replace(part)
+                    unfinished = part.with_suffix(".aside.npy")
+                    excluded = excluded_ranges(queries, segments.document, backend.exclude)
+                    np.save(unfinished, backend.nearest(queries, self.config.batching.k, *excluded))
+                    unfinished.replace(part)
                 bar.update(len(queries))
 
     def neighbours(self) -> np.ndarray:
-        """The finished table."""
+        """Return the finished table [segments k], memory-mapped; -1 where there is no neighbour."""
         return np.load(self.path() / "neighbours.npy", mmap_mode="r")

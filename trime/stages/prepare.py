@@ -1,4 +1,4 @@
-"""prepare: text to memory-mapped tokens, in a vocabulary of its own or a given one."""
+"""prepare: tokenizes text into memory-mapped arrays, with its own vocabulary or a given one."""
 
 from __future__ import annotations
 
@@ -11,73 +11,75 @@ import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.corpus import FLUSH, Corpus, VocabularySource, build_corpus, count_symbols
+from trime.data.corpus import FLUSH, Corpus, VocabularySource, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.vocabulary import Vocabulary
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.config_hash import DATASET_PLACES
 from trime.types import UserError
-
-PLACES = ("path", "cache")  # where text lies does not decide what it is
 
 
 class Prepare(Artefact):
-    """The corpus of a dataset's configuration, in a given vocabulary or its own."""
+    """The corpus of a dataset, in a vocabulary of its own or in a given one (``vocabulary_source``)."""
 
     kind, stage = "prepare", "prepare"
 
-    def __init__(self, config: DictConfig, own: DictConfig, given: VocabularySource | None = None):
+    def __init__(self, config: DictConfig, dataset_config: DictConfig, vocabulary_source: VocabularySource | None = None):
         super().__init__(config)
-        self.own, self.given = own, given
+        self.dataset_config, self.vocabulary_source = dataset_config, vocabulary_source
 
     def root(self) -> Path:
+        """Return ``paths.data/prepared``, which experiments share."""
         return Path(self.config.paths.data) / "prepared"
 
     @cached_property
     def dataset(self) -> Dataset:
-        found = instantiate(self.own, _convert_="all")
-        if not isinstance(found, Dataset):
-            raise UserError(f"{type(found).__name__} is parallel text, for experiment=mt_vanilla, knn_mt or trime_mt")
-        if self.given and self.given.tokenizer:
-            found.tokenizer, found.characters = self.given.tokenizer, False
-        return found
+        """The dataset; UserError if it is parallel text."""
+        dataset = instantiate(self.dataset_config, _convert_="all")
+        if not isinstance(dataset, Dataset):
+            raise UserError(f"{type(dataset).__name__} is parallel text, for experiment=mt_vanilla, knn_mt or trime_mt")
+        if self.vocabulary_source and self.vocabulary_source.tokenizer:
+            dataset.tokenizer, dataset.characters = self.vocabulary_source.tokenizer, False
+        return dataset
 
     def settings(self) -> Any:
-        kept = {key: value for key, value in plain(self.own).items() if key not in PLACES}
-        vocabulary = self.given.name if self.given else plain(self.config.vocabulary)
-        return {"dataset": kept, "content": self.dataset.fingerprint(), "vocabulary": vocabulary}
+        dataset = {key: value for key, value in plain(self.dataset_config).items() if key not in DATASET_PLACES}
+        vocabulary = self.vocabulary_source.name if self.vocabulary_source else plain(self.config.vocabulary)
+        return {"dataset": dataset, "content": self.dataset.fingerprint(), "vocabulary": vocabulary}
 
     def build(self, folder: Path) -> None:
-        build_corpus(self.dataset, folder, self.given.vocabulary() if self.given else self.own_vocabulary())
-        if self.given and self.given.tokenizer:
+        source = self.vocabulary_source
+        build_corpus(self.dataset, folder, source.vocabulary() if source else self.training_vocabulary())
+        if source and source.tokenizer:
             count_training_symbols(folder)
-        self.tell(folder)
+        self.finish_statistics(folder)
 
-    def tell(self, folder: Path) -> None:
-        """Names the text's content in its statistics, and prints them."""
+    def finish_statistics(self, folder: Path) -> None:
+        """Add the fingerprint of the text to ``statistics.json``, and print the statistics."""
         statistics = json.loads((folder / "statistics.json").read_text())
         statistics["fingerprint"] = self.dataset.fingerprint()
         (folder / "statistics.json").write_text(json.dumps(statistics, indent=1))
-        print(table(statistics))
+        print(format_statistics(statistics))
 
-    def own_vocabulary(self) -> Vocabulary:
-        """The symbols of the training split."""
+    def training_vocabulary(self) -> Vocabulary:
+        """Return the vocabulary of the training split's symbols."""
         settings = self.config.vocabulary
         make = Vocabulary.fairseq_from_counts if settings.fairseq else Vocabulary.from_counts
-        return make(count_symbols(self.dataset), settings.limit, 1 if self.dataset.characters else settings.minimum)
+        return make(symbol_counts(self.dataset), settings.limit, 1 if self.dataset.characters else settings.minimum)
 
     def source(self) -> VocabularySource:
-        """This corpus's vocabulary, for other texts."""
-        tokenizer = self.given.tokenizer if self.given else None
+        """Return this corpus's vocabulary as a source for other corpora."""
+        tokenizer = self.vocabulary_source.tokenizer if self.vocabulary_source else None
         return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary, tokenizer)
 
     def corpus(self) -> Corpus:
-        """The finished corpus."""
+        """Return the finished corpus."""
         return Corpus(self.path())
 
 
 def count_training_symbols(folder: Path) -> None:
-    """Gives a vocabulary that came without counts those of the training split, where there is one."""
+    """Add the counts of the training split, if there is one, to a vocabulary that came without counts."""
     corpus = Corpus(folder)
     if "train" in corpus.statistics["splits"]:
         vocabulary, counts = corpus.vocabulary, np.zeros(len(corpus.vocabulary), np.int64)
@@ -88,8 +90,8 @@ def count_training_symbols(folder: Path) -> None:
         vocabulary.save(folder / "vocabulary.json")
 
 
-def table(statistics: dict[str, Any]) -> str:
-    """Tokens per split, vocabulary, mean document length (TRIME Table 8), and notes."""
+def format_statistics(statistics: dict[str, Any]) -> str:
+    """Return a text of tokens per split, vocabulary size, mean document length (TRIME Table 8), and notes."""
     lines = [f"{statistics['name']}: vocabulary {statistics['vocabulary']:,}"]
     for name, split in statistics["splits"].items():
         share = 100 * split["unknown"] / split["tokens"]

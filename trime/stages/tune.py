@@ -1,4 +1,4 @@
-"""tune: the full grid of τ, τ', λ and memory sizes for every row, in one pass over the validation split."""
+"""tune: searches τ, τ', λ and memory sizes on a full grid for every row, in one pass over the validation split."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from trime.stages.encode import Encode, windows_of
 from trime.stages.memories import Memories
 from trime.types import Float, Mass, Tensor
 
-FEW_DOCUMENTS = 10  # documents below which a bootstrap draws parts of them
-PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and how many parts of few documents there are at most
-GRIDS = {"cache_temperature": "interpolation_temperature", "cache_lambda": "lambda"}  # of a setting whose grid is another's
+FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of documents
+PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the largest number of parts
+GRIDS = {"cache_temperature": "interpolation_temperature", "cache_lambda": "lambda"}  # settings that share the grid of another
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
 class Tune(Artefact):
-    """``tuned.json``: each row's best setting, and its loss over the grid."""
+    """The best settings of every row, with their loss: ``tuned.json``, and evidence for the mixture that is to be fitted."""
 
     kind, stage, format = "tune", "tune", 2
 
@@ -49,157 +49,161 @@ class Tune(Artefact):
         return [self.encoded, *self.memories.needs()]
 
     def settings(self) -> Any:
-        collected = {"tokens": self.config.mixture.tokens} if self.fitted() else {}
+        limit = {"tokens": self.config.mixture.tokens} if self.fitted_rows() else {}
         rows = [repr(row) for row in rows_of(self.config)]
-        return {"rows": rows, "grid": plain(self.config.tune), **reading(self.config, self.memories), **collected}
+        return {"rows": rows, "grid": plain(self.config.tune), **memory_settings(self.config, self.memories), **limit}
 
-    def fitted(self) -> list[FittedRow]:
-        """The row whose mixture is fitted to what this pass collects, where there is one."""
+    def fitted_rows(self) -> list[FittedRow]:
+        """Return the row whose mixture is fitted to the evidence of this pass, if there is one."""
         return [row for row in rows_of(self.config) if isinstance(row, FittedRow)]
 
-    def searched(self) -> list[Row]:
-        """The rows whose settings are searched on a grid."""
+    def grid_rows(self) -> list[Row]:
+        """Return the rows whose settings are searched on the grid."""
         return [row for row in rows_of(self.config) if isinstance(row, Row)]
 
     def build(self, folder: Path) -> None:
         meter, encoded = ResourceUsage(), self.encoded
-        rows, fitted = self.searched(), self.fitted()
+        rows, fitted = self.grid_rows(), self.fitted_rows()
         scorer = scorer_of(self.config, [*rows, *fitted], self.memories, encoded)
         sums = [LossSums() for _ in rows]
-        collected = [EvidenceCollector(row, parse_token_count(self.config.mixture.tokens)) for row in fitted]
+        collectors = [EvidenceCollector(row, parse_token_count(self.config.mixture.tokens)) for row in fitted]
         for window, masses in scorer.masses(with_progress(encoded, "tune")):
-            for total, row, own in zip(sums, rows, masses, strict=False):
-                total.add(window, row.score(window.vocabulary, own))
-            for part in collected:
-                part.add(window, masses[-1])
-        for part in collected:
-            part.save(folder, scorer.memories)
-        found = [summarize_row(row, total) for row, total in zip(rows, sums, strict=True)]
-        for one in found:
-            one["at_edge"] = at_edge(one["tuned"], self.config.tune)
-            for name in one["at_edge"]:
-                key = GRIDS.get(name, name)
-                best = f"{name}={one['tuned'][name]}"
-                print(f"tune: {one['memories']}: {best} lies at the edge of the grid: widen tune.{key}")
-        content = {"rows": found, "seconds": round(meter.seconds, 1), "peak_memory_mb": meter.peak_memory_mb}
+            for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):
+                row_sums.add(window, row.score(window.vocabulary, row_masses))
+            for collector in collectors:
+                collector.add(window, masses[-1])
+        for collector in collectors:
+            collector.save(folder, scorer.memories)
+        results = [summarize_row(row, row_sums) for row, row_sums in zip(rows, sums, strict=True)]
+        for result in results:
+            result["at_edge"] = at_edge(result["tuned"], self.config.tune)
+            for name in result["at_edge"]:
+                best = f"{name}={result['tuned'][name]}"
+                print(f"tune: {result['memories']}: {best} is at the edge of the grid: widen tune.{GRIDS.get(name, name)}")
+        content = {"rows": results, "seconds": round(meter.seconds, 1), "peak_memory_mb": meter.peak_memory_mb}
         if external := scorer.memories.get("external"):
             assert isinstance(external, ExternalMemory)
             content["recall"] = recall(external.nearest, encoded.path())
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
 
     def tuned(self) -> dict[str, Any]:
+        """Return the content of ``tuned.json``, with all rows."""
         return self.read("tuned.json")
 
-    def parts(self) -> list[Artefact]:
-        """What the stage makes before this."""
+    def prerequisites(self) -> list[Artefact]:
+        """Return the artefacts that the stage makes before this one."""
         return []
 
-    def of(self, row: int) -> Tune:
-        """Return the pass whose settings count for a row."""
+    def for_row(self, row: int) -> Tune:
+        """Return the pass whose settings apply to a row."""
         return self
 
     def evidence(self) -> tuple[Evidence, dict[str, Any]]:
-        """What was collected for the row that is fitted, and of which experts."""
+        """Return the evidence collected for the mixture that is to be fitted, and the description of its experts."""
         parts = load_file(self.path() / "evidence.safetensors")
         return Evidence(**parts), self.read("evidence.json")
 
     def rows(self) -> Sequence[Row | FittedRow]:
-        """The rows at their best settings."""
-        found = self.tuned()["rows"]
-        return [row.at(one["tuned"]) for row, one in zip(self.searched(), found, strict=True)]
+        """Return the rows at their best settings."""
+        results = self.tuned()["rows"]
+        return [row.at(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
 
 
 class EvidenceCollector:
-    """What the experts of a row say of the tokens of valid, up to some number of tokens."""
+    """Collects the evidence of a row's experts on the validation split, up to ``limit`` tokens."""
 
     def __init__(self, row: FittedRow, limit: int | None):
-        self.row, self.limit, self.held = row, limit, 0
+        self.row, self.limit, self.tokens = row, limit, 0
         self.parts: list[Evidence] = []
-        self.described: dict[str, Any] = {}
+        self.description: dict[str, Any] = {}
 
     def add(self, window: Window, masses: dict[str, Mass]) -> None:
-        """Keep a window's."""
-        if self.limit is not None and self.held >= self.limit:
+        """Add the evidence of a window."""
+        if self.limit is not None and self.tokens >= self.limit:
             return
-        found = {name: masses[name] for name in self.row.joint}
-        self.parts.append(stack_evidence(window.vocabulary, found, window.query.place.document).cpu())
-        self.held += len(window.query.token)
-        self.described = {"experts": {name: mass.total.shape[1] for name, mass in found.items()}}
+        row_masses = {name: masses[name] for name in self.row.joint}
+        self.parts.append(stack_evidence(window.vocabulary, row_masses, window.query.place.document).cpu())
+        self.tokens += len(window.query.token)
+        self.description = {"experts": {name: mass.total.shape[1] for name, mass in row_masses.items()}}
 
     def save(self, folder: Path, memories: dict[str, Memory]) -> None:
         """Write ``evidence.safetensors`` and ``evidence.json``."""
-        experts = self.described["experts"]
+        experts = self.description["experts"]
         counts = [False, *(bool(memories[name].expert_names) for name, size in experts.items() for _ in range(size))]
         save_file(
             {name: part.contiguous() for name, part in concat_evidence(self.parts)._asdict().items()},
             folder / "evidence.safetensors",
         )
-        (folder / "evidence.json").write_text(json.dumps(self.described | {"counts": counts}))
+        (folder / "evidence.json").write_text(json.dumps(self.description | {"counts": counts}))
 
 
 class LossSums:
-    """Summed loss over the grid, and how many tokens it is of: of each document, or of few documents part by part.
+    """Summed losses over the grid, with token counts, by document; of few documents, by parts of them.
 
-    Parts are as short as STRETCH, and double whenever there are more than PARTS.
+    Parts start at ``PART_TOKENS`` tokens and double in length whenever there are more than ``MAX_PARTS``.
     """
 
     def __init__(self) -> None:
-        self.stretch = PART_TOKENS
-        self.found: dict[tuple[int, int], tuple[Tensor, int]] = {}
+        self.part_tokens = PART_TOKENS
+        self.losses: dict[tuple[int, int], tuple[Tensor, int]] = {}
         self.documents: set[int] = set()
 
     def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
-        key = int(window.contexts.place.document[0]), window.scored_from // self.stretch
+        """Add the log-probabilities of a window by memory size, setting and token."""
+        key = int(window.contexts.place.document[0]), window.scored_from // self.part_tokens
         self.documents.add(key[0])
         self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
-        if len(self.found) > MAX_PARTS and self.few:
+        if len(self.losses) > MAX_PARTS and self.few_documents:
             self.merge(2)
 
     def put(self, key: tuple[int, int], loss: Tensor, count: int) -> None:
-        before, counted = self.found.get(key, (torch.zeros(()), 0))
-        self.found[key] = before + loss, counted + count
+        """Add a summed loss of ``count`` tokens to a part of a document."""
+        before, counted = self.losses.get(key, (torch.zeros(()), 0))
+        self.losses[key] = before + loss, counted + count
 
     def merge(self, factor: int) -> None:
-        """Parts that are so much longer."""
-        before, self.found, self.stretch = self.found, {}, self.stretch * factor
-        for (document, stretch), (loss, count) in before.items():
-            self.put((document, stretch // factor), loss, count)
+        """Merge neighbouring parts into parts ``factor`` times as long."""
+        before, self.losses, self.part_tokens = self.losses, {}, self.part_tokens * factor
+        for (document, part), (loss, count) in before.items():
+            self.put((document, part // factor), loss, count)
 
     @property
-    def few(self) -> bool:
+    def few_documents(self) -> bool:
+        """Whether there are too few documents to draw from."""
         return len(self.documents) < FEW_DOCUMENTS
 
     @property
     def total(self) -> Float[Tensor, "s a"]:
-        return sum((loss for loss, _ in self.found.values()), torch.zeros(()))
+        """The summed loss by memory size and setting."""
+        return sum((loss for loss, _ in self.losses.values()), torch.zeros(()))
 
     @property
     def tokens(self) -> int:
-        return sum(count for _, count in self.found.values())
+        """The number of tokens."""
+        return sum(count for _, count in self.losses.values())
 
     def bootstrap_units(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
-        """What a bootstrap draws from, and of each its summed loss and tokens: documents; of few, parts of them."""
+        """Return what a bootstrap draws, in words, and the summed loss and tokens of each unit: documents, or parts of few."""
         units: dict[tuple[int, int], list[float]] = {}
-        for (document, stretch), (loss, count) in self.found.items():
-            own = units.setdefault((document, stretch if self.few else 0), [0.0, 0])
-            own[0] += float(loss[size, choice])
-            own[1] += count
-        return f"parts of {self.stretch:,} tokens" if self.few else "documents", list(units.values())
+        for (document, part), (loss, count) in self.losses.items():
+            unit = units.setdefault((document, part if self.few_documents else 0), [0.0, 0])
+            unit[0] += float(loss[size, choice])
+            unit[1] += count
+        return f"parts of {self.part_tokens:,} tokens" if self.few_documents else "documents", list(units.values())
 
 
 def summarize_row(row: Row | FittedRow, sums: LossSums) -> dict[str, Any]:
-    """The best choice of a row, its loss there, and the best loss at each memory size."""
+    """Return the best settings of a row, its loss there, the best loss at each memory size, and units for a bootstrap."""
     tokens = sums.tokens
     mean = sums.total / tokens
-    best = int(mean.argmin())
-    size, choice = divmod(best, mean.shape[1])
+    size, choice = divmod(int(mean.argmin()), mean.shape[1])
     tuned: dict[str, float] = dict(row.choices()[choice])
     curve = {}
     if "long" in row.memories:
         tuned["memory_size"] = row.sizes[size]
         curve = dict(zip(map(str, row.sizes), mean.min(1).values.tolist(), strict=True))
     loss = float(mean[size, choice])
-    drawn, documents = sums.bootstrap_units(size, choice)
+    units_drawn, units = sums.bootstrap_units(size, choice)
     return {
         "memories": row.label,
         "mixture": row.mixture,
@@ -208,38 +212,38 @@ def summarize_row(row: Row | FittedRow, sums: LossSums) -> dict[str, Any]:
         "perplexity": perplexity(loss),
         "tokens": tokens,
         "by_memory_size": curve,
-        "documents": documents,
-        "drawn": drawn,
+        "documents": units,
+        "drawn": units_drawn,
     }
 
 
 def at_edge(tuned: dict[str, float], grid: Any) -> list[str]:
-    """Return the settings whose best value is the least or the largest of its grid, so that a better one may lie beyond.
+    """Return the settings whose best value is the smallest or largest of its grid, so that a better one may lie beyond.
 
-    A grid of one or two values is a choice, not a range; the size of the long memory is what a row is about.
+    Grids of one or two values, which are choices rather than ranges, do not count, nor does the size of the long memory.
     """
     grids = {name: list(grid[GRIDS.get(name, name)]) for name in tuned if name != "memory_size"}
     return [name for name, values in grids.items() if len(values) > 2 and tuned[name] in (min(values), max(values))]
 
 
 def recall(nearest: KNNMemory, folder: Path) -> dict[str, Any]:
-    """The share of the exact K nearest that the index finds, over a sample of validation queries."""
+    """Return the share of the exact K nearest entries that the index finds, over a sample of validation queries."""
     if nearest.search.kind == "exact":
         return {"recall": 1.0, "queries": 0}
     queries = sample_queries(folder)
     _, exact = ExactSearch(nearest.store.keys.blocks, nearest.metric).nearest(queries, nearest.k)
-    _, found = nearest.search.nearest(queries, nearest.k)
-    return {"recall": recall_of(exact, found), "queries": len(queries)}
+    _, retrieved = nearest.search.nearest(queries, nearest.k)
+    return {"recall": recall_of(exact, retrieved), "queries": len(queries)}
 
 
 def sample_queries(folder: Path) -> Float[Tensor, "n d"]:
-    """Queries of an encoded split, evenly chosen."""
+    """Return SAMPLE queries of an encoded split at even distances."""
     queries = torch.cat([window.query.g for window in windows_of(folder, torch.device("cpu"))])
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
 
 
-def reading(config: DictConfig, memories: Memories) -> dict[str, Any]:
-    """What decides how memories are read."""
+def memory_settings(config: DictConfig, memories: Memories) -> dict[str, Any]:
+    """Return the settings that decide what memories answer."""
     index = {key: plain(config.index)[key] for key in ("k", "probe", "rescore")} if "external" in memories.names else {}
     return {
         "memories": memories.settings(),
@@ -250,18 +254,18 @@ def reading(config: DictConfig, memories: Memories) -> dict[str, Any]:
     }
 
 
-def scorer_of(config: DictConfig, rows: Sequence[Row | FittedRow], memories: Memories, asked: Encode) -> Scorer:
-    """The scorer with the memories that the rows name."""
+def scorer_of(config: DictConfig, rows: Sequence[Row | FittedRow], memories: Memories, encoded: Encode) -> Scorer:
+    """Return a scorer of rows, with the memories that they use opened for the queries of an encoded split."""
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
-    found = memories.opened(asked.information(), sizes, memory_names(rows))
-    return Scorer(rows, found, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
+    opened = memories.open_all(encoded.information(), sizes, memory_names(rows))
+    return Scorer(rows, opened, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 
-def with_progress(encoded: Encode, what: str) -> Iterator[Window]:
-    """The windows of an encoded split under a progress bar."""
+def with_progress(encoded: Encode, title: str) -> Iterator[Window]:
+    """Yield the windows of an encoded split under a progress bar."""
     folder = encoded.path()
     total = encoded.information()["tokens"]
-    with tqdm(total=total, unit="tok", unit_scale=True, desc=f"{what} {encoded.split}", mininterval=1) as bar:
+    with tqdm(total=total, unit="tok", unit_scale=True, desc=f"{title} {encoded.split}", mininterval=1) as bar:
         for window in windows_of(folder, device_of(encoded.config)):
             yield window
             bar.update(len(window.vocabulary.total))

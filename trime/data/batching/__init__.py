@@ -1,4 +1,4 @@
-"""Batchings: which segments share a batch (TRIME section 4). One file and one yaml add one."""
+"""Batching policies: which segments share a batch (TRIME section 4). One file and one yaml add a policy."""
 
 from trime.data.batching.base import Batching
 

@@ -9,36 +9,36 @@ from trime.data.segments import Segments
 
 
 class BM25:
-    """``size`` segments a batch along a greedy chain of BM25 neighbours; ``k`` is SimSeg's k.
+    """Batches of ``size`` segments along a greedy chain of BM25 neighbours; ``k`` is SimSeg's k.
 
-    conf/neighbours chooses what finds them (see trime.data.neighbours). ``string_ids`` is the published
-    code's quirk: it looks for numbers among strings, finds no neighbour, and leaves a plain shuffle.
+    conf/neighbours selects the search engine (see trime.data.neighbours). ``string_ids`` is the published code's
+    quirk: it looks for numbers among strings, finds no neighbours, and so gives a plain shuffle.
     """
 
     needs_neighbours = True
-    reads_on = False
+    contiguous_rows = False
 
     def __init__(self, size: int, k: int, seed: int, string_ids: bool = False):
         self.size, self.k, self.seed, self.string_ids = check_size(size), k, seed, string_ids
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
-        """Algorithm 1; the batches are then taken in random order."""
-        random, lists = generator(self.seed, epoch), lists_of(neighbours, len(segments), self.string_ids)
-        order = chain(lists, random.permutation(len(lists)).tolist())
+        """Plan by Algorithm 1, then shuffle the batches."""
+        random, lists = generator(self.seed, epoch), neighbour_lists(neighbours, len(segments), self.string_ids)
+        order = greedy_chain(lists, random.permutation(len(lists)).tolist())
         return shuffled(chunks(order, self.size), random)
 
 
-def lists_of(neighbours: np.ndarray | None, segments: int, string_ids: bool) -> list[list[int]]:
-    """The neighbours of each segment; none where the published code looks for numbers among strings."""
+def neighbour_lists(neighbours: np.ndarray | None, segments: int, string_ids: bool) -> list[list[int]]:
+    """Return the neighbours of each segment; none with ``string_ids``. ValueError where they were not computed."""
     if neighbours is None or len(neighbours) != segments:
         raise ValueError("BM25 batching needs the neighbours of every segment: run stage pack")
     return [[] for _ in range(segments)] if string_ids else neighbours.tolist()
 
 
-def chain(lists: list[list[int]], order_of_starts: list[int]) -> list[int]:
-    """Algorithm 1: from a segment to its most similar unused one, from the next unused start where none is left.
+def greedy_chain(lists: list[list[int]], order_of_starts: list[int]) -> list[int]:
+    """Order segments by Algorithm 1: after each its most similar unused one, or the next unused start if there is none.
 
-    The segments are those of ``order_of_starts``: all, or some of them.
+    ``order_of_starts`` holds the segments to order: all, or some of them.
     """
     starts = iter(order_of_starts)
     used = [True] * len(lists)

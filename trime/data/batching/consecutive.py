@@ -9,10 +9,10 @@ from trime.data.segments import Segments
 
 
 class Consecutive:
-    """``size`` segments a batch in runs of ``run`` (the paper's m) consecutive ones, oldest first."""
+    """Batches of ``size`` segments in runs of ``run`` (the paper's m) consecutive ones, oldest first."""
 
     needs_neighbours = False
-    reads_on = False
+    contiguous_rows = False
 
     def __init__(self, size: int, run: int, seed: int):
         self.size, self.run, self.seed = check_size(size), run, seed
@@ -20,10 +20,10 @@ class Consecutive:
             raise ValueError(f"batching.run={run} must lie in 1..batching.size={size}")
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
-        """Whole runs in random order, then the shorter ones that documents leave over, fill the batches.
+        """Fill batches with full runs in random order, then with the shorter runs that remain of documents.
 
-        A run that meets a batch's end goes on in the next one; only short runs (or a ``size`` that is no
-        multiple of ``run``) bring that about.
+        A run is continued in the next batch where its batch is full, which only happens after short runs or with a
+        ``size`` that is not a multiple of ``run``.
         """
         random = generator(self.seed, epoch)
         runs = []
@@ -31,6 +31,6 @@ class Consecutive:
             # A document shorter than whole runs starts with its short one in every other epoch.
             first = len(document) % self.run if epoch % 2 else 0
             runs += [r for r in (document[:first].tolist(), *chunks(document[first:].tolist(), self.run)) if r]
-        whole, short = ([r for r in runs if (len(r) == self.run) == kept] for kept in (True, False))
-        order = [segment for run in (*shuffled(whole, random), *shuffled(short, random)) for segment in run]
+        full, short = ([r for r in runs if (len(r) == self.run) == is_full] for is_full in (True, False))
+        order = [segment for run in (*shuffled(full, random), *shuffled(short, random)) for segment in run]
         return shuffled(chunks(order, self.size), random)

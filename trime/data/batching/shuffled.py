@@ -9,14 +9,14 @@ from trime.data.segments import Segments
 
 
 class Shuffled:
-    """``size`` random segments a batch."""
+    """Batches of ``size`` random segments."""
 
     needs_neighbours = False
-    reads_on = False
+    contiguous_rows = False
 
     def __init__(self, size: int, seed: int):
         self.size, self.seed = check_size(size), seed
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
-        """A permutation, cut into batches."""
+        """Split a random permutation into batches."""
         return chunks(generator(self.seed, epoch).permutation(len(segments)).tolist(), self.size)

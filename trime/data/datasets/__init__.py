@@ -1,4 +1,4 @@
-"""Datasets: a place and a function ``documents(split)``. One file and one yaml add one."""
+"""Datasets: a location and a method ``documents(split)``. One file and one yaml add a dataset."""
 
 from trime.data.datasets.base import Dataset, Document
 

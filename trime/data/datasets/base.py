@@ -1,4 +1,4 @@
-"""What a dataset is."""
+"""The interface of datasets."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ SPLITS = ("train", "valid", "test")
 
 
 class Document(NamedTuple):
-    """A name, and the lines of its text as bytes, read when asked for."""
+    """A document's name and the lines of its text as bytes, which may be read lazily."""
 
     name: str
     lines: Iterable[bytes]
 
 
 class Dataset(ABC):
-    """Text in splits of documents."""
+    """A text with splits into documents; ``location`` is where it lies, for messages and statistics."""
 
     name: str
-    place: Path | str
+    location: Path | str
     tokenizer: Tokenizer
     characters: bool = False  # tokens are characters: bits per character are reported
-    published: ClassVar[dict[str, int]] = {}  # split: token count in the literature
-    why_counts_differ: ClassVar[str] = ""
+    published: ClassVar[dict[str, int]] = {}  # token count in the literature, by split
+    count_difference_reason: ClassVar[str] = ""
 
     @abstractmethod
     def files(self, split: str) -> list[Path]:
-        """The files that hold a split, in order."""
+        """Return the files of a split, in order."""
 
     @abstractmethod
     def documents(self, split: str) -> Iterator[Document]:
-        """The documents of a split, in order."""
+        """Yield the documents of a split, in order."""
 
     def splits(self) -> list[str]:
-        """The splits that exist."""
+        """Return the splits that exist."""
         return [split for split in SPLITS if self.files(split)]
 
     def size(self, split: str) -> int:
-        """Bytes of a split, for progress bars."""
+        """Return the size of a split in bytes, for progress bars."""
         return sum(path.stat().st_size for path in self.files(split))
 
     def fingerprint(self) -> str:
-        """Names the content: every file's name and bytes."""
+        """Return a hash of every file's name and content."""
         digest = hashlib.sha256()
         for split in SPLITS:
             for path in self.files(split):
@@ -58,23 +58,23 @@ class Dataset(ABC):
         return digest.hexdigest()[:16]
 
     def notes(self) -> list[str]:
-        """What a reader of the statistics should know."""
+        """Return remarks for the statistics."""
         return []
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file."""
+    """Yield the lines of a file."""
     with open(path, "rb") as file:
         yield from file
 
 
-def existing_folder(path: str | None, what: str) -> Path:
-    """The folder a user named, or an error that says how to name one."""
+def existing_folder(path: str | None, name: str) -> Path:
+    """Return the folder that the user named; UserError where there is none. ``name`` is whose folder it is."""
     if path is None:
         raise UserError(
-            f"{what} needs a folder: add dataset.path=DIR (of other text evaluate.dataset.path or datastore.dataset.path)"
+            f"{name} needs a folder: add dataset.path=DIR (or evaluate.dataset.path or datastore.dataset.path for other text)"
         )
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise UserError(f"{what}: there is no folder {folder}: set dataset.path to one that exists")
+        raise UserError(f"{name}: there is no folder {folder}: set dataset.path to one that exists")
     return folder

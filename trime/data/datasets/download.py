@@ -1,4 +1,4 @@
-"""Fetching a dataset's archive: several sources, checksum, progress, resume."""
+"""Download a dataset's archive: from several sources, with checksum, progress bar and resume."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CHUNK = 2**20
 
 
 def fetch(urls: list[str], digest: str | None, target: Path) -> Path:
-    """The file at ``target``, downloaded from the first source that answers; a broken download goes on.
+    """Return the file at ``target``, downloaded from the first source that works; an interrupted download is resumed.
 
-    ``digest`` is "algorithm:hex", or None where the caller knows that of the content. Raises UserError where no source
-    gives the file.
+    ``digest`` is "algorithm:hex", or None where the caller checks the content. Raises UserError where no source provides
+    the file.
     """
     if target.exists():
         return target
@@ -28,7 +28,7 @@ def fetch(urls: list[str], digest: str | None, target: Path) -> Path:
     partial = target.with_name(target.name + ".partial")
     reasons = []
     for url in urls:
-        if digest is None:  # nothing would tell a mixture of two sources from a whole file
+        if digest is None:  # without a digest, parts of two sources could be mixed unnoticed
             partial.unlink(missing_ok=True)
         try:
             download(url, partial)
@@ -36,14 +36,16 @@ def fetch(urls: list[str], digest: str | None, target: Path) -> Path:
                 partial.replace(target)
                 return target
             partial.unlink()
-            reasons.append(f"{url}: another checksum")
+            reasons.append(f"{url}: wrong checksum")
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reasons.append(f"{url}: {getattr(error, 'reason', error)}")
-    raise UserError(f"no source gave {target.name} ({'; '.join(reasons)}): put that file ({digest or target.stem}) at {target}")
+    raise UserError(
+        f"no source provided {target.name} ({'; '.join(reasons)}): put that file ({digest or target.stem}) at {target}"
+    )
 
 
 def download(url: str, partial: Path) -> None:
-    """Appends to ``partial`` what is missing of it."""
+    """Download the missing part of a file and append it to ``partial``."""
     done = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:
@@ -54,27 +56,27 @@ def download(url: str, partial: Path) -> None:
         raise
     done = done if response.status == 206 else 0
     with response, open(partial, "ab" if done else "wb") as file:
-        left = int(response.headers.get("Content-Length") or 0)
-        with tqdm(total=left or None, unit="B", unit_scale=True, desc=f"fetch {url.rsplit('/', 1)[-1]}") as bar:
+        length = int(response.headers.get("Content-Length") or 0)
+        with tqdm(total=length or None, unit="B", unit_scale=True, desc=f"fetch {url.rsplit('/', 1)[-1]}") as bar:
             while block := response.read(CHUNK):
                 file.write(block)
                 bar.update(len(block))
-        if file.tell() - done < left:
+        if file.tell() - done < length:
             raise ConnectionError("the connection broke off")
 
 
 def unzip(archive: Path, folder: Path) -> Path:
-    """Extracts an archive, whole or not at all; returns the folder."""
+    """Extract an archive, whole or not at all, and return the folder; UserError where it is broken."""
     partial = folder.with_name(folder.name + ".partial")
     try:
         with zipfile.ZipFile(archive) as file:
             file.extractall(partial)
     except zipfile.BadZipFile:
-        raise UserError(f"{archive} is no whole zip file: delete it, and run again or put the right one there") from None
+        raise UserError(f"{archive} is not a complete zip file: delete it, and run again or put the right one there") from None
     return partial.replace(folder)
 
 
 def checksum(path: Path, algorithm: str) -> str:
-    """The digest of a file as "algorithm:hex"."""
+    """Return the digest of a file as "algorithm:hex"."""
     with open(path, "rb") as file:
         return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"

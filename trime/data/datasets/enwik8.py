@@ -17,24 +17,24 @@ ARCHIVE_SOURCES = ["https://mattmahoney.net/dc/enwik8.zip", "https://data.deepai
 
 
 class Enwik8(Dataset):
-    """One document a split, one token a byte. ``path`` is the file ``enwik8`` or the folder that holds it.
+    """One document per split, one token per byte. ``path`` is the file ``enwik8`` or its folder.
 
-    A shorter file of the same form is split in the same proportion, 90:5:5.
+    A shorter file is split in the same proportion, 90:5:5.
     """
 
     name = "enwik8"
     characters = True
     published: ClassVar[dict[str, int]] = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
-    why_counts_differ = "the file is not the published enwik8 of 100,000,000 bytes"
+    count_difference_reason = "the file is not the published enwik8 of 100,000,000 bytes"
 
     def __init__(self, cache: str, tokenizer: Tokenizer, path: str | None = None):
         self.path, self.cache, self.tokenizer = path, Path(cache), tokenizer
 
     @cached_property
-    def place(self) -> Path:  # type: ignore[override]
+    def location(self) -> Path:  # type: ignore[override]
         if self.path is not None:
-            given = Path(self.path).expanduser()
-            file = given / "enwik8" if given.is_dir() else given
+            path = Path(self.path).expanduser()
+            file = path / "enwik8" if path.is_dir() else path
             if not file.is_file():
                 raise UserError(f"dataset enwik8: there is no file {file}: set dataset.path to it")
             return file
@@ -44,12 +44,13 @@ class Enwik8(Dataset):
         return folder / "enwik8"
 
     def bounds(self, split: str) -> tuple[int, int]:
-        whole = self.place.stat().st_size
+        """Return the first byte of a split and the one after its last."""
+        size = self.location.stat().st_size
         edges = {"train": (0, 90), "valid": (90, 95), "test": (95, 100)}[split]
-        return edges[0] * whole // 100, edges[1] * whole // 100
+        return edges[0] * size // 100, edges[1] * size // 100
 
     def files(self, split: str) -> list[Path]:
-        return [self.place]
+        return [self.location]
 
     def size(self, split: str) -> int:
         start, end = self.bounds(split)
@@ -59,7 +60,8 @@ class Enwik8(Dataset):
         yield Document(split, self.blocks(*self.bounds(split)))
 
     def blocks(self, start: int, end: int) -> Iterator[bytes]:
-        with open(self.place, "rb") as file:
+        """Yield the bytes from ``start`` to ``end`` in blocks."""
+        with open(self.location, "rb") as file:
             file.seek(start)
             while start < end and (block := file.read(min(2**20, end - start))):
                 start += len(block)

@@ -1,4 +1,4 @@
-"""The embedded default corpus: the Python standard library's own source on this machine."""
+"""The built-in default corpus: the source of the Python standard library on this machine."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2t
 
 
 class StandardLibrary(Dataset):
-    """One document a module, without tests (and idlelib and lib2to3, which some systems leave out).
+    """One document per module, without tests (and idlelib and lib2to3, which some systems leave out).
 
-    A module's split is decided by a hash of its name: 90 % train, 5 % valid, 5 % test. ``modules``
-    limits how many are used, the first by that hash, for quick looks.
+    A hash of its name decides a module's split: 90 % train, 5 % valid, 5 % test. ``modules`` limits the number of
+    modules, the first by that hash, for quick trials.
     """
 
     name = "stdlib"
 
     def __init__(self, modules: int | None = None):
-        self.place = Path(sysconfig.get_path("stdlib"))
+        self.location = Path(sysconfig.get_path("stdlib"))
         self.tokenizer = PythonSource()
         self.modules = modules
 
     @cached_property
     def by_split(self) -> dict[str, list[Path]]:
-        names = sorted(self.sources(), key=self.draw)[: self.modules]
+        """The files of each split."""
+        names = sorted(self.sources(), key=self.name_hash)[: self.modules]
         splits: dict[str, list[Path]] = {split: [] for split in SPLITS}
         for path in sorted(names):
-            # The same bytes decide the split whatever the limit, so that small runs keep it.
-            ratio = self.draw(path) * 997 % 1
-            splits["train" if ratio < 0.9 else "valid" if ratio < 0.95 else "test"].append(self.place / path)
+            # The same hash decides the split whatever the limit, so that modules keep it in small runs.
+            ratio = self.name_hash(path) * 997 % 1
+            splits["train" if ratio < 0.9 else "valid" if ratio < 0.95 else "test"].append(self.location / path)
         return splits
 
     def sources(self) -> Iterator[Path]:
-        for folder, folders, names in os.walk(self.place):
+        """Yield the paths of all modules, relative to the library's folder."""
+        for folder, folders, names in os.walk(self.location):
             folders[:] = sorted(set(folders) - LEFT_OUT)
-            yield from (Path(folder, name).relative_to(self.place) for name in names if name.endswith(".py"))
+            yield from (Path(folder, name).relative_to(self.location) for name in names if name.endswith(".py"))
 
     @staticmethod
-    def draw(path: Path) -> float:
-        """A number in [0, 1) from the module's name alone."""
+    def name_hash(path: Path) -> float:
+        """Return a number in [0, 1) that depends on the module's name alone."""
         return int.from_bytes(hashlib.sha256(path.as_posix().encode()).digest()[:6], "big") / 2**48
 
     def files(self, split: str) -> list[Path]:
@@ -55,7 +57,7 @@ class StandardLibrary(Dataset):
 
     def documents(self, split: str) -> Iterator[Document]:
         for path in self.files(split):
-            yield Document(path.relative_to(self.place).as_posix(), lines_of(path))
+            yield Document(path.relative_to(self.location).as_posix(), lines_of(path))
 
     def notes(self) -> list[str]:
         return [f"source files of Python {platform.python_version()}"]

@@ -25,44 +25,45 @@ SOURCES = (
 class WikiText(Dataset):
     """A document starts at a line `` = Title = `` after a blank line (formulas have such lines too); ``<eos>`` after each line.
 
-    ``documents`` takes the first so many of the training split, for quick looks. Read from ``path`` (files
+    ``documents`` limits the number of training documents, for quick trials. The text is read from ``path`` (files
     ``wiki.train.tokens`` or ``train.txt``, and so on) or downloaded to ``cache``.
     """
 
     published: ClassVar[dict[str, int]] = {"valid": 217_646, "test": 245_569}
-    why_counts_differ = "the files are not the published ones, or were cut or tokenised again"
+    count_difference_reason = "the files are not the published ones, or were shortened or tokenised again"
 
     def __init__(self, size: int, cache: str, path: str | None = None, documents: int | None = None):
         if size not in DIGESTS:
             raise UserError(f"there is no WikiText-{size}: choose dataset=wikitext2 or dataset=wikitext103")
-        self.name, self.size_name, self.path, self.cache = f"wikitext{size}", size, path, Path(cache)
+        self.name, self.version, self.path, self.cache = f"wikitext{size}", size, path, Path(cache)
         self.tokenizer, self.first = Whitespace(), documents
 
     @cached_property
-    def place(self) -> Path:  # type: ignore[override]
+    def location(self) -> Path:  # type: ignore[override]
         if self.path is not None:
             return existing_folder(self.path, f"dataset {self.name}")
-        folder = self.cache / f"wikitext-{self.size_name}"
+        folder = self.cache / f"wikitext-{self.version}"
         if not folder.is_dir():
-            urls = [source.format(size=self.size_name) for source in SOURCES]
-            archive = fetch(urls, DIGESTS[self.size_name], self.cache / f"wikitext-{self.size_name}-v1.zip")
+            urls = [source.format(size=self.version) for source in SOURCES]
+            archive = fetch(urls, DIGESTS[self.version], self.cache / f"wikitext-{self.version}-v1.zip")
             unzip(archive, folder)
-        return folder / f"wikitext-{self.size_name}"
+        return folder / f"wikitext-{self.version}"
 
     def files(self, split: str) -> list[Path]:
-        names = [self.place / f"wiki.{split}.tokens", self.place / f"{split}.txt"]
+        names = [self.location / f"wiki.{split}.tokens", self.location / f"{split}.txt"]
         return [path for path in names if path.is_file()][:1]
 
     def splits(self) -> list[str]:
-        found = [split for split in SPLITS if self.files(split)]
-        if not found:
-            raise UserError(f"{self.place} holds no wiki.train.tokens or train.txt (valid, test): put them there")
-        return found
+        splits = [split for split in SPLITS if self.files(split)]
+        if not splits:
+            raise UserError(f"{self.location} holds no wiki.train.tokens or train.txt (valid, test): put them there")
+        return splits
 
     def documents(self, split: str) -> Iterator[Document]:
-        return islice(self.every(split), self.first if split == "train" else None)
+        return islice(self.all_documents(split), self.first if split == "train" else None)
 
-    def every(self, split: str) -> Iterator[Document]:
+    def all_documents(self, split: str) -> Iterator[Document]:
+        """Yield every document of a split."""
         for path in self.files(split):
             lines: list[bytes] = []  # of the current document
             for line in open(path, "rb"):
@@ -74,5 +75,5 @@ class WikiText(Dataset):
 
 
 def title(lines: list[bytes]) -> str:
-    """The first line with text, without its marks."""
+    """Return the first line with text, without its title marks."""
     return next((line for line in lines if line.strip()), b"").decode("utf-8", "replace").strip(" =\n")

@@ -1,4 +1,4 @@
-"""What parallel text is, and one's own: two files a split, line by line."""
+"""The interface of parallel text, and your own text: two files per split, aligned line by line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Pair(NamedTuple):
 
 @runtime_checkable
 class Parallel(Protocol):
-    """Pairs of each split, the same ones in the same order each time.
+    """Parallel text that yields the pairs of a split in the same order each time.
 
-    ``cut``: sentences are pieces already; ``detokenize``: of Moses' tokens, and BLEU is of the text that those make up.
+    ``cut``: sentences are already split into pieces; ``detokenize``: into pieces of Moses' tokens, and BLEU is of the
+    detokenized text.
     """
 
     name: str
@@ -31,23 +32,25 @@ class Parallel(Protocol):
     detokenize: bool
 
     @property
-    def place(self) -> Path | str: ...
+    def location(self) -> Path | str:
+        """Where the text lies, for messages and statistics."""
 
     def files(self, split: str) -> list[Path]:
-        """The files of a split."""
+        """Return the files of a split."""
 
-    def pairs(self, split: str) -> Iterator[Pair]: ...
+    def pairs(self, split: str) -> Iterator[Pair]:
+        """Yield the pairs of a split."""
 
     def notes(self) -> list[str]:
-        """What a reader of the statistics should know."""
+        """Return remarks for the statistics."""
 
 
 class Lines:
-    """Files ``train.de``, ``train.en`` and so on of a folder; valid may be called val or dev.
+    """Files ``train.de``, ``train.en`` and so on in a folder; valid may be called val or dev.
 
-    Of the training pairs those are left out of which a side has more than ``longest`` words, or ``ratio`` times as
-    many as the other. ``cut``: sentences are pieces already, their ends marked @@ where a word goes on. ``detokenize``: the
-    pieces are of Moses' tokens, which its detokenizer makes text of again before BLEU is counted.
+    Training pairs are left out where a side has more than ``longest`` words, or more than ``ratio`` times as many as the
+    other. ``cut``: sentences are already split into pieces, with @@ where a word continues. ``detokenize``: the pieces are
+    of Moses' tokens, which are detokenized before BLEU is computed.
     """
 
     names: ClassVar[dict[str, tuple[str, ...]]] = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
@@ -67,51 +70,51 @@ class Lines:
         self.longest, self.ratio, self.detokenize = longest, ratio, detokenize
 
     @property
-    def place(self) -> Path:
-        """The folder."""
+    def location(self) -> Path:
+        """Return the folder; UserError where it does not exist."""
         return existing_folder(self.path, f"dataset {self.name}")
 
     def files(self, split: str) -> list[Path]:
-        """Both files of a split; none where one is missing, which training cannot do without."""
-        found = [self.file(split, language) for language in self.languages]
-        if all(found):
-            return [path for path in found if path]
-        if split == "train" or any(found):
-            wanted = " and ".join(f"{self.names[split][0]}.{language}" for language in self.languages)
-            raise UserError(f"{self.place} does not hold both {wanted}: put them there, a sentence a line")
+        """Return both files of a split, or none; UserError where one is missing, or both of train."""
+        paths = [self.file(split, language) for language in self.languages]
+        if all(paths):
+            return [path for path in paths if path]
+        if split == "train" or any(paths):
+            names = " and ".join(f"{self.names[split][0]}.{language}" for language in self.languages)
+            raise UserError(f"{self.location} does not hold both {names}: put them there, one sentence per line")
         return []
 
     def file(self, split: str, language: str) -> Path | None:
-        """A split in a language, if it is there."""
-        candidates = (self.place / f"{name}.{language}" for name in self.names[split])
+        """Return a split's file in a language, or None where there is none."""
+        candidates = (self.location / f"{name}.{language}" for name in self.names[split])
         return next((path for path in candidates if path.is_file()), None)
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """Lines side by side, without empty ones; beyond the training split no side may be empty alone."""
+        """Yield the pairs that are not empty; UserError where files differ in length, or a valid or test side is empty alone."""
         source, target = self.files(split)
         for number, (left, right) in enumerate(zip_longest(lines_of(source), lines_of(target)), 1):
             if left is None or right is None:
-                raise UserError(f"{source} and {target} have not the same number of lines: line {number} is in one alone")
+                raise UserError(f"{source} and {target} have different numbers of lines: line {number} is in only one of them")
             pair = Pair(left.strip(), right.strip())
             if split != "train" and any(pair) and not all(pair):
                 raise UserError(
-                    f"line {number} of {target if pair.source else source} is empty: BLEU is of all sentences; mend both"
+                    f"line {number} of {target if pair.source else source} is empty, but BLEU is of all sentences: correct both files"
                 )
             if all(pair) and (split != "train" or self.fits(pair)):
                 yield pair
 
     def notes(self) -> list[str]:
-        """Nothing."""
+        """Return no remarks."""
         return []
 
     def fits(self, pair: Pair) -> bool:
-        """Whether a pair is one to learn from."""
+        """Return True if a pair is within the limits on length."""
         short, long = sorted(len(side.split()) for side in pair)
         return long <= self.longest and (self.ratio is None or long <= self.ratio * short)
 
 
 def lines_of(file: Path) -> Iterator[str]:
-    """The lines of a text in UTF-8."""
+    """Yield the lines of a text; UserError where it is not UTF-8."""
     with open(file, encoding="utf-8") as lines:
         try:
             yield from lines

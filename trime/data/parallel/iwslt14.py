@@ -1,4 +1,4 @@
-"""IWSLT'14 German to English (Cettolo et al. 2014): talks, split as the literature's preparation script splits them."""
+"""IWSLT'14 German to English (Cettolo et al. 2014): talks, split as by the preparation script of the literature."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SOURCES = (
     "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
     "https://wit3.fbk.eu/archive/2014-01/texts/de/en/de-en.tgz",
 )
-CHECKSUM = None  # neither source publishes one, and no copy known to be right was at hand to compute it from
+CHECKSUM = None  # neither source publishes one, and no verified copy was available to compute it
 TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 TAGGED = re.compile(r"<(title|description)>(.*)</\1>")
 ABOUT = re.compile(r"\s*</?(url|talkid|keywords|speaker|reviewer|translator|doc|transcript|content)\b")
 SEGMENT = re.compile(r"<seg[^>]*>(.*)</seg>")
-PUBLISHED = 160_239  # training pairs that the preparation script leaves
-EVERY = 23  # of so many training pairs the last one is for validation
+PUBLISHED = 160_239  # training pairs after the preparation script
+EVERY = 23  # every 23rd training pair is a validation pair
 
 
 class IWSLT14(Lines):
     """The raw archive's folder (train.tags.de-en.de, IWSLT14.TED.dev2010.de-en.de.xml and so on), or files train.de, valid.de …
 
     Read from ``path`` or downloaded to ``cache``, without a checksum: ``notes`` compares the number of training pairs with the
-    published one, and a run on other text decides no cell of the ledger. Raw text is lower-cased if ``lower``, as published;
-    but lengths are of words here, of Moses' tokens there, so that some other pairs are left out and validate.
+    published one, and a run on other text does not count in the ledger. Raw text is lower-cased if ``lower``, as published;
+    but lengths are counted in words instead of Moses' tokens, so that slightly different pairs are left out and validated.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class IWSLT14(Lines):
         self.cache, self.lower = Path(cache) / "iwslt14", lower
 
     @cached_property
-    def place(self) -> Path:
-        """The folder that is named, or the one that is downloaded to."""
+    def location(self) -> Path:
+        """The folder named by ``path``, or the downloaded one."""
         if self.path is not None:
             return existing_folder(self.path, "dataset iwslt14")
         folder = self.cache / "de-en"
@@ -61,16 +61,18 @@ class IWSLT14(Lines):
                 with tarfile.open(archive) as file:
                     file.extractall(partial, filter="data")
             except (tarfile.TarError, EOFError, OSError) as error:
-                raise UserError(f"{archive} is no whole archive ({error}): delete it, or put the right one there") from None
+                raise UserError(
+                    f"{archive} is not a complete archive ({error}): delete it, or put the right one there"
+                ) from None
             (partial / "de-en").replace(folder)
         return folder
 
     def fits(self, pair: Pair) -> bool:
-        """Whether a pair is one to learn from; prepared files hold no others."""
+        """Return True if a pair is within the limits on length; prepared files are filtered already."""
         return not self.raw or super().fits(pair)
 
     def notes(self) -> list[str]:
-        """Where the text is not the published one, by its number of training pairs."""
+        """Return a remark where the number of training pairs shows that the text is not the published one."""
         count = sum(1 for _ in self.pairs("train"))
         if abs(count - PUBLISHED) < 0.02 * PUBLISHED:
             return []
@@ -78,21 +80,21 @@ class IWSLT14(Lines):
 
     @property
     def raw(self) -> bool:
-        """Whether the archive's own files are there."""
-        return (self.place / f"train.tags.de-en.{self.languages[0]}").is_file()
+        """True where the folder holds the archive's raw files."""
+        return (self.location / f"train.tags.de-en.{self.languages[0]}").is_file()
 
     def files(self, split: str) -> list[Path]:
-        """The files of a split, source before target."""
+        """Return the files of a split, source before target; UserError where one is missing."""
         if not self.raw:
             return super().files(split)
         names = [f"IWSLT14.{name}.de-en.{{}}.xml" for name in TESTS] if split == "test" else ["train.tags.de-en.{}"]
-        found = [self.place / name.format(language) for language in self.languages for name in names]
-        if missing := [path.name for path in found if not path.is_file()]:
-            raise UserError(f"{self.place} lacks {missing[0]}: unpack the whole archive there")
-        return found
+        paths = [self.location / name.format(language) for language in self.languages for name in names]
+        if missing := [path.name for path in paths if not path.is_file()]:
+            raise UserError(f"{self.location} lacks {missing[0]}: unpack the whole archive there")
+        return paths
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """Of raw text, tags and lines about the talks are left out; every 23rd training pair is a validation pair."""
+        """Yield the pairs of a split; raw text loses its tags and lines about the talks."""
         if not self.raw:
             yield from super().pairs(split)
             return
@@ -100,24 +102,24 @@ class IWSLT14(Lines):
         source, target = files[: len(files) // 2], files[len(files) // 2 :]
         sides = [[sentence for path in part for sentence in sentences_of(path)] for part in (source, target)]
         if len(sides[0]) != len(sides[1]):
-            raise UserError(f"{source[0]} and {target[0]} have not the same number of sentences: unpack the archive again")
-        every = (Pair(*(side.lower() if self.lower else side for side in pair)) for pair in zip(*sides, strict=True))
+            raise UserError(f"{source[0]} and {target[0]} have different numbers of sentences: unpack the archive again")
+        pairs = (Pair(*(side.lower() if self.lower else side for side in pair)) for pair in zip(*sides, strict=True))
         if split == "test":
-            yield from every
+            yield from pairs
             return
-        kept = (pair for pair in every if all(pair) and self.fits(pair))
-        for number, pair in enumerate(kept, 1):
+        filtered = (pair for pair in pairs if all(pair) and self.fits(pair))
+        for number, pair in enumerate(filtered, 1):
             if (number % EVERY == 0) == (split == "valid"):
                 yield pair
 
 
 def sentences_of(path: Path) -> Iterator[str]:
-    """The sentences of a file of the archive, without tags."""
-    tests = path.suffix == ".xml"
-    pattern = SEGMENT if tests else TAGGED
+    """Yield the sentences of a file of the archive, without tags."""
+    is_xml = path.suffix == ".xml"
+    pattern = SEGMENT if is_xml else TAGGED
     for line in path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n"):
-        found = pattern.search(line)
-        if found:
-            yield found[found.lastindex or 0].strip()
-        elif not tests and not ABOUT.match(line):
+        match = pattern.search(line)
+        if match:
+            yield match[match.lastindex or 0].strip()
+        elif not is_xml and not ABOUT.match(line):
             yield line.strip()

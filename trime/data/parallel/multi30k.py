@@ -1,4 +1,4 @@
-"""Multi30k's first task (Elliott et al. 2016): captions in German and English, 29,000 to learn from."""
+"""Task 1 of Multi30k (Elliott et al. 2016): captions in German and English, 29,000 training pairs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DIGESTS = {  # SHA-256 of the unpacked files
 
 
 class Multi30k(Lines):
-    """Read from ``path`` (train.de, val.de, test_2016_flickr.de and the same in English) or downloaded to ``cache``."""
+    """Multi30k from ``path`` (train.de, val.de, test_2016_flickr.de and the same in English) or downloaded to ``cache``."""
 
     names: ClassVar[dict[str, tuple[str, ...]]] = {
         "train": ("train",),
@@ -41,28 +41,28 @@ class Multi30k(Lines):
         self.cache = Path(cache) / "multi30k"
 
     @property
-    def place(self) -> Path:
-        """The folder that is named, or the one that is downloaded to."""
+    def location(self) -> Path:
+        """Return the folder named by ``path``, or the one with the downloaded files."""
         if self.path is not None:
-            return super().place
+            return super().location
         for split in SPLITS:
             for language in self.languages:
                 self.download(f"{self.names[split][0]}.{language}")
         return self.cache
 
     def download(self, name: str) -> None:
-        """A file, if it is not there; UserError where its content is another than published."""
+        """Download a file unless it exists; UserError where its content is not the published one."""
         target = self.cache / name
         if target.exists():
             return
         packed = fetch([source.format(name=name) for source in SOURCES], None, target.with_name(f"{name}.gz"))
-        aside = target.with_name(f"{name}.partial")
+        partial = target.with_name(f"{name}.partial")
         try:
-            with gzip.open(packed) as content, open(aside, "wb") as out:
+            with gzip.open(packed) as content, open(partial, "wb") as out:
                 shutil.copyfileobj(content, out)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(f"{packed} is no whole gzip file ({error}): delete it, or put {name} at {target}") from None
-        if checksum(aside, "sha256") != f"sha256:{DIGESTS.get(name)}":
+            raise UserError(f"{packed} is not a complete gzip file ({error}): delete it, or put {name} at {target}") from None
+        if checksum(partial, "sha256") != f"sha256:{DIGESTS.get(name)}":
             raise UserError(f"{packed} is not the published {name}: delete it, or put {name} at {target}")
-        aside.replace(target)
+        partial.replace(target)
         packed.unlink()

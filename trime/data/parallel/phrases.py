@@ -1,4 +1,4 @@
-"""The embedded parallel text: sentences of a small German grammar and what they are in English. No download."""
+"""The built-in parallel text: sentences of a small German grammar with English translations. No download."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ class Phrase(NamedTuple):
 
 
 class Phrases:
-    """``count`` training pairs, a tenth as many in each other split; times stand after the verb, in English at the end."""
+    """``count`` training pairs, a tenth as many in each other split; adverbs of time follow the verb, in English the object."""
 
     name, languages, cut, detokenize = "phrases", ("de", "en"), False, False
-    place = "trime/data/parallel/phrases.py"
+    location = "trime/data/parallel/phrases.py"
 
     def __init__(self, count: int = 4000, seed: int = 0):
         self.count, self.seed = count, seed
 
     def files(self, split: str) -> list[Path]:
-        """This one."""
+        """Return this module's file."""
         return [Path(__file__)]
 
     def notes(self) -> list[str]:
-        """Nothing."""
+        """Return no remarks."""
         return []
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """Each split is drawn on its own."""
-        draw = random.Random(f"{self.seed} {split}")
+        """Yield the pairs of a split, each split with its own random state."""
+        rng = random.Random(f"{self.seed} {split}")
         for _ in range(self.count if split == "train" else max(1, self.count // 10)):
-            subject, other = self.phrase(draw, SUBJECT), self.phrase(draw, OBJECT)
-            (verb, does), (when, time) = draw.choice([*VERBS.items()]), draw.choice([*TIMES.items()])
-            english = f"{subject.english} {does} {other.english} {time}."
-            yield Pair(f"{subject.german} {verb} {when} {other.german}.", english[0].upper() + english[1:])
+            subject, object_ = self.phrase(rng, SUBJECT), self.phrase(rng, OBJECT)
+            (verb, english_verb), (adverb, english_adverb) = rng.choice([*VERBS.items()]), rng.choice([*TIMES.items()])
+            english = f"{subject.english} {english_verb} {object_.english} {english_adverb}."
+            yield Pair(f"{subject.german} {verb} {adverb} {object_.german}.", english[0].upper() + english[1:])
 
     @staticmethod
-    def phrase(draw: random.Random, forms: dict[str, tuple[str, str]]) -> Phrase:
-        """One of the nouns, with an article and an adjective."""
-        noun, (gender, english) = draw.choice([*NOUNS.items()])
-        (word, meaning), known = draw.choice([*WORDS.items()]), draw.random() < 0.5
-        article = "the" if known else "an" if meaning[0] in "aeiou" else "a"
-        german = forms[gender][0 if known else 1].format(word)
+    def phrase(rng: random.Random, forms: dict[str, tuple[str, str]]) -> Phrase:
+        """Return a random noun phrase with an article and an adjective."""
+        noun, (gender, english) = rng.choice([*NOUNS.items()])
+        (word, meaning), definite = rng.choice([*WORDS.items()]), rng.random() < 0.5
+        article = "the" if definite else "an" if meaning[0] in "aeiou" else "a"
+        german = forms[gender][0 if definite else 1].format(word)
         return Phrase(f"{german} {noun}", f"{article} {meaning} {english}")

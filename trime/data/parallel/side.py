@@ -1,4 +1,4 @@
-"""A language of parallel text as a dataset, whose documents are sentences; and the pieces that both languages share."""
+"""One language of a parallel text as a dataset of sentences, and the tokenizers of parallel text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trime.types import UserError
 
 
 class Side(Dataset):
-    """The sentences of one language (0: source, 1: target), each a document of a line."""
+    """The sentences of one language (0: source, 1: target), each a document of one line."""
 
     def __init__(self, text: Parallel, side: int, tokenizer: Tokenizer):
         self.text, self.side, self.tokenizer = text, side, tokenizer
-        self.name, self.place = text.name, text.place
+        self.name, self.location = text.name, text.location
 
     def files(self, split: str) -> list[Path]:
         return self.text.files(split)
@@ -36,27 +36,27 @@ class Side(Dataset):
 
 
 def sentences(text: Parallel, split: str) -> Iterator[str]:
-    """Both languages, pair by pair."""
+    """Yield the sentences of both languages, pair by pair."""
     for pair in text.pairs(split):
         yield from pair
 
 
-def splits_of(text: Parallel) -> list[str]:
-    """Those that there are."""
+def available_splits(text: Parallel) -> list[str]:
+    """Return the splits that have files."""
     return [split for split in SPLITS if text.files(split)]
 
 
-def installed() -> None:
-    """UserError where what translation needs is not."""
+def require_packages() -> None:
+    """Raise UserError if a package that translation needs is not installed."""
     for package in ("tokenizers", "sacrebleu"):
         if find_spec(package) is None:
             raise UserError(f"translation needs {package}: pip install 'trime[mt]'")
 
 
-class Cut:
-    """Sentences that are pieces already, as subword-nmt cuts them: @@ where a word goes on.
+class PresegmentedText:
+    """A tokenizer for text that is already split into pieces by subword-nmt, with @@ where a word continues.
 
-    ``moses`` is the language whose Moses detokenizer makes text of their words (fairseq's ``--tokenizer moses``); null: none.
+    ``moses`` is the language of the Moses detokenizer for the words (fairseq's ``--tokenizer moses``); None: no detokenizer.
     """
 
     def __init__(self, moses: str | None = None):
@@ -80,16 +80,16 @@ def detokenizer(language: str) -> Any:
     return MosesDetokenizer(lang=language)
 
 
-class Joint:
-    """Byte-pair pieces that both languages share; a word's first piece begins with the mark of a space."""
+class JointBPE:
+    """A byte-pair tokenizer shared by both languages; a word's first piece begins with a marker for the space."""
 
     def __init__(self, pieces: Any):
         self.pieces = pieces  # a tokenizers.Tokenizer
 
     @classmethod
-    def learned(cls, texts: Iterable[str], limit: int) -> Joint:
-        """At most ``limit`` pieces; marks stand alone."""
-        installed()
+    def train(cls, texts: Iterable[str], limit: int) -> JointBPE:
+        """Train on texts, with at most ``limit`` pieces; punctuation is split off."""
+        require_packages()
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         pieces = Tokenizer(models.BPE(unk_token=UNKNOWN))
@@ -99,15 +99,15 @@ class Joint:
         return cls(pieces)
 
     @classmethod
-    def load(cls, file: Path) -> Joint:
-        """Those of a prepared text."""
-        installed()
+    def load(cls, file: Path) -> JointBPE:
+        """Load the tokenizer of a prepared text."""
+        require_packages()
         from tokenizers import Tokenizer
 
         return cls(Tokenizer.from_file(str(file)))
 
     def save(self, file: Path) -> None:
-        """A JSON file."""
+        """Write the tokenizer as a JSON file."""
         self.pieces.save(str(file))
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:

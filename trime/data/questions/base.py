@@ -1,4 +1,4 @@
-"""What a question is, the template that asks it, and the exact match that judges an answer."""
+"""The interface of question sets, the prompt template, and the exact match of answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 
 class Example(NamedTuple):
-    """A question, the text that holds its answer, and every answer that counts."""
+    """A question, the text that holds its answer, and all accepted answers."""
 
     name: str
     question: str
@@ -19,16 +19,17 @@ class Example(NamedTuple):
 
 @runtime_checkable
 class Questions(Protocol):
-    """Examples of a split, the same ones in the same order each time; ``draw`` draws anew what is random."""
+    """A set of questions; the examples of a split are the same in every pass with the same ``draw``."""
 
     seed: int
-    splits: ClassVar[tuple[str, ...]]  # those whose questions have answers
+    splits: ClassVar[tuple[str, ...]]  # splits whose questions have answers
 
-    def examples(self, split: str, draw: int = 0) -> Iterator[Example]: ...
+    def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
+        """Yield the examples of a split; ``draw`` numbers the random draws."""
 
 
 def prompt(example: Example, question_first: bool = True) -> str:
-    """Attendre section 4's template, with the question before or after the context."""
+    """Return the prompt of Attendre section 4, with the question before or after the context."""
     parts = [f"Question: {example.question}", f"Context: {example.context}"]
     return "\n\n ".join([*(parts if question_first else reversed(parts)), "Answer:"])
 
@@ -38,11 +39,11 @@ MARKS = set(string.punctuation + "‘’´`")
 
 
 def normalized(answer: str) -> str:
-    """As TriviaQA's official evaluation compares: lower case, no articles and marks, single spaces."""
+    """Normalize an answer as TriviaQA's official evaluation: lower case, no articles and marks, single spaces."""
     spaced = "".join(" " if mark in MARKS else mark for mark in answer.replace("_", " ").lower())
     return " ".join(ARTICLES.sub(" ", spaced).split())
 
 
 def exact_match(answer: str, example: Example) -> bool:
-    """Whether an answer is one of those that count."""
-    return normalized(answer) in {normalized(one) for one in example.answers}
+    """Return True if an answer is one of the accepted ones after normalization."""
+    return normalized(answer) in {normalized(accepted) for accepted in example.answers}

@@ -1,4 +1,4 @@
-"""The embedded questions: who is where, among the prose of Python's own help. No download; of the form of bAbI's first task."""
+"""The built-in questions: who is where, within the text of Python's help. No download; in the form of bAbI's first task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import ClassVar
 
 from trime.data.questions.base import Example
-from trime.data.questions.scatter import scattered, sentences_in
+from trime.data.questions.scatter import scatter_facts, split_sentences
 from trime.types import UserError
 
 PEOPLE = ("Ada", "Boris", "Chloe", "Dinah", "Emil", "Farah")
@@ -18,7 +18,7 @@ TALES = {"train": 1000, "valid": 200, "test": 200}
 
 
 class Rooms:
-    """``count`` stories of 2 to 8 moves; contexts have between ``least`` (null: exactly) and ``words`` words."""
+    """``count`` stories of 2 to 8 moves; contexts have from ``least`` to ``words`` words (``least`` null: exactly ``words``)."""
 
     name = "rooms"
     splits: ClassVar[tuple[str, ...]] = tuple(TALES)
@@ -29,20 +29,20 @@ class Rooms:
         self.words, self.least, self.count, self.seed = words, least, count, seed
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
-        """Stories of a split, which share none with another's but by chance."""
+        """Yield the stories of a split, which occur in another split only by chance."""
         for number in range(self.count or TALES[split]):
-            own = random.Random(f"{self.seed} {draw} {split} {number}")
-            moves = [(own.choice(PEOPLE), own.choice(ROOMS)) for _ in range(own.randint(2, 8))]
-            person = own.choice(moves)[0]
+            rng = random.Random(f"{self.seed} {draw} {split} {number}")
+            moves = [(rng.choice(PEOPLE), rng.choice(ROOMS)) for _ in range(rng.randint(2, 8))]
+            person = rng.choice(moves)[0]
             room = dict(moves)[person]
-            facts = [f"{who} {own.choice(MOVES)} the {where}." for who, where in moves]
-            words = self.words if self.least is None else own.randint(self.least, self.words)
-            yield Example(f"{split}-{number}", f"Where is {person}?", scattered(facts, prose(), words, own), (room,))
+            facts = [f"{mover} {rng.choice(MOVES)} the {place}." for mover, place in moves]
+            words = self.words if self.least is None else rng.randint(self.least, self.words)
+            yield Example(f"{split}-{number}", f"Where is {person}?", scatter_facts(facts, prose(), words, rng), (room,))
 
 
 @cache
 def prose() -> list[str]:
-    """The sentences of Python's help texts."""
+    """Return the sentences of Python's help texts."""
     from pydoc_data.topics import topics
 
-    return sentences_in("\n".join(topics[name] for name in sorted(topics)))
+    return split_sentences("\n".join(topics[name] for name in sorted(topics)))

@@ -1,4 +1,4 @@
-"""Facts in their order, at random places among consecutive sentences of a text."""
+"""Scatter facts, in their order, at random places among consecutive sentences of a text."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import re
 END = re.compile(r"(?<=[.!?])[\"'”’]*\s+")
 
 
-def sentences_in(text: str) -> list[str]:
-    """The sentences of a text, their spaces single."""
-    found = (" ".join(sentence.split()) for sentence in END.split(text))
-    return [sentence for sentence in found if sentence]
+def split_sentences(text: str) -> list[str]:
+    """Return the sentences of a text, with single spaces."""
+    sentences = (" ".join(sentence.split()) for sentence in END.split(text))
+    return [sentence for sentence in sentences if sentence]
 
 
-def scattered(facts: list[str], sentences: list[str], words: int, draw: random.Random) -> str:
-    """``words`` words at most, but for the facts, which all stand there."""
-    left = words - sum(len(fact.split()) for fact in facts)
-    around = passage(sentences, left, draw) if left > 0 else []
-    places = sorted(draw.randint(0, len(around)) for _ in facts)
+def scatter_facts(facts: list[str], sentences: list[str], words: int, rng: random.Random) -> str:
+    """Return a text of at most ``words`` words with all facts in it; it is longer only where the facts alone are."""
+    remaining = words - sum(len(fact.split()) for fact in facts)
+    background = random_passage(sentences, remaining, rng) if remaining > 0 else []
+    places = sorted(rng.randint(0, len(background)) for _ in facts)
     parts: list[str] = []
-    for start, end, fact in zip([0, *places], [*places, len(around)], [*facts, ""], strict=True):
-        parts += [*around[start:end], fact]
+    for start, end, fact in zip([0, *places], [*places, len(background)], [*facts, ""], strict=True):
+        parts += [*background[start:end], fact]
     return " ".join(filter(None, parts))
 
 
-def passage(sentences: list[str], words: int, draw: random.Random) -> list[str]:
-    """Sentences of at most ``words`` words from a random place, around the text's end."""
-    start, found, left = draw.randrange(len(sentences)), [], words
+def random_passage(sentences: list[str], words: int, rng: random.Random) -> list[str]:
+    """Return consecutive sentences of at most ``words`` words from a random start, continuing from the text's beginning."""
+    start, passage, remaining = rng.randrange(len(sentences)), [], words
     for number in range(len(sentences)):
         sentence = sentences[(start + number) % len(sentences)]
-        left -= len(sentence.split())
-        if left < 0:
+        remaining -= len(sentence.split())
+        if remaining < 0:
             break
-        found.append(sentence)
-    return found
+        passage.append(sentence)
+    return passage

@@ -1,8 +1,8 @@
-"""TriviaQA, unfiltered: questions with all Wikipedia pages and search results that were found for them (Joshi et al. 2017).
+"""TriviaQA, unfiltered: questions with all Wikipedia pages and search results retrieved for them (Joshi et al. 2017).
 
 From the hub, or from the official files: questions and answers in ``triviaqa-unfiltered/unfiltered-web-dev.json`` and
 ``unfiltered-web-train.json``, the texts in ``evidence/wikipedia/`` and ``evidence/web/`` of ``triviaqa-rc``. The official
-test questions (``unfiltered-web-test-without-answers.json``) have no answers, so that nothing can be judged by them.
+test questions (``unfiltered-web-test-without-answers.json``) have no answers and cannot be used for evaluation.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ALIASES = ("Aliases", "NormalizedAliases", "HumanAnswers")
 
 
 class TriviaQA:
-    """``count`` questions of a split, chosen by ``seed``. ``path``: the official folder; null: the hub (extra ``hub``)."""
+    """``count`` questions of a split, sampled with ``seed``; from the official folder ``path``, or from the hub (extra ``hub``)."""
 
     name = "triviaqa"
     splits: ClassVar[tuple[str, ...]] = tuple(FILES)
 
     def __init__(self, path: str | None = None, count: int | None = 1000, seed: int = 0):
         self.path, self.count, self.seed = Path(path).expanduser() if path else None, count, seed
-        self.missing_evidence = 0  # files of the questions that were asked for last
+        self.missing_evidence = 0  # number of missing files, of the questions yielded last
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
-        """Yield the chosen questions; UserError where the split has no answers, or none of their evidence is there."""
+        """Yield the sampled questions; UserError where the split has no answers, or all evidence is missing."""
         if split not in self.splits:
             raise UserError(f"TriviaQA's {split} questions have no answers: set answering.split=valid")
         rows = official_rows(self.path, split) if self.path else hub_rows(split)
@@ -47,24 +47,26 @@ class TriviaQA:
     def check_evidence(self, rows: list[dict[str, Any]]) -> None:
         """Count and print how many evidence files are missing; UserError where all of them are."""
         files = [self.evidence(row) for row in rows]
-        there = [[file.is_file() for file in own] for own in files]
-        named, found, bare = sum(map(len, files)), sum(map(sum, there)), sum(not any(own) for own in there)
-        if rows and not found:
+        exists = [[file.is_file() for file in evidence] for evidence in files]
+        expected, existing = sum(map(len, files)), sum(map(sum, exists))
+        without = sum(not any(evidence) for evidence in exists)
+        if rows and not existing:
             raise UserError(
-                f"questions.path={self.path}: none of the {named:,} evidence files of {len(rows):,} questions is there: "
+                f"questions.path={self.path}: none of the {expected:,} evidence files of {len(rows):,} questions exists: "
                 "unpack evidence/wikipedia and evidence/web of triviaqa-rc.tar.gz into it"
             )
-        self.missing_evidence = named - found
-        if self.missing_evidence or bare:
+        self.missing_evidence = expected - existing
+        if self.missing_evidence or without:
             print(
-                f"triviaqa: {self.missing_evidence:,} of {named:,} evidence files are missing; "
-                f"{bare:,} of {len(rows):,} questions have none at all and an empty context"
+                f"triviaqa: {self.missing_evidence:,} of {expected:,} evidence files are missing; "
+                f"{without:,} of {len(rows):,} questions have no file at all and an empty context"
             )
 
     def evidence(self, row: dict[str, Any]) -> list[Path]:
-        """Return the files of a question's texts, Wikipedia's first; a page that was not saved has no name and no file."""
+        """Return the files of a question's texts, Wikipedia's first; pages that were not saved have no file name."""
         assert self.path is not None
-        root = next((place for place in (self.path, self.path / "triviaqa-rc") if (place / "evidence").is_dir()), self.path)
+        folders = (self.path, self.path / "triviaqa-rc")
+        root = next((folder for folder in folders if (folder / "evidence").is_dir()), self.path)
         return [
             root / "evidence" / folder / page["Filename"]
             for kind, folder in KINDS.items()
@@ -73,10 +75,10 @@ class TriviaQA:
         ]
 
     def official(self, row: dict[str, Any]) -> Example:
-        """Return a question of the official form with the texts of its evidence files."""
+        """Return a question in the official format with the texts of its evidence files."""
         answer = row.get("Answer")
         if not answer:
-            raise UserError(f"questions.path={self.path}: question {row['QuestionId']} has no answer: take the official files")
+            raise UserError(f"questions.path={self.path}: question {row['QuestionId']} has no answer: use the official files")
         texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.evidence(row) if file.is_file()]
         aliases = (alias for kind in ALIASES for alias in answer.get(kind) or [])
         answers = (answer.get("Value"), answer.get("NormalizedValue"), *aliases)
@@ -91,7 +93,7 @@ def official_rows(path: Path, split: str) -> list[dict[str, Any]]:
         return json.loads(file.read_text(encoding="utf-8"))["Data"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"questions.path={path} holds no whole {file.name} ({error}): unpack triviaqa-unfiltered.tar.gz there"
+            f"questions.path={path} holds no readable {file.name} ({error}): unpack triviaqa-unfiltered.tar.gz there"
         ) from None
 
 
@@ -100,7 +102,7 @@ def hub_rows(split: str) -> Any:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise UserError("questions=triviaqa without questions.path wants the package datasets: pip install datasets") from None
+        raise UserError("questions=triviaqa without questions.path needs the package datasets: pip install datasets") from None
     try:
         return load_dataset("mandarjoshi/trivia_qa", "unfiltered", split={"valid": "validation"}.get(split, split))
     except Exception as error:  # the hub's errors have many kinds
@@ -108,7 +110,7 @@ def hub_rows(split: str) -> Any:
 
 
 def from_hub(row: dict[str, Any]) -> Example:
-    """Return a question of the hub's form."""
+    """Return a question in the hub's format."""
     texts = [*row["entity_pages"]["wiki_context"], *row["search_results"]["search_context"]]
     answer = row["answer"]
     answers = (answer["value"], answer.get("normalized_value"), *answer["aliases"], *answer["normalized_aliases"])

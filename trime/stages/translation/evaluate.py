@@ -1,4 +1,4 @@
-"""evaluate of a translation experiment: perplexity and BLEU of test."""
+"""evaluate of a translation experiment: perplexity and BLEU on the test split."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trime.stages.translation.tune import TuneByBleu
 
 
 class EvaluatePairs(Evaluate):
-    """``rows.json``: loss and BLEU of every row on test."""
+    """Loss and BLEU of every row on the test split: ``rows.json``."""
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TuneByBleu, translate: Translate):
         super().__init__(config, encoded, tune)
@@ -28,11 +28,11 @@ class EvaluatePairs(Evaluate):
     def build(self, folder: Path) -> None:
         super().build(folder)
         rows = json.loads((folder / "rows.json").read_text())
-        found = [row | scored for row, scored in zip(rows, self.translate.results(), strict=True)]
-        for row in found:
+        results = [row | bleu for row, bleu in zip(rows, self.translate.results(), strict=True)]
+        for row in results:
             row["tuned"] |= {"k": row["k"]} if row["k"] else {}
-        (folder / "rows.json").write_text(json.dumps(found, indent=1))
+        (folder / "rows.json").write_text(json.dumps(results, indent=1))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every row with what a paired bootstrap of BLEU wants."""
+        """Return the results of every row, with the statistics that a paired bootstrap of BLEU needs."""
         return [row | {"bleu_statistics": self.translate.statistics(n)} for n, row in enumerate(super().rows())]

@@ -1,4 +1,4 @@
-"""import for translation: an encoder-decoder in fairseq's format and the dictionaries of both languages."""
+"""import for translation: converts a fairseq encoder-decoder and the dictionaries of both languages."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ class Dictionaries(NamedTuple):
 
     @property
     def fingerprints(self) -> list[str]:
-        """Name both."""
+        """The fingerprints of both vocabularies."""
         return [self.source.fingerprint, self.target.fingerprint]
 
     @staticmethod
     def of_folder(folder: Path) -> Dictionaries | None:
-        """Load those of an imported model; a model that was trained here has none of its own, but those of its corpus."""
+        """Load those of an imported model; None for a model trained here, which has those of its corpus."""
         if not (folder / SOURCE).is_file():
             return None
         return Dictionaries(Vocabulary.load(folder / SOURCE), Vocabulary.load(folder / TARGET))
 
 
 class ImportTranslation(Import):
-    """The same, and ``source.vocabulary.json``; ``dictionary`` names two files, the source language's first."""
+    """Import with two dictionaries, the source language's first; it adds ``source.vocabulary.json``."""
 
     @cached_property
     def files(self) -> list[Path]:
-        """The dictionaries of source and target; UserError where there are not two."""
-        given = plain(self.config.dictionary)
-        if not isinstance(given, list) or len(given) != 2:
+        """The dictionary files of source and target; UserError if there are not two."""
+        names = plain(self.config.dictionary)
+        if not isinstance(names, list) or len(names) != 2:
             raise UserError(
                 f"checkpoint={self.file} is a file: name its fairseq dictionaries too, 'dictionary=[dict.de.txt,dict.en.txt]', "
                 "the source language's first"
             )
-        return [Path(file).expanduser() for file in given]
+        return [Path(file).expanduser() for file in names]
 
     @cached_property
     def dictionaries(self) -> Dictionaries:
-        """Those that the text is read in."""
+        """The dictionaries in which text is read."""
         return Dictionaries(*map(Vocabulary.from_dictionary, self.files))
 
     def settings(self) -> Any:
         return {"checkpoint": self.content, "vocabulary": self.dictionaries.fingerprints}
 
-    def write(self, folder: Path, released: FairseqCheckpoint) -> Network:
+    def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
         network, description = translation_network_from_checkpoint(released)
         tables = network.backbone.source_embedding, network.backbone.embedding
         for file, vocabulary, table in zip(self.files, self.dictionaries, tables, strict=True):

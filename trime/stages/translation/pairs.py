@@ -13,11 +13,11 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.corpus import Corpus, Split, build_corpus, count_symbols
+from trime.data.corpus import Corpus, Split, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.module import SINGLE_PROCESS, PlannedLoader, ProcessShard, WindowLoader
 from trime.data.parallel.base import Parallel
-from trime.data.parallel.side import PresegmentedText, JointBPE, Side, sentences, available_splits
+from trime.data.parallel.side import JointBPE, PresegmentedText, Side, available_splits, sentences
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
@@ -116,7 +116,7 @@ class PreparePairs(Prepare):
 
     def own_dictionaries(self, source: Side, target: Side) -> Dictionaries:
         """Return one dictionary of both languages, or one of each (fairseq-preprocess with --joined-dictionary or without)."""
-        counts = count_symbols(source), count_symbols(target)
+        counts = symbol_counts(source), symbol_counts(target)
         if self.config.translation.joined_dictionary:
             joined = Vocabulary.fairseq_from_counts(counts[0] + counts[1], None, 1)
             return Dictionaries(joined, joined)
@@ -164,7 +164,9 @@ class PairLoader(PlannedLoader):
 class PairWindows(WindowLoader):
     """The batches of a plan over the targets of a split, with their sources."""
 
-    def __init__(self, corpus: ParallelCorpus, split: str, windows: Segments, plan: list[list[int]], share: ProcessShard = SINGLE_PROCESS):
+    def __init__(
+        self, corpus: ParallelCorpus, split: str, windows: Segments, plan: list[list[int]], share: ProcessShard = SINGLE_PROCESS
+    ):
         super().__init__(corpus.split(split), windows, plan, corpus.vocabulary.special_ids, share)
         self.corpus, self.source = corpus, corpus.sources.split(split)
 

@@ -1,4 +1,4 @@
-"""tune of a translation experiment: K by BLEU on valid (TRIME Appendix C)."""
+"""tune of a translation experiment: chooses K by BLEU on valid (TRIME Appendix C)."""
 
 from __future__ import annotations
 
@@ -17,48 +17,51 @@ from trime.stages.tune import Tune
 
 
 class TuneByBleu(Tune):
-    """``tuned.json``: every row with a memory at the K whose translations of valid have the highest BLEU.
+    """Tunes K: every row with memory gets the K whose translations of valid have the highest BLEU (``tuned.json``).
 
-    ``plain`` has the translations of the rows without memory, which come first; ``own`` those of the others at each K, where
-    each has its own best temperatures, or its own fitted mixture.
+    ``without_memory`` holds the translations of the rows without memory, which come first; ``with_memory`` those of the
+    other rows at each K, each with its own best temperatures or its own fitted mixture.
     """
 
     kind, stage, format = "tune_bleu", "tune", 2
 
-    def __init__(self, config: DictConfig, tunes: dict[int, Tune], plain: Translate, own: dict[int, Translate]):
+    def __init__(
+        self, config: DictConfig, tunes: dict[int, Tune], without_memory: Translate, with_memory: dict[int, Translate]
+    ):
         first = next(iter(tunes.values()))
         super().__init__(config, first.encoded, first.memories)
-        self.tunes, self.plain, self.own = tunes, plain, own
+        self.tunes, self.without_memory, self.with_memory = tunes, without_memory, with_memory
 
     def needs(self) -> list[Artefact]:
-        return [*self.tunes.values(), self.plain, *self.own.values()]
+        return [*self.tunes.values(), self.without_memory, *self.with_memory.values()]
 
-    def parts(self) -> list[Artefact]:
-        return [*(part for tune in self.tunes.values() for part in (*tune.parts(), tune)), self.plain, *self.own.values()]
+    def prerequisites(self) -> list[Artefact]:
+        tunes = (artefact for tune in self.tunes.values() for artefact in (*tune.prerequisites(), tune))
+        return [*tunes, self.without_memory, *self.with_memory.values()]
 
     def settings(self) -> Any:
         return list(self.tunes)
 
     def build(self, folder: Path) -> None:
-        rows, first = self.plain.results(), next(iter(self.tunes.values()))
+        rows, first = self.without_memory.results(), next(iter(self.tunes.values()))
         content = first.tuned() | {"k": [None for _ in rows]}
         content["rows"] = [row | scored for row, scored in zip(content["rows"], rows, strict=False)]
-        for number in range(len(next(iter(self.own.values())).results())):
-            found = {k: own.results()[number] for k, own in self.own.items()}
-            best = max(found, key=lambda k: found[k]["bleu"])
-            row = self.tunes[best].tuned()["rows"][len(rows) + number] | found[best]
+        for number in range(len(next(iter(self.with_memory.values())).results())):
+            by_k = {k: translations.results()[number] for k, translations in self.with_memory.items()}
+            best = max(by_k, key=lambda k: by_k[k]["bleu"])
+            row = self.tunes[best].tuned()["rows"][len(rows) + number] | by_k[best]
             row["tuned"]["k"] = best
-            content["rows"].append(row | {"bleu_by_k": {str(k): own["bleu"] for k, own in found.items()}})
+            content["rows"].append(row | {"bleu_by_k": {str(k): result["bleu"] for k, result in by_k.items()}})
             content |= {"recall": self.tunes[best].tuned()["recall"]}
             content["k"].append(best)
-            if len(found) > 2 and best in (min(found), max(found)):
-                print(f"tune: {row['memories']}: K={best} lies at the edge of the grid: widen translation.k")
+            if len(by_k) > 2 and best in (min(by_k), max(by_k)):
+                print(f"tune: {row['memories']}: K={best} is at the edge of the grid: widen translation.k")
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
 
-    def of(self, row: int) -> Tune:
+    def for_row(self, row: int) -> Tune:
         """Return the pass at the row's best K."""
         k = self.tuned()["k"][row]
         return next(iter(self.tunes.values())) if k is None else self.tunes[k]
 
     def rows(self) -> Sequence[Row | FittedRow]:
-        return [self.of(number).rows()[number] for number in range(len(self.tuned()["rows"]))]
+        return [self.for_row(number).rows()[number] for number in range(len(self.tuned()["rows"]))]
