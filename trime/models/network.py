@@ -97,9 +97,12 @@ class Reader:
 
     def restore(self, tensors: list[Tensor], device: Any) -> None:
         """Restore a state that ``state_tensors`` has returned."""
-        like, structure = tree_flatten(self.network.backbone.start(1))  # type: ignore[operator]
-        tensors = [tensor.to(device, other.dtype) for tensor, other in zip(tensors, like, strict=True)] if tensors else []
-        self.state = tree_unflatten(tensors, structure) if tensors else None
+        if not tensors:
+            self.state = None
+            return
+        references, structure = tree_flatten(self.network.backbone.start(1))  # type: ignore[operator]
+        pairs = zip(tensors, references, strict=True)
+        self.state = tree_unflatten([tensor.to(device, reference.dtype) for tensor, reference in pairs], structure)
 
 
 def build_network(model: Any, vocabulary: int) -> Network:

@@ -167,7 +167,7 @@ class StatefulBackbone(nn.Module):
     def training_metrics(self) -> dict[str, Tensor]:
         """Return what the layers report of themselves, named by layer."""
         metrics = ((number, attention.training_metrics()) for number, attention in enumerate(self.attentions))
-        return {name.replace("layer", f"layer{number}"): value for number, found in metrics for name, value in found.items()}
+        return {name.replace("layer", f"layer{number}"): value for number, values in metrics for name, value in values.items()}
 
 
 def refuse_padding(pad: int | None) -> None:

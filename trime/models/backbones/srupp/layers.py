@@ -46,7 +46,10 @@ class SruState(NamedTuple):
 
 
 class SruLayer(nn.Module):
-    """q = W1 norm(x), k and v = W2 q; u = W3 norm(q + alpha attention(q, k, v)); h = recurrence(u, x) (their section 3)."""
+    """A layer of SRU++ (Lei 2021, section 3).
+
+    q = W1 norm(x), k and v = W2 q; u = W3 norm(q + alpha attention(q, k, v)); h = recurrence(u, x).
+    """
 
     def __init__(self, sizes: SruSizes, cache: BoundedMemory, last: bool):
         super().__init__()
