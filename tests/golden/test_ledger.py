@@ -18,8 +18,8 @@ from tests.conftest import ROOT, composed, experiment
 from tests.golden.published import parametrized
 from tests.golden.scored import CASES
 from tests.golden.test_pipeline import overrides
-from trime.inspection.ledger import Cell, answered, cells_of, experiments, page, write_ledger
-from trime.inspection.published import Published, published_figures
+from trime.inspection.ledger import Cell, cells_of, experiments, ledger_page, published_cell, write_ledger
+from trime.inspection.published import PublishedCell, published_cells
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.visibility import Local, same
 from trime.pipeline.config_hash import config_hash
@@ -55,9 +55,9 @@ def test_every_cell_of_the_tables_is_there() -> None:
     """As many cells as the papers' tables have figures of these systems, twice where the script trains otherwise."""
     cells = [cell for name in experiments() for cell in cells_of(name, experiment(name), [])]
     counts: dict[str, int] = {}
-    for cell in [*cells, *published_figures()]:
+    for cell in [*cells, *published_cells()]:
         counts[cell.table] = counts.get(cell.table, 0) + 1
-    assert len({(cell.table, cell.row, cell.column) for cell in [*cells, *published_figures()]}) == sum(counts.values())
+    assert len({(cell.table, cell.row, cell.column) for cell in [*cells, *published_cells()]}) == sum(counts.values())
     expected = {2: 39, 3: 16, 4: 20, 5: 14, 6: 6, 7: 9, 10: 16, 11: 3, 12: 9, 13: 8, 14: 30, 15: 5}
     assert {f"TRIME Table {number}": count for number, count in expected.items()} == {
         table: count for table, count in counts.items() if table.startswith("TRIME Table")
@@ -82,14 +82,14 @@ POLICIES = {  # Attendre: by column, the policy, its c (None: it has none) in Ta
 
 
 @cache
-def chosen(*choices: str) -> DictConfig:
-    """An experiment with choices of its groups, and its sweep."""
+def compose_choices(*choices: str) -> DictConfig:
+    """Compose an experiment with choices of its groups, and its sweep."""
     return composed(*choices, return_hydra=True)
 
 
-def commanded(cell: Published) -> DictConfig:
-    """What a cell's command composes to; values are set last, as Hydra does."""
-    config = chosen(*(word for word in cell.overrides if "." not in word)).copy()
+def config_of(cell: PublishedCell) -> DictConfig:
+    """Compose a cell's command; values are set last, as Hydra does."""
+    config = compose_choices(*(word for word in cell.overrides if "." not in word)).copy()
     for key, value in (word.split("=") for word in cell.overrides if "." in word):
         OmegaConf.update(config, key, yaml.safe_load(value))
     return config
@@ -98,11 +98,11 @@ def commanded(cell: Published) -> DictConfig:
 @pytest.mark.parametrize("table", ["Attendre Table 2", "Attendre Table 3", "Attendre Table 4", "Attendre Table 5"])
 def test_every_cell_of_attendre_names_its_command(table: str) -> None:
     """Each command is one run of that policy, M, N, c and length, over the paper's validation questions."""
-    for cell in (cell for cell in published_figures() if cell.table == table):
-        config = commanded(cell)
+    for cell in (cell for cell in published_cells() if cell.table == table):
+        config = config_of(cell)
         assert config.name == cell.name
-        asked = {word.split("=")[0] for word in cell.overrides}
-        assert config.hydra.sweeper.params.keys() <= asked, "what the experiment sweeps over is chosen: one run"
+        keys = {word.split("=")[0] for word in cell.overrides}
+        assert config.hydra.sweeper.params.keys() <= keys, "a command is one run: it sets all that the experiment sweeps over"
         assert config.stages == ["answer"] and config.answering.split == "valid" and config.answering.longest == 32
         assert config.questions._target_.endswith("TriviaQA") and config.questions.count == 1000
         encodes = table[-1] in "45"
@@ -125,22 +125,23 @@ def test_every_cell_of_attendre_names_its_command(table: str) -> None:
 
 def test_a_run_of_a_published_model_decides_its_cell() -> None:
     """By exact match in per cent, within two standard errors; a stand-in's run decides nothing."""
-    cells = {(cell.table, cell.row, cell.column): cell for cell in published_figures()}
+    cells = {(cell.table, cell.row, cell.column): cell for cell in published_cells()}
     ours = cells["Attendre Table 5", "M = 512, N = 256", "LRAsum"]
     name = config_hash(composed(*ours.overrides, "questions.path=/somewhere", "answering.batch=2", "logger=none"))
     described = {"name": "attendre_table5_waiting", "config_hash": name}
     runs: list[dict[str, Any]] = [described | {"metrics": {"valid": [{"exact_match": value}]}} for value in (0.1, 0.5339)]
-    assert (answered(ours, runs).state, answered(ours, runs[:1]).state, answered(ours, []).state) == ("ok", "off", "not run")
-    assert answered(cells["Attendre Table 5", "M = 512, N = 256", "LRAmax"], runs).state == "not run"
+    states = [published_cell(ours, candidates).state for candidates in (runs, runs[:1], [])]
+    assert states == ["ok", "off", "not run"]
+    assert published_cell(cells["Attendre Table 5", "M = 512, N = 256", "LRAmax"], runs).state == "not run"
     assert config_hash(composed(*ours.overrides, "model.name=google/flan-t5-xl")) != name
     theirs = cells["Attendre Table 3", "M = 512, N = 256", "LRAsum"]
     runs[0] |= {"name": "attendre_table3_waiting", "config_hash": config_hash(composed(*theirs.overrides))}
-    assert answered(theirs, runs).state == "not run"
+    assert published_cell(theirs, runs).state == "not run"
 
 
 def test_what_the_hash_depends_on() -> None:
     base = config_hash(composed("experiment=reproduce/table2/trime"))
-    same_ = [
+    unchanged = [
         "seed=3",
         "paths.outputs=elsewhere",
         "dataset.path=/somewhere",
@@ -148,7 +149,7 @@ def test_what_the_hash_depends_on() -> None:
         "trainer.devices=4",
         "train.log_every=7",
     ]
-    for override in same_:
+    for override in unchanged:
         assert config_hash(composed("experiment=reproduce/table2/trime", override)) == base
     assert config_hash(composed("experiment=reproduce/table2/knn_lm", "datastore.path=/a/small/one")) != config_hash(
         composed("experiment=reproduce/table2/knn_lm")
@@ -173,7 +174,7 @@ def test_the_page(tmp_path: Path) -> None:
     cell = Cell("TRIME Table 2", "row", "dev", 17.10, 0.1, "reproduce/x", "0")
     states = [Cell(**{**cell.__dict__, "value": value}).state for value in (None, 17.19, 17.21, 16.9)]
     assert replace(cell, tolerance=None, value=3000.0).state == "other machine"
-    assert states == ["not run", "ok", "off", "off"] and "1 off" in page([Cell(**{**cell.__dict__, "value": 3.0})])
+    assert states == ["not run", "ok", "off", "off"] and "1 off" in ledger_page([Cell(**{**cell.__dict__, "value": 3.0})])
 
 
 def off_by_one(self: Local, query: TokenPosition, memory: TokenPosition) -> torch.Tensor:

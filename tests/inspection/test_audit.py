@@ -35,8 +35,8 @@ OPTIONS = (
 
 
 @pytest.fixture(autouse=True)
-def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_stage, "PLACES", 3)
+def few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_stage, "MAX_WINDOWS", 3)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_an_honest_run_passes(honest: DictConfig, capsys: pytest.CaptureFixture[
     honest.stages = ["audit"]
     run(honest)
     said, found = capsys.readouterr().out, json.loads((Plan(honest).run_folder / "audit.json").read_text())
-    assert said.count("move nothing") == 2
+    assert said.count("changes no probability") == 2
     assert found["own_and_later_tokens_move"] <= found["tolerance"] and found["other_documents_move"] <= found["tolerance"]
     assert max(found["test_documents_in_datastore"].values()) < 0.5 and not found["datastore_is_the_test_text"]
 
@@ -60,7 +60,7 @@ def test_the_own_token_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyP
         return same(query.segment, memory.segment) & (memory.position[None, :] <= query.position[:, None])
 
     monkeypatch.setattr(Local, "sees", sees)
-    with pytest.raises(UserError, match="those after it"):
+    with pytest.raises(UserError, match="altering a token and later ones"):
         audit(Plan(honest))
 
 
@@ -69,7 +69,7 @@ def test_later_tokens_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyP
         return torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5, -1) @ value
 
     monkeypatch.setattr(attention, "attend", unmasked)
-    with pytest.raises(UserError, match="those after it"):
+    with pytest.raises(UserError, match="altering a token and later ones"):
         audit(Plan(honest))
 
 
@@ -79,7 +79,7 @@ def test_weights_that_know_the_token_are_caught(honest: DictConfig, monkeypatch:
 
     assert json.loads((Plan(honest).run_folder / "results.json").read_text())["metrics"]["test"][-1]["mixture"] == "adaptive"
     monkeypatch.setattr(History, "features", knows)
-    with pytest.raises(UserError, match="moves the mixture's weights"):
+    with pytest.raises(UserError, match="changes the mixture's weights"):
         audit(Plan(honest))
 
 
@@ -119,7 +119,7 @@ def test_test_text_in_the_datastore_is_caught(tiny: Tiny, text_folder: Path) -> 
     shutil.copy(text_folder / "test" / "1.txt", text_folder / "train" / "9.txt")
     config = tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=null", "index.k=8")
     run(config)
-    with pytest.raises(UserError, match="lie in the datastore"):
+    with pytest.raises(UserError, match="are in the datastore"):
         audit(Plan(config))
 
 
@@ -136,5 +136,5 @@ def test_a_datastore_of_the_test_text_must_hide_each_documents_own(tiny: Tiny, m
         return found
 
     monkeypatch.setattr(KNNMemory, "entries", shown)
-    with pytest.raises(UserError, match="lie in the datastore"):
+    with pytest.raises(UserError, match="are in the datastore"):
         audit(Plan(config))

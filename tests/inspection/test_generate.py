@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 from trime.evaluation.attribution import Entries, grid_attribution
 from trime.evaluation.generation import TokenSampler
 from trime.evaluation.rows import Row
-from trime.inspection.generate import added
-from trime.inspection.writers import LongWriter, Writer, own_row, writer_of
+from trime.inspection.generate import extend_shown
+from trime.inspection.writers import LongWriter, Writer, open_writer, tuned_last_row
 from trime.models.pretrained.answering import greedy
 from trime.plan.language_model import Plan
 from trime.run.runner import run
@@ -181,7 +181,7 @@ def test_a_prompt_is_continued_and_explained(
     folder = Plan(config).run_folder
     (first,) = folder.glob("generated-*.json")
     found = json.loads(first.read_text())
-    assert len(found["tokens"]) == 8 and found["prompt"] == prompt.read_text() and "17 tokens of prompt" in told
+    assert len(found["tokens"]) == 8 and found["prompt"] == prompt.read_text() and "prompt of 17 tokens" in told
     for token in found["tokens"]:
         assert sum(token["parts"].values()) == pytest.approx(token["probability"], abs=1e-6)
         assert set(token["parts"]) == {"vocabulary", "local", "long", "external"}
@@ -195,7 +195,7 @@ def test_a_prompt_is_continued_and_explained(
     (second,) = set(folder.glob("generated-*.json")) - {first}
     again = json.loads(second.read_text())
     assert again["text"] == found["text"], "the same seed draws the same"
-    assert own_row(Plan(config)).memories == {"local", "long", "external"}
+    assert tuned_last_row(Plan(config)).memories == {"local", "long", "external"}
 
 
 def test_what_is_shown_grows_into_the_text() -> None:
@@ -208,7 +208,7 @@ def test_what_is_shown_grows_into_the_text() -> None:
         "the dog. caf\N{REPLACEMENT CHARACTER}",
         "the dog. caf\N{LATIN SMALL LETTER E WITH ACUTE}",
     ):
-        fresh, shown = added(shown, text)
+        fresh, shown = extend_shown(shown, text)
         printed += fresh
     assert printed == "the dog. caf\N{LATIN SMALL LETTER E WITH ACUTE}"
 
@@ -226,7 +226,7 @@ def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], 
     config = tiny(f"experiment={experiment}", *short, *more, *stages, f"paths.outputs={tmp_path}")
     run(config)
     plan = Plan(config)
-    writer = writer_of(plan)
+    writer = open_writer(plan)
     assert isinstance(writer, LongWriter)
     prompt = writer.read((tmp_path / "prompt.txt").read_text())
     steps = list(writer.write())

@@ -1,1 +1,1 @@
-"""Looking into a run: audit, generation, samples, ledger."""
+"""Inspection of runs: audit, generation, samples, and the ledger of published results."""

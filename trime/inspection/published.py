@@ -1,4 +1,4 @@
-"""Published figures beside the command that answers for each (benchmarks/published.yaml): Attendre's tables."""
+"""Published results with the command that reproduces each (benchmarks/published.yaml): Attendre's tables."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import yaml
 PUBLISHED = Path(__file__).resolve().parents[2] / "benchmarks" / "published.yaml"
 
 
-class Published(NamedTuple):
-    """A cell of a table: exact match in %. ``tolerance``: None where the paper's model is not public."""
+class PublishedCell(NamedTuple):
+    """A cell of a published table: exact match in %; ``tolerance`` is None if the paper's model is not public."""
 
     table: str
     row: str
     column: str
-    figure: float
+    value: float
     tolerance: float | None
     command: str  # the experiment and its overrides
 
     @property
     def name(self) -> str:
-        """Return the name of the experiment's runs."""
+        """Return the name of the runs that the command makes."""
         return self.command.split()[0].replace("/", "_")
 
     @property
     def overrides(self) -> list[str]:
-        """Return the words of the command line."""
+        """Return the overrides of the command line."""
         return f"experiment={self.command}".split()
 
 
-def published_figures() -> list[Published]:
+def published_cells() -> list[PublishedCell]:
     """Return every cell of the file, row by row."""
     tables = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
     return [cell for table, content in tables.items() for cell in cells_of_table(table, content)]
 
 
-def cells_of_table(table: str, content: dict[str, Any]) -> list[Published]:
-    """Return the cells of a table, as the file describes it."""
+def cells_of_table(table: str, content: dict[str, Any]) -> list[PublishedCell]:
+    """Return the cells of one table of the file."""
     return [
-        Published(table, row, column, figure, content.get("tolerance"), f"{described['experiment']} {override}")
-        for row, described in content["rows"].items()
-        for (column, override), figure in zip(content["columns"].items(), described["figures"], strict=True)
+        PublishedCell(table, row, column, value, content.get("tolerance"), f"{description['experiment']} {override}")
+        for row, description in content["rows"].items()
+        for (column, override), value in zip(content["columns"].items(), description["figures"], strict=True)
     ]

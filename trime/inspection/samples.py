@@ -1,4 +1,4 @@
-"""samples: passages of test, token by token, with what each memory gave and the entries that gave most."""
+"""samples: passages of the test text, token by token, with the share of each memory and the entries that contributed most."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from trime.evaluation.generation import Step
-from trime.inspection.generate import added
-from trime.inspection.writers import Writer, own_memories
+from trime.inspection.generate import extend_shown
+from trime.inspection.writers import Writer, last_row_memories
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.pretrained import is_pretrained
@@ -20,7 +20,7 @@ BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}
 
 
 class Samples(Artefact):
-    """``samples.json``: passages as a reader sees them. Read like prompts: evaluation's windows, the memories as tuned."""
+    """``samples.json``: passages of the report page, read like prompts, with evaluation's windows and tuned memories."""
 
     kind, stage = "samples", "report"
 
@@ -35,79 +35,81 @@ class Samples(Artefact):
         return plain(self.config.report.samples)
 
     def build(self, folder: Path) -> None:
-        wanted = plain(self.config.report.samples) | {"before": self.before()}
+        settings = plain(self.config.report.samples) | {"before": self.before()}
         text = self.plan.evaluated_corpus.corpus().split("test")
-        found = [
+        samples = [
             self.passage(document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
-            for document, begin, middle, end in passages(text.offsets, wanted)
+            for document, begin, middle, end in passages(text.offsets, settings)
         ]
-        (folder / "samples.json").write_text(json.dumps(found, indent=1, ensure_ascii=False))
+        (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
 
     def before(self) -> int:
-        """Tokens that are read before a passage: where nothing is said, so many that the memories are full."""
+        """Return the number of tokens read before a passage; by default enough to fill the memories."""
         row, evaluate = self.plan.tune.rows()[-1], self.config.evaluate
-        inside = plain(self.config.model.get("memory_size")) or 0
-        return self.config.report.samples.before or max(*row.sizes, inside) + evaluate.block + evaluate.context
+        model_memory = plain(self.config.model.get("memory_size")) or 0
+        return self.config.report.samples.before or max(*row.sizes, model_memory) + evaluate.block + evaluate.context
 
     def passage(self, document: int, before: list[int], tokens: list[int]) -> dict[str, Any]:
-        """What the row says of each token, given those before it."""
+        """Return a passage whose tokens are annotated with their attribution, given the tokens before it."""
         writer = Writer(self.plan)
-        told: list[dict[str, Any]] = []
+        annotated: list[dict[str, Any]] = []
         continuation = writer.continuation
         continuation.read(before)
-        shown = before_text = writer.text(before)
-        for place, token in enumerate(tokens, 1):
-            found, entries = continuation.next()
-            step = Step(token, found, entries, continuation.network.attention_trace())
-            fresh, shown = added(shown, writer.text(before + tokens[:place]))
-            if told and told[-1]["shown"] in BLANKS.values():  # what it stands for is not shown again
-                fresh = fresh.lstrip()
-            one = writer.told(step, self.config.report.samples.entries)
-            told.append(one._asdict() | {"shown": fresh or blank(one.text)})
+        shown = text_before = writer.text(before)
+        for count, token in enumerate(tokens, 1):
+            attribution, entries = continuation.next()
+            step = Step(token, attribution, entries, continuation.network.attention_trace())
+            new, shown = extend_shown(shown, writer.text(before + tokens[:count]))
+            if annotated and annotated[-1]["shown"] in BLANKS.values():  # the white space was shown by its mark already
+                new = new.lstrip()
+            described = writer.describe_step(step, self.config.report.samples.entries)
+            annotated.append(described._asdict() | {"shown": new or blank_mark(described.text)})
             continuation.read([token])
         name = self.plan.evaluated_corpus.corpus().names("test")[document]
-        return {"document": name, "row": writer.label, "before": before_text, "tokens": told}
+        return {"document": name, "row": writer.label, "before": text_before, "tokens": annotated}
 
-    def found(self) -> list[dict[str, Any]]:
+    def results(self) -> list[dict[str, Any]]:
+        """Return the passages."""
         return self.read("samples.json")
 
 
-def blank(text: str) -> str:
-    """A mark for a token of which nothing is seen: white space, or a part of a character."""
-    return next((mark for found, mark in BLANKS.items() if found in text), "·")
+def blank_mark(text: str) -> str:
+    """Return a visible mark for a token that is white space or a part of a character."""
+    return next((mark for blank, mark in BLANKS.items() if blank in text), "·")
 
 
 def samples_of(plan: Plan) -> list[dict[str, Any]]:
-    """The samples of a run whose own row has memories, made where missing; none where a memory could tell the answer."""
+    """Return a run's samples, made if missing; none if its last row has no memories or one that holds the test text."""
     config = plan.config
-    if config.task == "translation" or not config.report.samples.passages or not own_memories(plan) or holds_test(plan):
+    if config.task == "translation" or not config.report.samples.passages or not last_row_memories(plan) or holds_test(plan):
         return []
     if is_pretrained(config) and plain(config.model.memory_size):
         return []
     samples = Samples(plan)
     samples.make()
-    return samples.found()
+    return samples.results()
 
 
 def holds_test(plan: Plan) -> bool:
-    """The datastore holds the very text that samples are of."""
+    """Return True if the datastore holds the test text itself."""
     return bool(plan.index) and plan.index.information()["text"] == plan.evaluated_corpus.corpus().fingerprint("test")  # type: ignore[union-attr]
 
 
-def passages(offsets: np.ndarray, wanted: dict[str, int]) -> list[tuple[int, int, int, int]]:
-    """Document, where reading begins, where the passage does, where it ends: spread evenly over documents that are long enough.
+def passages(offsets: np.ndarray, settings: dict[str, int]) -> list[tuple[int, int, int, int]]:
+    """Return (document, begin of reading, begin of the passage, end) of passages spread evenly over long enough documents.
 
-    Where none is, the longest one is read as far as it goes.
+    If no document is long enough, the longest one is used as far as it goes. ``settings`` has ``passages``, and the numbers
+    of ``tokens`` of a passage and of those read ``before`` it.
     """
     lengths = np.diff(offsets)
-    long = np.flatnonzero(lengths >= wanted["before"] + wanted["tokens"])
+    long = np.flatnonzero(lengths >= settings["before"] + settings["tokens"])
     long = long if len(long) else np.array([lengths.argmax()])
-    edges, found = np.cumsum([0, *lengths[long]]), []
-    for number in range(wanted["passages"]):
-        place = int(edges[-1]) * (2 * number + 1) // (2 * wanted["passages"])
+    edges, result = np.cumsum([0, *lengths[long]]), []
+    for number in range(settings["passages"]):
+        place = int(edges[-1]) * (2 * number + 1) // (2 * settings["passages"])
         which = int(np.searchsorted(edges, place, side="right")) - 1
         first, last = int(offsets[long[which]]), int(offsets[long[which] + 1])
-        end = min(last, first + max(place - int(edges[which]), wanted["before"]) + wanted["tokens"])
-        middle = max(first, end - wanted["tokens"])
-        found.append((int(long[which]), max(first, middle - wanted["before"]), middle, end))
-    return list(dict.fromkeys(found))
+        end = min(last, first + max(place - int(edges[which]), settings["before"]) + settings["tokens"])
+        middle = max(first, end - settings["tokens"])
+        result.append((int(long[which]), max(first, middle - settings["before"]), middle, end))
+    return list(dict.fromkeys(result))

@@ -1,4 +1,4 @@
-"""What continues a prompt: an experiment's own row with its memories, or a pretrained model that has read it with memories."""
+"""Writers that continue a prompt: an experiment's last row, or a pretrained model with memories in its layers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from trime.plan.language_model import Plan
 from trime.stages.evaluate import policy_name
 from trime.types import UserError
 
-AROUND = 8  # tokens of an entry's context that are shown
+CONTEXT = 8  # tokens shown before the token of an entry
 
 
 class GeneratedToken(NamedTuple):
-    """A token, its probability, how that splits, and the entries that gave most."""
+    """A token with its probability, the parts of that by source, and the entries that contributed most."""
 
     text: str
     probability: float
@@ -43,102 +43,103 @@ class GeneratedToken(NamedTuple):
 
 
 @runtime_checkable
-class Writes(Protocol):
-    """Something that continues a prompt."""
+class PromptWriter(Protocol):
+    """A model that continues a prompt."""
 
-    label: str  # what it is
-    folder: Path  # where what it wrote is kept
-    written: list[int]
+    label: str  # of model and memories, for the reader
+    folder: Path  # where generated text is kept
+    written: list[int]  # tokens so far
 
     def read(self, prompt: str) -> list[int]:
-        """The prompt's tokens."""
+        """Read a prompt; return its tokens."""
 
     def write(self) -> Iterator[GeneratedToken]:
-        """Token after token."""
+        """Yield generated tokens."""
 
     def text(self, tokens: list[int]) -> str:
-        """Tokens as text."""
+        """Return tokens as text."""
 
 
-def writer_of(plan: Plan) -> Writes:
-    """The experiment's own row; or a pretrained model that reads the prompt with memories in its layers."""
+def open_writer(plan: Plan) -> PromptWriter:
+    """Return a writer with the experiment's last row, or with a pretrained model that has memories in its layers."""
     if not is_pretrained(plan.config):
         return Writer(plan)
-    place = str(plan.small_model.path()) if plan.small_model else plan.config.model.name
+    source = str(plan.small_model.path()) if plan.small_model else plan.config.model.name
     trained = plan.config.checkpoint or (not plan.small_model and plan.fit.folder.is_dir())
-    if is_encoder_decoder(place) or not (trained or own_memories(plan)):
-        return LongWriter(plan, place)
+    if is_encoder_decoder(source) or not (trained or last_row_memories(plan)):
+        return LongWriter(plan, source)
     return Writer(plan)
 
 
-def here(writer: Writes, tokens: list[int], place: int) -> tuple[str, str]:
-    """The text of an entry of this very text, and where it stands."""
-    return writer.text(tokens[max(0, place - AROUND) : place + 1]), f"token {place:,} of this text"
+def locate_in_text(writer: PromptWriter, tokens: list[int], position: int) -> tuple[str, str]:
+    """Return the text and the place of an entry from the text that is being written."""
+    return writer.text(tokens[max(0, position - CONTEXT) : position + 1]), f"token {position:,} of this text"
 
 
-def entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
-    """An entry, for a reader."""
+def describe_entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
+    """Return an entry as reports show it."""
     return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": place}
 
 
-def own_memories(plan: Plan) -> set[str]:
-    """The memories of the experiment's last row."""
+def last_row_memories(plan: Plan) -> set[str]:
+    """Return the names of the memories of the experiment's last row."""
     return rows_of(plan.config)[-1].memories
 
 
 class LongWriter:
-    """A pretrained model with memories in its layers (Attendre): probability is the vocabulary's, attention tells the rest."""
+    """A writer with a pretrained model whose layers have memories (Attendre); entries are those with most attention."""
 
-    def __init__(self, plan: Plan, place: str):
-        self.config, self.tokenizer = plan.config, load_tokenizer(place)
+    def __init__(self, plan: Plan, source: str):
+        self.config, self.tokenizer = plan.config, load_tokenizer(source)
         if not plain(self.config.model.memory_size):
-            raise UserError("model.memory_size=0: a model that reads its prompt with memories wants room for entries")
-        model = load_pretrained(place, self.config.model.dtype)
+            raise UserError("model.memory_size=0: reading a prompt with memories needs room for entries; set it larger")
+        model = load_pretrained(source, self.config.model.dtype)
         self.answerer = answerer_of(plan.config, model)
         self.prompt: list[int] = []
         self.written: list[int] = []
         policy, size = policy_name(plain(self.config.eviction)), self.config.model.memory_size
-        self.label = f"{type(model).__name__}, {policy}, {size} entries a layer"
+        self.label = f"{type(model).__name__}, {policy}, {size} entries per layer"
         self.folder = Path(self.config.paths.outputs) / "runs" / self.config.name
 
     def read(self, prompt: str) -> list[int]:
-        """Through the memories, to the end."""
+        """Read a whole prompt through the memories; return its tokens."""
         self.prompt = encode_prompt(self.tokenizer, prompt)
         self.steps = self.answerer.read([self.prompt], self.config.explain)
         return self.prompt
 
     def write(self) -> Iterator[GeneratedToken]:
-        """Until the model ends its text."""
-        given, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
-        choice = TokenSampler(given.temperature, given.top_p)
-        while len(self.written) < given.tokens and self.tokenizer.eos_token_id not in self.written:
-            so_far = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
-            probability = self.steps.next_logits(so_far)[0].double().softmax(0)
-            token = choice(probability[: len(self.tokenizer)], generator)
+        """Yield generated tokens until the model ends the text or ``generate.tokens`` are written."""
+        settings, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
+        sampler = TokenSampler(settings.temperature, settings.top_p)
+        while len(self.written) < settings.tokens and self.tokenizer.eos_token_id not in self.written:
+            written = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
+            probability = self.steps.next_logits(written)[0].double().softmax(0)
+            token = sampler(probability[: len(self.tokenizer)], generator)
             share = float(probability[token])
-            entries = self.entries(given.entries) if self.config.explain else []
+            entries = self.entries(settings.entries) if self.config.explain else []
             self.written.append(token)
             yield GeneratedToken(self.text([token]), share, {"vocabulary": share}, entries)
 
     def entries(self, count: int) -> list[dict[str, Any]]:
-        """The places that got most attention."""
+        """Return the positions that got most attention."""
         tokens = [*self.prompt, *self.written]
-        return [entry("attention", share, *here(self, tokens, place)) for share, place in self.steps.attention_trace().top(count)]
+        top = self.steps.attention_trace().top(count)
+        return [describe_entry("attention", share, *locate_in_text(self, tokens, position)) for share, position in top]
 
     def text(self, tokens: list[int]) -> str:
-        """Tokens as text."""
+        """Return tokens as text."""
         return self.tokenizer.decode(tokens)
 
 
 class Writer:
-    """The own row of an experiment, with its model and memories, tuned."""
+    """A writer with an experiment's model, and its last row's memories and tuned settings."""
 
     def __init__(self, plan: Plan):
         self.plan, config = plan, plan.config
         self.folder = plan.run_folder
         self.vocabulary: Vocabulary = plan.corpus.corpus().vocabulary
         self.tokenizer: Tokenizer = plan.corpus.dataset.tokenizer
-        self.row = own_row(plan)
+        self.row = tuned_last_row(plan)
         self.label = self.row.label
         network, described = open_network(plan.model.path(), config)
         if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
@@ -151,13 +152,13 @@ class Writer:
         evaluate = config.evaluate
         windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
-        self.sources = sources_of(plan, memories)
+        self.sources = entry_sources(plan, memories)
         size = len(self.vocabulary)
         self.continuation = Continuation(network.to(device), self.row, memories, windows, eos, size, scaled)
         self.written: list[int] = []
 
     def read(self, prompt: str) -> list[int]:
-        """The prompt's tokens, of which an end that the tokenizer adds is none."""
+        """Read a prompt, without an end of line that only the tokenizer adds; return its tokens."""
         symbols = [symbol for part in self.tokenizer.tokens(io.BytesIO(prompt.encode())) for symbol in part]
         if symbols[-1:] == [EOS] and not prompt.endswith("\n"):
             symbols.pop()
@@ -166,60 +167,62 @@ class Writer:
         return ids
 
     def write(self) -> Iterator[GeneratedToken]:
-        """Token after token."""
-        given = self.plan.config.generate
-        for step in self.continuation.generate(given.tokens, TokenSampler(given.temperature, given.top_p), self.plan.config.seed):
-            told = self.told(step, given.entries if self.plan.config.explain else 0)
+        """Yield generated tokens, ``generate.tokens`` of them."""
+        config, settings = self.plan.config, self.plan.config.generate
+        sampler = TokenSampler(settings.temperature, settings.top_p)
+        for step in self.continuation.generate(settings.tokens, sampler, config.seed):
+            described = self.describe_step(step, settings.entries if config.explain else 0)
             self.written.append(step.token)
-            yield told
+            yield described
 
-    def told(self, step: Step, count: int) -> GeneratedToken:
-        """What is known of a step, for a reader, with as many entries."""
+    def describe_step(self, step: Step, count: int) -> GeneratedToken:
+        """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind."""
         parts = {name: float(part[step.token]) for name, part in step.attribution.parts.items()}
-        told = [*top_entries(step, count), *top_attention(step, count)] if count else []
-        entries = [self.entry(*own) for own in told]
+        top = [*top_entries(step, count), *top_attention(step, count)] if count else []
+        entries = [self.entry(*entry) for entry in top]
         return GeneratedToken(self.text([step.token]), float(step.attribution.probability[step.token]), parts, entries)
 
-    def entry(self, memory: str, share: float, place: int) -> dict[str, Any]:
-        """An entry with its text and place."""
+    def entry(self, memory: str, share: float, number: int) -> dict[str, Any]:
+        """Return an entry with its text and place; ``number`` is its position in the memory's source."""
         source = self.sources.get(memory)
-        return entry(memory, share, *(source.of(place) if source else here(self, self.continuation.tokens, place)))
+        located = source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
+        return describe_entry(memory, share, *located)
 
     def text(self, tokens: list[int]) -> str:
-        """Tokens as text."""
+        """Return tokens as text."""
         return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
 
 
-def sources_of(plan: Plan, memories: dict[str, Memory]) -> dict[str, Passages]:
-    """Of each memory whose entries do not stand in the prompt, the text where they do."""
-    found: dict[str, Passages] = {}
+def entry_sources(plan: Plan, memories: dict[str, Memory]) -> dict[str, StoredText]:
+    """Return the stored text for each memory whose entries are not from the text that is being written."""
+    sources: dict[str, StoredText] = {}
     for name, memory in memories.items():
         if isinstance(memory, ExternalMemory):
-            found[name] = Source(plan, memory.nearest.store)
+            sources[name] = DatastoreText(plan, memory.nearest.store)
         if isinstance(memory, TextNgrams):
-            found[name] = Passages(plan)
-    return found
+            sources[name] = StoredText(plan)
+    return sources
 
 
-class Passages:
-    """The stored text, token by token."""
+class StoredText:
+    """The stored text, in which entries are numbered by token."""
 
     def __init__(self, plan: Plan):
         self.corpus, self.tokenizer = plan.stored_corpus.corpus(), plan.stored_corpus.dataset.tokenizer
         self.split = plan.config.datastore.split
 
-    def of(self, number: int) -> tuple[str, str]:
-        """The text that ends with a token of the split, and the document it is of."""
+    def locate(self, number: int) -> tuple[str, str]:
+        """Return the text up to a token of the split, and the place of that token: its document and position."""
         text = self.corpus.split(self.split)
         document = int(np.searchsorted(text.offsets, number, side="right")) - 1
         begin = int(text.offsets[document])
-        ids = text.tokens[max(begin, number - AROUND) : number + 1].tolist()
+        ids = text.tokens[max(begin, number - CONTEXT) : number + 1].tolist()
         words = self.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in ids])
         return words, f"{self.corpus.names(self.split)[document]}, token {number - begin:,}"
 
 
-class Source(Passages):
-    """The text that a datastore was made of."""
+class DatastoreText(StoredText):
+    """The text of which a datastore was made, in which entries are numbered as in the datastore."""
 
     def __init__(self, plan: Plan, store: Datastore):
         assert plan.index is not None
@@ -230,16 +233,16 @@ class Source(Passages):
         self.known = information["text"] == self.corpus.fingerprint(self.split)
         self.position = self.store.keys.shards.column("position")
 
-    def of(self, number: int) -> tuple[str, str]:
-        """The text of an entry, up to the token that followed, and where it stands."""
+    def locate(self, number: int) -> tuple[str, str]:
+        """Return the text of an entry up to its target, and its place; only the number if the text is not available."""
         document, position = int(self.store.document[number]), int(self.position[number])
-        if not self.known:  # a datastore of another run, whose text is not at hand
+        if not self.known:  # a datastore of another run, whose text is not available
             return "", f"entry {number:,}"
-        return super().of(int(self.corpus.split(self.split).offsets[document]) + position)
+        return super().locate(int(self.corpus.split(self.split).offsets[document]) + position)
 
 
-def own_row(plan: Plan) -> Row | FittedRow:
-    """The experiment's last row, at what was tuned on valid where there is something to tune."""
-    if own_memories(plan):
+def tuned_last_row(plan: Plan) -> Row | FittedRow:
+    """Return the experiment's last row, with the settings tuned on valid if it has memories."""
+    if last_row_memories(plan):
         return plan.tune.rows()[-1]
     return rows_of(plan.config)[-1]
