@@ -1,9 +1,9 @@
-"""The datastore: built at the model's speed, as foretold, compressed at a cost in perplexity, and searched in parts by Ray.
+"""The datastore: speed and forecast of building it, its compression and what that costs in perplexity, search in shards.
 
 Model, text and keys are those of the benchmark ``external``. ``encode`` is compared with the model reading the same windows
-and writing nothing. Compression is by 8-bit keys (``datastore.dtype``) and by codes in the index (FAISS's factory strings);
-bytes are those of the store and its index together; the temperature is the best of a few, for PCA makes similarities smaller.
-Parts: the same queries are asked of one index, of its three parts in this process and of three workers of Ray, one core each.
+without writing anything. Compression is by 8-bit keys (``datastore.dtype``) and by codes in the index (FAISS factory strings);
+bytes include the index; the temperature is the best of a few, because PCA makes similarities smaller. For search in shards,
+the same queries go to one index, to its three parts in this process and to three Ray workers with one core each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks import external
-from benchmarks.external import Contest
+from benchmarks.external import Contestant
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.data.module import sequential_batches
 from trime.metrics import perplexity
@@ -40,7 +41,7 @@ COMPRESSED = [
     ("int8", "PCA64_IVF1024_SQ8"),
 ]
 CELLS, PROBE, PARTS = "Cells512", 32, 3
-OVER_MODEL, OFF = 1.1, 0.2  # seconds over the model's own; how far from the forecast
+OVER_MODEL, OFF = 1.1, 0.2  # maximal time over that of the model alone; maximal relative error of the forecast
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,102 +50,102 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def configured(options: argparse.Namespace, *more: str) -> DictConfig:
-    """The experiment over the one size of store."""
+    """Return the configuration for the single size of the datastore."""
     return external.configured(options, options.keys[0], *more)
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """Building, compressing, searching."""
+    """Measure building, compression and search."""
     if len(options.keys) > 1:
-        sys.exit(f"--keys {' '.join(options.keys)}: one size of store, please")
+        sys.exit(f"--keys {' '.join(options.keys)}: this benchmark takes a single size of the datastore")
     run(configured(options, "stages=[prepare,pack,fit]"))
-    rows, claims = building(options)
-    return Measured([*rows, *compressing(options), *searching(options)], claims)
+    rows, claims = measure_building(options)
+    return Measured([*rows, *measure_compression(options), *measure_search(options)], claims)
 
 
-def building(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
-    """The store as it is made, beside the model alone and beside the forecast."""
+def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
+    """Return rows and claims of building the datastore, beside the model alone and the forecast."""
     store = Plan(configured(options)).store
     assert isinstance(store, Encode)
     corpus, device = store.corpus.corpus(), device_of(store.config)
     network = open_network(store.model.path(), store.config)[0].to(device)
     windows = store.windows(corpus)
-    foretold = store.estimate_cost(Reader(network), corpus, windows, device)
+    forecast = store.estimate_cost(Reader(network), corpus, windows, device)
     sizes: list[int] = []
 
     @torch.no_grad()
-    def alone() -> None:
-        reader, plan = Reader(network), sequential_batches(windows, store.windows_per_batch(windows))
+    def read_only() -> None:
+        reader, batches = Reader(network), sequential_batches(windows, store.windows_per_batch(windows))
         with torch.autocast(device.type, torch.bfloat16, enabled=store.uses_bfloat16(device)):
-            for batch in store.loader(corpus, windows, plan):
+            for batch in store.loader(corpus, windows, batches):
                 reader.encode(batch.to(device))
 
-    def built() -> None:
+    def encode() -> None:
         with tempfile.TemporaryDirectory(dir=options.outputs) as folder:
-            (Path(folder) / "begun").touch()  # not to be foretold again
+            (Path(folder) / "begun").touch()  # no forecast this time
             store.build(Path(folder))
             sizes.append(sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")))
 
-    found = alternately({"the model alone": alone, "encode": built}, options.rounds, warmup=1)
-    tokens, seconds = windows.scored(), found["encode"]["median_seconds"]
-    rows = [{"what": name, "tokens/s": round(tokens / own["median_seconds"])} for name, own in found.items()]
+    results = alternately({"the model alone": read_only, "encode": encode}, options.rounds, warmup=1)
+    tokens, seconds = windows.scored(), results["encode"]["median_seconds"]
+    rows = [{"what": name, "tokens/s": round(tokens / result["median_seconds"])} for name, result in results.items()]
     rows[1] |= {
         "seconds": seconds,
-        "foretold s": round(foretold[0], 2),
+        "foretold s": round(forecast[0], 2),
         "bytes": sizes[-1],
-        "foretold bytes": round(foretold[1]),
+        "foretold bytes": round(forecast[1]),
     }
-    over = ratio(found["encode"]["rounds"], found["the model alone"]["rounds"])
+    over = ratio(results["encode"]["rounds"], results["the model alone"]["rounds"])
     return rows, [
         Claim(f"building {tokens:,} entries over the model alone", over, OVER_MODEL),
-        Claim("forecast of time, how far off", abs(foretold[0] / seconds - 1), OFF),
-        Claim("forecast of disk, how far off", abs(foretold[1] / sizes[-1] - 1), OFF),
+        Claim("forecast of time, how far off", abs(forecast[0] / seconds - 1), OFF),
+        Claim("forecast of disk, how far off", abs(forecast[1] / sizes[-1] - 1), OFF),
     ]
 
 
-def compressing(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Bytes an entry and the perplexity, by the type of keys and the codes of the index."""
+def measure_compression(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row of size and perplexity for each type of keys and code of the index."""
     rows = []
     for dtype, factory in COMPRESSED:
-        given = (
+        overrides = (
             "tune.temperature=[0.5,0.7,1,1.5,2,3]",
             f"datastore.dtype={dtype}",
             f"index.factory={factory or 'null'}",
             f"index.probe={PROBE}",
         )
-        run(configured(options, "stages=[encode]", *given))
-        contest = Contest(configured(options, *given))
-        assert contest.index
-        built = contest.index.statistics()
-        contest()
-        begun, loss = time.perf_counter(), contest()
+        run(configured(options, "stages=[encode]", *overrides))
+        contestant = Contestant(configured(options, *overrides))
+        assert contestant.index
+        index = contestant.index.statistics()
+        contestant()  # warm-up
+        start, loss = time.perf_counter(), contestant()
         rows.append(
             {
                 "what": f"{dtype}, {factory or 'exact'}",
-                "seconds": round(time.perf_counter() - begun, 2),
-                "bytes": built["bytes"],
-                "bytes an entry": round(built["bytes"] / built["entries"], 1),
+                "seconds": round(time.perf_counter() - start, 2),
+                "bytes": index["bytes"],
+                "bytes an entry": round(index["bytes"] / index["entries"], 1),
                 "perplexity": round(perplexity(loss), 3),
             }
         )
     return rows
 
 
-def searching(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One index, its parts here, its parts on workers."""
+def measure_search(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for one index, for its parts in this process and for its parts on Ray workers."""
     ways = {
         "one index": ("index.parts=1",),
         f"{PARTS} parts": (f"index.parts={PARTS}",),
         f"{PARTS} workers of Ray": (f"index.parts={PARTS}", "index.engine=ray"),
     }
     cells = (f"index.factory={CELLS}", f"index.probe={PROBE}")
-    contests = {name: Contest(configured(options, *cells, *way)) for name, way in ways.items()}
-    queries = sample_queries(next(iter(contests.values())).encoded.path())
-    asked = queries.repeat(-(-4096 // len(queries)), 1)[:4096]
-    searches = {name: (lambda contest=contest: contest.found(asked)) for name, contest in contests.items()}
-    found = alternately(searches, options.rounds, warmup=1)
-    one = found["one index"]["rounds"]
+    contestants = {name: Contestant(configured(options, *cells, *way)) for name, way in ways.items()}
+    queries = sample_queries(next(iter(contestants.values())).encoded.path())
+    batch = queries.repeat(-(-4096 // len(queries)), 1)[:4096]
+    searches = {name: partial(contestant.search, batch) for name, contestant in contestants.items()}
+    results = alternately(searches, options.rounds, warmup=1)
+    one = results["one index"]["rounds"]
     return [
-        {"what": f"{name}, 4,096 queries", "seconds": own["median_seconds"], "over one index": ratio(own["rounds"], one)}
-        for name, own in found.items()
+        {"what": f"{name}, 4,096 queries", "seconds": result["median_seconds"], "over one index": ratio(result["rounds"], one)}
+        for name, result in results.items()
     ]

@@ -1,4 +1,4 @@
-"""Fitted mixtures: weights sum to one and know nothing of the target, dev is of documents that a fit did not see."""
+"""Fitted mixtures: weights sum to one and do not depend on the target; dev scores are of documents outside the fit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trime.mixtures.calibrated import Calibrated
 from trime.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, Evidence, History, Mixture, log_mixture
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.mixture import folds, scored
+from trime.stages.mixture import folds, score_tokens
 from trime.types import UserError
 
 Tiny = Callable[..., DictConfig]
 KINDS = [lambda: Adaptive([0.5, 1.0], hidden=8), lambda: Calibrated([0.5, 1.0]), lambda: Adaptive([0.5, 1.0], history=[])]
 
 
-def drawn(count: int, documents: int, seed: int = 0) -> Evidence:
-    """Return a vocabulary and a memory of two experts that is right where its mass is large, and knows nothing at times."""
+def random_evidence(count: int, documents: int, seed: int = 0) -> Evidence:
+    """Return evidence of a vocabulary and of a memory of two experts, right where its mass is large and sometimes empty."""
     generator = torch.Generator().manual_seed(seed)
     good = torch.rand(count, generator=generator) < 0.4
     total = torch.stack(
@@ -35,6 +35,7 @@ def drawn(count: int, documents: int, seed: int = 0) -> Evidence:
 
 
 def fitted(kind: int, evidence: Evidence, seed: int = 0) -> tuple[Mixture, torch.Tensor]:
+    """Return a fitted mixture and its cross-fitted log-probabilities."""
     mixture = KINDS[kind]()
     mixture.memories = {"memory": 2}
     fold = folds(evidence.document, 3, seed)
@@ -42,9 +43,9 @@ def fitted(kind: int, evidence: Evidence, seed: int = 0) -> tuple[Mixture, torch
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_weights_sum_to_one_over_what_knows_something(kind: int) -> None:
-    mixture, _ = fitted(kind, drawn(1200, 6))
-    other = drawn(300, 3, seed=1)
+def test_weights_sum_to_one_over_experts_with_entries(kind: int) -> None:
+    mixture, _ = fitted(kind, random_evidence(1200, 6))
+    other = random_evidence(300, 3, seed=1)
     history = History(mixture.decays).text_features(other)
     weights = mixture.log_weights(other.total, history).exp()
     torch.testing.assert_close(weights.sum(1), torch.ones(300))
@@ -52,31 +53,31 @@ def test_weights_sum_to_one_over_what_knows_something(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_fit_helps_on_text_it_did_not_see(kind: int) -> None:
-    """Better than the vocabulary alone and than even weights; dev, cross-fitted, is near the figure of new text."""
-    mixture, dev = fitted(kind, drawn(4000, 8))
-    other = drawn(4000, 8, seed=1)
-    found, even = -scored(mixture, other).mean(), torch.where(other.total.isfinite(), 0.0, -torch.inf).log_softmax(1)
-    assert found < -other.log_probability[:, 0].mean() - 0.3
-    assert found < -log_mixture(even, other.log_probability).mean() - (0.0 if kind == 1 else 0.05)
-    assert abs(-dev.mean() - found) < 0.05
+def test_a_fit_helps_on_new_text(kind: int) -> None:
+    """It beats the vocabulary alone and uniform weights; the cross-fitted dev loss is near that of new text."""
+    mixture, dev = fitted(kind, random_evidence(4000, 8))
+    other = random_evidence(4000, 8, seed=1)
+    loss, even = -score_tokens(mixture, other).mean(), torch.where(other.total.isfinite(), 0.0, -torch.inf).log_softmax(1)
+    assert loss < -other.log_probability[:, 0].mean() - 0.3
+    assert loss < -log_mixture(even, other.log_probability).mean() - (0.0 if kind == 1 else 0.05)
+    assert abs(-dev.mean() - loss) < 0.05
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_fit_is_deterministic_and_is_kept(kind: int) -> None:
-    evidence = drawn(900, 5)
+def test_a_fit_is_deterministic_and_can_be_saved(kind: int) -> None:
+    evidence = random_evidence(900, 5)
     (one, dev), (two, again) = fitted(kind, evidence), fitted(kind, evidence)
     assert torch.equal(dev, again)
     three = KINDS[kind]()
     three.memories = {"memory": 2}
     three.load(two.state())
-    assert torch.equal(scored(one, evidence), scored(three, evidence)) and one.describe()
+    assert torch.equal(score_tokens(one, evidence), score_tokens(three, evidence)) and one.describe()
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_what_is_said_of_a_fold_does_not_depend_on_its_targets(kind: int) -> None:
-    """Its own targets changed leave the weights that score it the same."""
-    evidence = drawn(900, 6)
+def test_scores_of_a_fold_do_not_depend_on_its_targets(kind: int) -> None:
+    """Changing the targets of a fold leaves the weights that score it the same."""
+    evidence = random_evidence(900, 6)
     fold = folds(evidence.document, 3, 0)
     changed = evidence.target.clone()
     changed[fold == 0, 1:] -= 3
@@ -91,24 +92,24 @@ def test_what_is_said_of_a_fold_does_not_depend_on_its_targets(kind: int) -> Non
         assert not torch.equal(mixture.parameters["w2"][1], other.parameters["w2"][1])
 
 
-def test_history_is_a_mean_that_decays() -> None:
-    """Whatever the pieces in which a text comes; it forgets another document."""
-    decays, found = (0.0, 0.8, 1.0), torch.randn(700, 2) * 8
+def test_history_is_a_decaying_mean() -> None:
+    """Whatever the pieces in which a text comes; a new document starts anew."""
+    decays, scores = (0.0, 0.8, 1.0), torch.randn(700, 2) * 8
     document = torch.tensor([0] * 400 + [1] * 300)
-    evidence = Evidence(found, torch.zeros(700, 2), document)
+    evidence = Evidence(scores, torch.zeros(700, 2), document)
     whole = History(decays).text_features(evidence)
     pieces = History(decays)
     parts = [
-        pieces.features(int(document[i]), found[i : i + 7])
+        pieces.features(int(document[i]), scores[i : i + 7])
         for s in (0, 400)
         for i in range(s, s + (400, 300)[s > 0], 7)
         if i + 7 <= (400, 700)[s > 0]
     ]
     torch.testing.assert_close(torch.cat(parts[:57]), whole[:399])
     expected = []
-    for number, value in enumerate(found.clamp(min=HISTORY_FLOOR)):
+    for number, value in enumerate(scores.clamp(min=HISTORY_FLOOR)):
         begin = 0 if number < 400 else 400
-        past = found[begin:number].clamp(min=HISTORY_FLOOR)
+        past = scores[begin:number].clamp(min=HISTORY_FLOOR)
         row = []
         for decay in decays:
             share = torch.tensor([decay ** (number - begin - 1 - i) for i in range(number - begin)])
@@ -119,7 +120,7 @@ def test_history_is_a_mean_that_decays() -> None:
     torch.testing.assert_close(whole, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_folds_are_documents_dealt_out_by_size_or_blocks_of_few() -> None:
+def test_folds_are_documents_balanced_by_size_or_blocks_of_few_documents() -> None:
     document = torch.repeat_interleave(torch.arange(9), torch.tensor([50, 5, 5, 5, 5, 40, 30, 30, 10]))
     fold = folds(document, 3, 0)
     assert all(len(fold[document == one].unique()) == 1 for one in range(9))
@@ -129,57 +130,58 @@ def test_folds_are_documents_dealt_out_by_size_or_blocks_of_few() -> None:
     assert not torch.equal(fold, folds(document, 3, 1))
 
 
-def test_online_goes_on_learning_from_what_was_scored() -> None:
-    mixture, _ = fitted(0, drawn(900, 5))
+def test_online_learning_continues_on_scored_tokens() -> None:
+    mixture, _ = fitted(0, random_evidence(900, 5))
     assert isinstance(mixture, Adaptive)
-    shifted = drawn(3000, 2, seed=2)
+    shifted = random_evidence(3000, 2, seed=2)
     shifted = shifted._replace(target=shifted.target.roll(1, 1) + shifted.total - shifted.total.roll(1, 1).nan_to_num(neginf=0))
     shifted = Evidence(shifted.target.nan_to_num(neginf=-60), shifted.total.nan_to_num(neginf=0), shifted.document)
-    before = -scored(mixture, shifted).mean()
+    before = -score_tokens(mixture, shifted).mean()
     mixture.learns, history = True, History(mixture.decays).text_features(shifted)
     for start in range(0, 3000, 100):
         mixture.learn(shifted.take(slice(start, start + 100)), history[start : start + 100])
-    assert -scored(mixture, shifted).mean() < before - 0.02 and math.isfinite(before)
+    assert -score_tokens(mixture, shifted).mean() < before - 0.02 and math.isfinite(before)
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_copy_on_a_device_learns_alone(kind: int) -> None:
-    evidence = drawn(900, 5)
+def test_a_copy_on_a_device_learns_independently(kind: int) -> None:
+    evidence = random_evidence(900, 5)
     mixture, _ = fitted(kind, evidence)
-    before = scored(mixture, evidence)
+    before = score_tokens(mixture, evidence)
     mixture.learns = kind == 0
     other, history = mixture.to(torch.device("cpu")), History(mixture.decays).text_features(evidence)
-    assert torch.equal(scored(other, evidence), before)
+    assert torch.equal(score_tokens(other, evidence), before)
     other.learn(evidence, history)
-    assert torch.equal(scored(mixture, evidence), before) and torch.equal(scored(other, evidence), before) == (kind != 0)
-    there = mixture.to(torch.device("meta"))
-    assert {part.device.type for part in there.parameters.values()} == {"meta"}
-    assert there.log_weights(evidence.total.to("meta"), history.to("meta")).shape == evidence.total.shape
+    assert torch.equal(score_tokens(mixture, evidence), before)
+    assert torch.equal(score_tokens(other, evidence), before) == (kind != 0)
+    copied = mixture.to(torch.device("meta"))
+    assert {part.device.type for part in copied.parameters.values()} == {"meta"}
+    assert copied.log_weights(evidence.total.to("meta"), history.to("meta")).shape == evidence.total.shape
 
 
-def test_a_mixture_is_reused_where_it_is_of_the_same_kind_and_history(tiny: Tiny) -> None:
-    given = "experiment=trime", "evaluate.memories=[local]", "evaluate.subsets=none"
-    config = tiny(*given)
+def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny) -> None:
+    overrides = "experiment=trime", "evaluate.memories=[local]", "evaluate.subsets=none"
+    config = tiny(*overrides)
     run(config)
     path = Plan(config).tune.path()
-    again = tiny(*given, f"mixture.path={path}", "mixture.model.epochs=1")
+    again = tiny(*overrides, f"mixture.path={path}", "mixture.model.epochs=1")
     run(again)
     assert not Plan(again).tune.information()["crossfitted"]  # type: ignore[attr-defined]
-    same = [json.loads((Plan(own).run_folder / "results.json").read_text())["metrics"]["test"][-1] for own in (config, again)]
+    same = [json.loads((Plan(each).run_folder / "results.json").read_text())["metrics"]["test"][-1] for each in (config, again)]
     assert same[0]["loss"] == pytest.approx(same[1]["loss"], abs=1e-6)
     for other in ("mixture=calibrated", "mixture.history=[0.5,0.9]", "mixture.temperatures=[0.3,0.6,1.2,2.4]"):
         with pytest.raises(UserError, match="fit anew"):
-            run(tiny(*given, f"mixture.path={path}", other))
+            run(tiny(*overrides, f"mixture.path={path}", other))
     with pytest.raises(UserError, match="is no mixture"):
-        run(tiny(*given, "mixture.path=nowhere", "train.updates=9", "stages=[prepare]"))
+        run(tiny(*overrides, "mixture.path=nowhere", "train.updates=9", "stages=[prepare]"))
     (path / "mixture.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="fit it anew"):
-        run(tiny(*given, f"mixture.path={path}", "seed=3"))
+        run(tiny(*overrides, f"mixture.path={path}", "seed=3"))
 
 
-def test_each_mixture_has_artefacts_of_its_own(tiny: Tiny) -> None:
-    """One that is found on a grid is no other's, whichever the papers' rows are."""
+def test_each_mixture_has_its_own_artefacts(tiny: Tiny) -> None:
+    """Also those tuned on a grid, whatever the rows of the papers."""
     kinds = ("none", "joint", "interpolated", "calibrated", "adaptive")
-    own = {kind: [] if kind == "none" else ["evaluate.memories=[local,external]"] for kind in kinds}
-    plans = [Plan(tiny("experiment=trime", f"mixture={kind}", *own[kind])) for kind in kinds]
+    overrides = {kind: [] if kind == "none" else ["evaluate.memories=[local,external]"] for kind in kinds}
+    plans = [Plan(tiny("experiment=trime", f"mixture={kind}", *overrides[kind])) for kind in kinds]
     assert len({plan.evaluate.folder for plan in plans}) == len({plan.tune.folder for plan in plans}) == len(kinds)

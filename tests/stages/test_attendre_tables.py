@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
 from trime.models.pretrained.answering import AnswerSession, greedy
-from trime.models.pretrained.tokenizer import load_tokenizer, encode_prompt
+from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.long_context import answer

@@ -39,7 +39,7 @@ from trime.report.differences import bleu_difference, corpus_bleu
 from trime.report.groups import Group
 from trime.report.tables import EDGE
 from trime.run.runner import run
-from trime.stages.translation.translate import Translator, statistics
+from trime.stages.translation.translate import Translator, bleu_statistics
 from trime.types import Contexts, UserError
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
@@ -219,7 +219,7 @@ def test_orders_without_a_match_are_smoothed_as_sacrebleu_has_it(text: str, refe
     from sacrebleu.metrics.bleu import BLEU
 
     told = BLEU().corpus_score([text], [[reference]]).score
-    assert float(corpus_bleu(np.array(statistics([text], [reference])).sum(0))) == pytest.approx(told, abs=1e-9)
+    assert float(corpus_bleu(np.array(bleu_statistics([text], [reference])).sum(0))) == pytest.approx(told, abs=1e-9)
 
 
 def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
@@ -234,7 +234,7 @@ def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
     ]
     groups = []
     for number, texts in enumerate(systems):
-        kept = {"bleu_statistics": statistics(texts, references), "documents": [[1.0, 2.0]] * 200}
+        kept = {"bleu_statistics": bleu_statistics(texts, references), "documents": [[1.0, 2.0]] * 200}
         groups.append(Group([{"seed": 0, "name": str(number), "metrics": {"test": [kept]}}]))
         whole = corpus_bleu(np.array(kept["bleu_statistics"]).sum(0))
         assert float(whole) == pytest.approx(BLEU().corpus_score(texts, [references]).score, abs=1e-9)
@@ -555,7 +555,9 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
 def test_the_best_weights_by_bleu(tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """translation.best_by=bleu: at every validation valid is translated, and the highest BLEU decides."""
     made = iter([12.0, 31.5, 20.0])
-    monkeypatch.setattr("trime.stages.translation.bleu_validation.scores", lambda texts, references: {"bleu": next(made)})
+    monkeypatch.setattr(
+        "trime.stages.translation.bleu_validation.score_translations", lambda texts, references: {"bleu": next(made)}
+    )
     asked = (
         "train.validate_every=2",
         "train.keep=best",

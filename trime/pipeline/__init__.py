@@ -1,1 +1,1 @@
-"""What every stage stands on: artefacts, processes, model folders, the trainer."""
+"""The foundation of all stages: artefacts, processes, model folders, training."""

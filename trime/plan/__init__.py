@@ -1,1 +1,1 @@
-"""Which artefacts an experiment is made of, and what each is made from."""
+"""Plans: the artefacts of an experiment, each linked to those it is made from."""

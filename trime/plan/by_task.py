@@ -1,4 +1,4 @@
-"""The way of the data for each kind of task."""
+"""The plan of each kind of task."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ PLANS: dict[str, type[Plan]] = {"language_model": Plan, "translation": Translati
 
 
 def plan_of(config: DictConfig) -> Plan:
-    """The artefacts of an experiment."""
+    """Return the plan of an experiment by its task."""
     return PLANS[config.task](config)

@@ -1,4 +1,4 @@
-"""The artefacts of an experiment, each linked to those it is made from: the way of the data as a graph."""
+"""The artefacts of an experiment as a graph: each is linked to those it is made from (the data flow)."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ from trime.stages.tune import Tune
 
 
 class Plan:
-    """corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
+    """Data flow: corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
 
-    encoder: type[Encode] = Encode  # how splits are read
-    importer: type[Import] = Import  # how a released checkpoint is read
+    encoder: type[Encode] = Encode  # the stage that encodes splits
+    importer: type[Import] = Import  # the stage that imports released checkpoints
 
     def __init__(self, config: DictConfig):
         self.config = config
 
     def corpus_of(self, section: str) -> Prepare:
-        """The corpus a section reads: its own dataset's in the main vocabulary, or the main one."""
-        own = self.config[section].get("dataset")
-        return Prepare(self.config, own, self.fixed_vocabulary or self.corpus.source()) if own else self.corpus
+        """Return the corpus of a section: its own dataset in the main vocabulary if it names one, else the main corpus."""
+        dataset = self.config[section].get("dataset")
+        return Prepare(self.config, dataset, self.fixed_vocabulary or self.corpus.source()) if dataset else self.corpus
 
     @cached_property
     def corpus(self) -> Prepare:
+        """The corpus that is trained on."""
         return Prepare(self.config, self.config.dataset, self.fixed_vocabulary)
 
     @cached_property
     def fixed_vocabulary(self) -> VocabularySource | None:
-        """The vocabulary of an imported or pretrained model: all text is read in it."""
+        """The vocabulary of an imported or pretrained model, in which all text is read; None if the corpus makes its own."""
         if is_pretrained(self.config):
             return vocabulary_source(self.config)
         if not self.config.checkpoint:
@@ -67,19 +68,23 @@ class Plan:
 
     @cached_property
     def evaluated_corpus(self) -> Prepare:
+        """The corpus that is tuned and tested on."""
         return self.corpus_of("evaluate")
 
     @cached_property
     def stored_corpus(self) -> Prepare:
+        """The corpus that the datastore is made from."""
         return self.corpus_of("datastore")
 
     @cached_property
     def pack(self) -> Pack | None:
-        wanted = instantiate(self.config.batching, _convert_="all").needs_neighbours
-        return Pack(self.config, self.corpus) if wanted and self.config.train.updates else None
+        """The neighbours of training segments, if batches are made from them."""
+        needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
+        return Pack(self.config, self.corpus) if needed and self.config.train.updates else None
 
     @cached_property
     def model(self) -> Artefact:
+        """The model that is evaluated: given by ``checkpoint=``, imported, or trained here."""
         if self.config.checkpoint:
             return (
                 ExternalModel(self.config) if Path(self.config.checkpoint).expanduser().is_dir() else self.importer(self.config)
@@ -93,17 +98,19 @@ class Plan:
 
     @cached_property
     def valid(self) -> Encode:
+        """The encoded validation split."""
         return self.encoder(self.config, "evaluate", "valid", self.evaluated_corpus, self.model)
 
     @cached_property
     def test(self) -> Encode:
+        """The encoded test split."""
         return self.encoder(self.config, "evaluate", "test", self.evaluated_corpus, self.model)
 
     def check_text(self) -> None:
-        """UserError, before a model is trained, where what comes after it could not be done with this text."""
+        """Raise UserError, before a model is trained, if a later stage could not work with this text."""
         stages = {*self.config.stages}
-        for split, wanted in (("valid", {"encode", "tune"}), ("test", {"evaluate"})):
-            if wanted & stages:
+        for split, readers in (("valid", {"encode", "tune"}), ("test", {"evaluate"})):
+            if readers & stages:
                 self.evaluated_corpus.corpus().split(split)
         if self.index and isinstance(self.store, Encode) and {"encode", "datastore"} & stages:
             entries = self.store.windows(self.stored_corpus.corpus()).scored()
@@ -113,7 +120,7 @@ class Plan:
         self.check_windows()
 
     def check_windows(self) -> None:
-        """UserError where a line, or a sentence, is longer than the model allows."""
+        """Raise UserError if a line is longer than the model's positions."""
         if self.config.evaluate.lines and not self.config.checkpoint:
             for split in (self.valid, self.test):
                 longest = int(split.windows(self.evaluated_corpus.corpus()).length.max())
@@ -121,80 +128,88 @@ class Plan:
 
     @property
     def max_neighbours(self) -> int:
-        """K, or the largest of several."""
+        """The largest K that entries are retrieved for."""
         return int(self.config.index.k)
 
     @cached_property
     def store(self) -> Artefact:
-        """The encoded external corpus: this run's, or the folder ``datastore.path=DIR`` names."""
+        """The encoded external corpus: made by this run, or the folder that ``datastore.path=DIR`` names."""
         if self.config.datastore.path:
             return ExternalStore(self.config, self.model)
         return self.encoder(self.config, "datastore", self.config.datastore.split, self.stored_corpus, self.model)
 
     @cached_property
     def index(self) -> Index | None:
+        """The index of the datastore, if a row uses external memory."""
         return Index(self.config, self.store) if uses_external(self.config) else None
 
     @cached_property
     def tune(self) -> Tune:
+        """The tuned settings of every row, with the fitted mixture if there is one."""
         return tune_of(self.config, self.valid, self.memories)
 
     @cached_property
     def memories(self) -> Memories:
+        """The memories that rows use at test."""
         return Memories(self.config, Sources(self.index, self.stored_corpus))
 
     @cached_property
     def evaluate(self) -> Evaluate:
+        """The results on the test split."""
         return Evaluate(self.config, self.test, self.tune)
 
     @cached_property
     def analysis(self) -> Analysis | None:
+        """The analysis of the rows, if evaluate.analysis asks for it."""
         return Analysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
 
     @cached_property
     def subsets(self) -> Subsets | None:
-        """What each memory of a mixture is worth, where this run fits one."""
+        """The value of each memory of the mixture, if this run fits one."""
         if not isinstance(self.tune, TuneMixture) or self.config.evaluate.subsets == "none" or given_mixture(self.config):
             return None
         return Subsets(self.config, self.test, self.tune)
 
     @cached_property
     def record(self) -> Record:
+        """The recorded queries and keys of a model's built-in memory."""
         return Record(self.config, self.test)
 
     @cached_property
     def replay(self) -> Replay:
+        """The replay of eviction policies over the long memory, or over the memory inside the model."""
         if self.has_long_memory_row:
             return ContextReplay(self.config, self.test, self.tune)
         return KeyReplay(self.config, self.record)
 
     @property
     def has_long_memory_row(self) -> bool:
-        """Some row has a long memory: it is what a replay is about, not one inside the model."""
+        """Whether a row has a long memory, which a replay is then about instead of one inside the model."""
         return "long" in memories_of(self.config)
 
     @cached_property
     def small_model(self) -> TrainSmall | None:
-        """The small model that answers where none is named."""
+        """The small model that is trained to answer questions; None if model.name names a model."""
         return None if self.config.model.get("name") else TrainSmall(self.config)
 
     @cached_property
     def answer(self) -> Answer:
+        """The answers to questions over long contexts."""
         return Answer(self.config, self.small_model)
 
     @cached_property
     def logger(self) -> Any:
-        """The run's experiment logger; it opens its run when it is first written to."""
+        """The run's experiment logger, which starts its run when it is first written to."""
         return build_logger(self.config.logger, self.run_folder)
 
     @cached_property
     def run_folder(self) -> Path:
-        """Where a run's results lie: its name, seed and what determines its figures."""
-        place = Path(self.config.paths.outputs) / "runs" / self.config.name
-        return place / f"seed{self.config.seed}-{self.evaluate.fingerprint[:8]}"
+        """The folder of a run's results, named by experiment, seed and what determines the results."""
+        runs = Path(self.config.paths.outputs) / "runs" / self.config.name
+        return runs / f"seed{self.config.seed}-{self.evaluate.fingerprint[:8]}"
 
     def made_by(self, stage: str) -> list[Artefact]:
-        """What a stage makes for this experiment, in order."""
+        """Return the artefacts that a stage makes for this experiment, in order."""
         nodes: dict[str, Callable[[], list[Artefact | None]]] = {
             "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
             "prepare": lambda: [self.corpus, self.evaluated_corpus, self.stored_corpus if self.index else None],
@@ -202,12 +217,12 @@ class Plan:
             "fit": lambda: [None if self.config.checkpoint else self.model],
             "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
             "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
-            "tune": lambda: [*self.tune.parts(), self.tune],
+            "tune": lambda: [*self.tune.prerequisites(), self.tune],
             "evaluate": lambda: [self.test, self.evaluate, self.subsets, self.analysis],
             "initialize": lambda: [Initialize(self.config)],
             "teach": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
-            "record": lambda: [self.test, *self.tune.parts(), self.tune] if self.has_long_memory_row else [self.record],
+            "record": lambda: [self.test, *self.tune.prerequisites(), self.tune] if self.has_long_memory_row else [self.record],
             "replay": lambda: [self.replay],
         }
         return list(dict.fromkeys(node for node in nodes[stage]() if node is not None))

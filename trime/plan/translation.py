@@ -19,11 +19,7 @@ from trime.stages.pack import Pack
 from trime.stages.translation.evaluate import EvaluatePairs
 from trime.stages.translation.fit import FitTranslation
 from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
-from trime.stages.translation.pairs import (
-    EncodePairs,
-    PackSentences,
-    PreparePairs,
-)
+from trime.stages.translation.pairs import EncodePairs, PackSentences, PreparePairs
 from trime.stages.translation.translate import Translate
 from trime.stages.translation.tune import TuneByBleu
 from trime.stages.tune import Tune
@@ -31,7 +27,7 @@ from trime.types import UserError
 
 
 class TranslationPlan(Plan):
-    """The same way for parallel text."""
+    """Data flow of parallel text, with K chosen by BLEU on valid."""
 
     encoder = EncodePairs
 
@@ -39,11 +35,12 @@ class TranslationPlan(Plan):
 
     @cached_property
     def corpus(self) -> PreparePairs:
+        """The parallel corpus."""
         return PreparePairs(self.config, self.config.dataset, self.dictionaries)
 
     @cached_property
     def dictionaries(self) -> Dictionaries | None:
-        """The dictionaries of an imported model, in which all text is read."""
+        """The dictionaries of an imported model, in which all text is read; None if the corpus makes its own."""
         if not self.config.checkpoint:
             return None
         model = self.model
@@ -51,38 +48,44 @@ class TranslationPlan(Plan):
 
     @cached_property
     def pack(self) -> Pack | None:
-        wanted = instantiate(self.config.batching, _convert_="all").needs_neighbours and not self.config.checkpoint
-        return PackSentences(self.config, self.corpus) if wanted else None
+        """The neighbours of training sentences, if batches are made from them."""
+        needed = instantiate(self.config.batching, _convert_="all").needs_neighbours and not self.config.checkpoint
+        return PackSentences(self.config, self.corpus) if needed else None
 
     @cached_property
     def fit(self) -> Fit:
+        """The translation model that this experiment trains."""
         return FitTranslation(self.config, self.corpus, self.pack, lambda: self.logger)
 
     @cached_property
     def tune(self) -> TuneByBleu:
+        """The settings of every row, at the K of highest BLEU on valid."""
         ks = plain(self.config.translation.k) if uses_external(self.config) else [self.config.index.k]
-        tunes = {k: self.tune_at_k(k) for k in ks}
+        tunes = {k: self.tune_at(k) for k in ks}
         rows = rows_of(self.config)
         first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
-        own = {k: Translate(self.config, self.valid, tune, slice(first, None)) for k, tune in tunes.items()}
-        return TuneByBleu(self.config, tunes, Translate(self.config, self.valid, tunes[ks[0]], slice(0, first)), own)
+        without_memory = Translate(self.config, self.valid, tunes[ks[0]], slice(0, first))
+        with_memory = {k: Translate(self.config, self.valid, tune, slice(first, None)) for k, tune in tunes.items()}
+        return TuneByBleu(self.config, tunes, without_memory, with_memory)
 
-    def tune_at_k(self, k: int) -> Tune:
-        """Temperatures and share at K entries."""
+    def tune_at(self, k: int) -> Tune:
+        """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
         index = Index(config, self.store) if uses_external(config) else None
         return tune_of(config, self.valid, Memories(config, Sources(index, self.corpus)))
 
     @cached_property
     def evaluate(self) -> EvaluatePairs:
+        """The results on the test split."""
         return EvaluatePairs(self.config, self.test, self.tune, Translate(self.config, self.test, self.tune))
 
     @property
     def max_neighbours(self) -> int:
+        """The largest K that entries are retrieved for."""
         return max(self.config.translation.k)
 
     def check_windows(self) -> None:
-        """UserError where a sentence has more pieces than the model allows."""
+        """Raise UserError if a sentence has more pieces than the model's positions."""
         positions, corpus = self.config.model.backbone.positions, self.corpus.corpus()
         for split in corpus.statistics["splits"]:
             for side in (corpus, corpus.sources):
@@ -94,7 +97,7 @@ class TranslationPlan(Plan):
 
     def made_by(self, stage: str) -> list[Artefact]:
         if stage == "tune":
-            return [*self.tune.parts(), self.tune]
+            return [*self.tune.prerequisites(), self.tune]
         if stage == "evaluate":
             return [self.test, self.evaluate.translate, self.evaluate]
         return super().made_by(stage)

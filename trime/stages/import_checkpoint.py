@@ -17,7 +17,8 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import write_description
 from trime.types import UserError
 
-RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")  # of the checkpoint's arguments, copied to imported.json
+# Arguments of the checkpoint that are copied to imported.json.
+RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")
 
 
 class Import(Artefact):
@@ -77,6 +78,6 @@ def check_size(dictionary: Path, vocabulary: Vocabulary, table: PlainInput | Ada
     """Raise UserError if a dictionary and the checkpoint's embedding table differ in size."""
     if table.vocabulary != len(vocabulary):
         raise UserError(
-            f"{dictionary} has {len(vocabulary):,} symbols with the four special ones, but the checkpoint has {table.vocabulary:,}: "
-            "name the dict.txt that belongs to it"
+            f"{dictionary} has {len(vocabulary):,} symbols with the four special ones, but the checkpoint has "
+            f"{table.vocabulary:,}: name the dict.txt that belongs to it"
         )

@@ -1,4 +1,4 @@
-"""The memories of an experiment's rows, as conf/memories describes them, and the artefacts that they are read from."""
+"""The memories that an experiment's rows use at test, as conf/memories describes them, and the artefacts they read."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from trime.types import UserError
 
 @dataclass(frozen=True)
 class Sources:
-    """What memories are made from: the index of the datastore, where some row wants it, and the text that it is of."""
+    """What memories are made from: the index of the datastore, if a row uses it, and the corpus of the datastore."""
 
     index: Index | None
     text: Prepare
 
 
 class StoredMemory(ABC):
-    """A memory that is read from artefacts. (One that is not is instantiated as it is.)"""
+    """A memory that is read from artefacts; memories without artefacts are instantiated directly."""
 
     @abstractmethod
     def needs(self, sources: Sources) -> list[Artefact]:
-        """Return the artefacts."""
+        """Return the artefacts that the memory is read from."""
 
     @abstractmethod
-    def opened(self, sources: Sources, asked: dict[str, Any]) -> Memory:
-        """Return the memory, for the contexts of an encoded split (its description)."""
+    def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
+        """Return the memory for the queries of an encoded split, whose description is ``queries``."""
 
 
 class External(StoredMemory):
-    """The nearest entries of a datastore; its settings are index= and datastore.*."""
+    """The nearest entries of a datastore, with the settings index= and datastore.*."""
 
     def needs(self, sources: Sources) -> list[Artefact]:
         return [sources.index] if sources.index else []
 
-    def opened(self, sources: Sources, asked: dict[str, Any]) -> Memory:
+    def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
         assert sources.index is not None
-        return ExternalMemory(sources.index.nearest(asked), sources.index.statistics()["bytes"])
+        return ExternalMemory(sources.index.knn_memory(queries), sources.index.statistics()["bytes"])
 
 
 class TextNgram(StoredMemory):
-    """n-grams of all the text of datastore.split, however few of its tokens the datastore holds."""
+    """n-grams of the whole text of datastore.split, even if the datastore holds only some of its tokens."""
 
     def __init__(self, orders: list[int]):
         self.orders = orders
@@ -67,47 +67,47 @@ class TextNgram(StoredMemory):
     def needs(self, sources: Sources) -> list[Artefact]:
         return [self.suffixes(sources)]
 
-    def opened(self, sources: Sources, asked: dict[str, Any]) -> Memory:
+    def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
         suffixes = self.suffixes(sources)
-        if suffixes.information()["text"] == asked["text"]:
+        if suffixes.information()["text"] == queries["text"]:
             raise UserError(
-                f"memory ngram: its text is the {asked['split']} split that is scored, which it would know by heart: "
+                f"memory ngram: its text is the {queries['split']} split that is scored, so that it would know the answers: "
                 "choose another datastore.split, or leave ngram out of evaluate.memories"
             )
         return TextNgrams(suffixes.array(), self.orders)
 
 
 class Memories:
-    """Those that some row names, by name."""
+    """All memories that a row uses, by name."""
 
     def __init__(self, config: DictConfig, sources: Sources):
         self.config, self.sources = config, sources
 
     @cached_property
     def names(self) -> list[str]:
-        """In the order of the configuration."""
+        """The names of the memories, in the order of the configuration."""
         named = memories_of(self.config)
         return [name for name in self.config.memories if name in named]
 
     def needs(self) -> list[Artefact]:
-        """Return what they are read from."""
+        """Return the artefacts that the memories are read from."""
         kinds = [self.kind(name, []) for name in self.names]
         return [need for kind in kinds if isinstance(kind, StoredMemory) for need in kind.needs(self.sources)]
 
-    def opened(self, asked: dict[str, Any], sizes: list[int], names: set[str]) -> dict[str, Memory]:
-        """Return some memories, for the contexts of an encoded split; ``sizes`` are those that the long memory has at once."""
-        found = {}
+    def open_all(self, queries: dict[str, Any], sizes: list[int], names: set[str]) -> dict[str, Memory]:
+        """Return the named memories for the queries of an encoded split; ``sizes`` are those of the long memory."""
+        memories = {}
         for name in (name for name in self.names if name in names):
             kind = self.kind(name, sizes)
-            found[name] = kind.opened(self.sources, asked) if isinstance(kind, StoredMemory) else kind
-        return found
+            memories[name] = kind.open(self.sources, queries) if isinstance(kind, StoredMemory) else kind
+        return memories
 
     def kind(self, name: str, sizes: list[int]) -> Memory | StoredMemory:
-        """Return what the configuration of a memory describes."""
+        """Return the memory of this name, or what opens it if it is read from artefacts."""
         node = self.config.memories[name]
         sized = {"sizes": sizes} if "sizes" in node and sizes else {}
         return instantiate(node, _convert_="all", **sized)
 
     def settings(self) -> dict[str, Any]:
-        """Return the configuration of each."""
+        """Return the configuration of each memory."""
         return {name: plain(self.config.memories[name]) for name in self.names}

@@ -1,4 +1,4 @@
-"""mixture: fits the mixture of an experiment's memories on what tune's pass over valid found, by documents."""
+"""mixture: fits the mixture of an experiment's memories to the evidence of tune's pass over valid, cross-fitted by document."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from trime.stages.memories import Memories
 from trime.stages.tune import PART_TOKENS, LossSums, Tune, summarize_row
 from trime.types import Float, Int, Tensor, UserError
 
-BLOCKS = 4  # of a fold, where there are fewer documents than folds
+BLOCKS = 4  # blocks of text per fold, if there are fewer documents than folds
 
 
 class TuneMixture(Tune):
-    """``mixture.safetensors`` and ``mixture.json``, a few kilobytes; the grid's own settings are those of ``grid``."""
+    """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
     kind, stage, format = "mixture", "tune", 2
 
@@ -40,38 +40,39 @@ class TuneMixture(Tune):
     def needs(self) -> list[Artefact]:
         return [self.grid]
 
-    def parts(self) -> list[Artefact]:
+    def prerequisites(self) -> list[Artefact]:
         return [self.grid]
 
     def settings(self) -> Any:
         given = given_mixture(self.config)
-        kept = {key: value for key, value in plain(self.config.mixture).items() if key != "path"}
+        mixture = {key: value for key, value in plain(self.config.mixture).items() if key != "path"}
         content = given and [content_hash(given.with_name(name)) for name in (given.name, "mixture.safetensors")]
-        return {"mixture": kept, "seed": self.config.seed, "given": content}
+        return {"mixture": mixture, "seed": self.config.seed, "given": content}
 
     def build(self, folder: Path) -> None:
         row, meter = self.row(), ResourceUsage()
-        evidence, described = self.grid.evidence()
+        evidence, description = self.grid.evidence()
         given = given_mixture(self.config)
         if given:
-            mixture = mixture_of(self.config, described["experts"])
-            mixture.load(opened(given, described["experts"], row, mixture))
-            score = scored(mixture, evidence)
+            mixture = mixture_of(self.config, description["experts"])
+            mixture.load(read_mixture(given, description["experts"], row, mixture))
+            score = score_tokens(mixture, evidence)
         else:
-            mixture, score = fitted(self.config, evidence, described)
-        found = summarize_row(row, sum_by_document(evidence.document, -score))
-        found |= {"at_edge": [], "fitted": mixture.describe(), "by_memory_size": {}}  # of one size there is no curve
+            mixture, score = fit_mixture(self.config, evidence, description)
+        result = summarize_row(row, sum_by_document(evidence.document, -score))
+        result |= {"at_edge": [], "fitted": mixture.describe(), "by_memory_size": {}}  # one size makes no curve
         save_file(mixture.state(), folder / "mixture.safetensors")
-        content = {"row": found, "crossfitted": not given, "seconds": round(meter.seconds, 1), **described}
+        content = {"row": result, "crossfitted": not given, "seconds": round(meter.seconds, 1), **description}
         content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}
         (folder / "mixture.json").write_text(json.dumps(content, indent=1))
 
     def row(self) -> FittedRow:
-        """Return the row, not fitted."""
-        (found,) = self.fitted()
-        return found
+        """Return the row of the mixture, not fitted."""
+        (row,) = self.fitted_rows()
+        return row
 
     def information(self) -> dict[str, Any]:
+        """Return the content of ``mixture.json``."""
         return self.read("mixture.json")
 
     def tuned(self) -> dict[str, Any]:
@@ -85,80 +86,81 @@ class TuneMixture(Tune):
 
 
 def tune_of(config: DictConfig, encoded: Encode, memories: Memories) -> Tune:
-    """Return what tunes the rows of an experiment, and fits its mixture where that is to be fitted."""
+    """Return the artefact that tunes the rows of an experiment, and fits its mixture if it has one to be fitted."""
     grid = Tune(config, encoded, memories)
-    return TuneMixture(config, grid) if grid.fitted() else grid
+    return TuneMixture(config, grid) if grid.fitted_rows() else grid
 
 
 def given_mixture(config: DictConfig) -> Path | None:
-    """Return the description of the mixture that ``mixture.path=`` names."""
+    """Return the ``mixture.json`` of the mixture that ``mixture.path=`` names, if any; UserError if there is none."""
     if not config.mixture.get("path"):
         return None
     file = Path(config.mixture.path).expanduser() / "mixture.json"
     if not (file.is_file() and file.with_name("mixture.safetensors").is_file()):
-        raise UserError(f"mixture.path={config.mixture.path} is no mixture: name a folder mixture-… of a run")
+        raise UserError(f"mixture.path={config.mixture.path} is no mixture: name a mixture-… folder of a run")
     return file
 
 
-def opened(file: Path, experts: dict[str, int], row: FittedRow, mixture: Mixture) -> dict[str, Tensor]:
-    """Return what was fitted elsewhere; UserError where it is another mixture, or of other memories."""
+def read_mixture(file: Path, experts: dict[str, int], row: FittedRow, mixture: Mixture) -> dict[str, Tensor]:
+    """Return the state of a mixture fitted elsewhere; UserError if it is another kind of mixture, or of other memories."""
     try:
-        own = json.loads(file.read_text())
-        kept = own["kind"], [*own["experts"].items()], tuple(own["temperatures"]), tuple(own["history"])
+        stored = json.loads(file.read_text())
+        layout = stored["kind"], [*stored["experts"].items()], tuple(stored["temperatures"]), tuple(stored["history"])
         state = load_file(file.with_name("mixture.safetensors"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise UserError(f"mixture.path={file.parent} is not whole or not of this version ({error}): fit it anew") from None
-    if kept != (row.kind, [*experts.items()], row.temperatures, mixture.decays):
-        said = ", ".join(f"{name} ({size} experts)" for name, size in own["experts"].items())
+        raise UserError(f"mixture.path={file.parent} is incomplete or of another version ({error}): fit it anew") from None
+    if layout != (row.kind, [*experts.items()], row.temperatures, mixture.decays):
+        memories = ", ".join(f"{name} ({size} experts)" for name, size in stored["experts"].items())
         raise UserError(
-            f"mixture.path={file.parent} is {own['kind']}, of {said}, temperatures {own['temperatures']}, history "
-            f"{own['history']}: set the same here, or fit anew"
+            f"mixture.path={file.parent} is {stored['kind']}, of {memories}, temperatures {stored['temperatures']}, history "
+            f"{stored['history']}: use the same settings here, or fit it anew"
         )
     return state
 
 
 def mixture_of(config: DictConfig, experts: dict[str, int]) -> Mixture:
-    """Return the mixture that the configuration describes, not fitted."""
+    """Return the configured mixture, not fitted."""
     mixture = instantiate(config.mixture.model, _convert_="all")
     mixture.memories = experts
     return mixture
 
 
-def fitted(config: DictConfig, evidence: Evidence, described: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
-    """Fit a mixture; return it, and log P of each token by one that did not see the token's fold."""
-    mixture = mixture_of(config, described["experts"])
+def fit_mixture(config: DictConfig, evidence: Evidence, description: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
+    """Fit a mixture; return it, and log P of each token by a mixture fitted without the token's fold."""
+    mixture = mixture_of(config, description["experts"])
     fold = folds(evidence.document, config.mixture.folds, config.seed)
-    return mixture, mixture.fit(evidence, fold, described["counts"], config.seed)
+    return mixture, mixture.fit(evidence, fold, description["counts"], config.seed)
 
 
 def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n"]:
-    """Return the fold of each token: documents dealt out by their size; of few documents, blocks of the text in turn."""
+    """Return the fold of each token: documents dealt out by size; if they are few, blocks of the text in turn."""
     number, size = document.unique(return_inverse=True, return_counts=True)[1:]
     if len(size) < count:
         block = max(1, -(-len(document) // (count * BLOCKS)))
         return torch.arange(len(document)) // block % count
-    held, fold = [0] * count, torch.empty(len(size), dtype=torch.long)
-    drawn = torch.randperm(len(size), generator=torch.Generator().manual_seed(seed))
-    for one in drawn[size[drawn].argsort(descending=True, stable=True)].tolist():
-        fold[one] = held.index(min(held))
-        held[int(fold[one])] += int(size[one])
+    fold_size, fold = [0] * count, torch.empty(len(size), dtype=torch.long)
+    shuffled = torch.randperm(len(size), generator=torch.Generator().manual_seed(seed))
+    for document_number in shuffled[size[shuffled].argsort(descending=True, stable=True)].tolist():
+        smallest = fold_size.index(min(fold_size))
+        fold[document_number] = smallest
+        fold_size[smallest] += int(size[document_number])
     return fold[number]
 
 
-def scored(mixture: Mixture, evidence: Evidence) -> Float[Tensor, " n"]:
-    """Return log P of each token by a fitted mixture."""
+def score_tokens(mixture: Mixture, evidence: Evidence) -> Float[Tensor, " n"]:
+    """Return log P of each token under a fitted mixture."""
     history = History(mixture.decays).text_features(evidence)
     with torch.no_grad():
         return log_mixture(mixture.log_weights(evidence.total, history), evidence.log_probability)
 
 
 def sum_by_document(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> LossSums:
-    """Return losses summed by document, or by parts of few."""
+    """Return the losses summed by document and part."""
     sums, start = LossSums(), 0
     for number, size in zip(*(part.tolist() for part in document.unique_consecutive(return_counts=True)), strict=True):
         for part, first in enumerate(range(start, start + size, PART_TOKENS)):
-            own = loss[first : min(first + PART_TOKENS, start + size)]
+            part_loss = loss[first : min(first + PART_TOKENS, start + size)]
             sums.documents.add(number)
-            sums.put((number, part), own.double().sum()[None, None], len(own))
+            sums.put((number, part), part_loss.double().sum()[None, None], len(part_loss))
         start += size
     return sums

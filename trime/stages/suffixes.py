@@ -1,4 +1,4 @@
-"""suffixes: the suffix array of a text, for n-grams of any length (5 bytes a token on disk, seconds for a million tokens)."""
+"""suffixes: the suffix array of a text, for n-grams of any length (5 bytes per token on disk, seconds for a million tokens)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trime.stages.prepare import Prepare
 
 
 class Suffixes(Artefact):
-    """``order.npy`` and ``starts.npy`` beside the prepared text, which is not copied."""
+    """A suffix array in ``order.npy`` and ``starts.npy``; the prepared text itself is not copied."""
 
     kind, stage = "suffixes", "datastore"
 
@@ -40,9 +40,10 @@ class Suffixes(Artefact):
         (folder / "suffixes.json").write_text(json.dumps(content, indent=1))
 
     def information(self) -> dict[str, Any]:
+        """Return the content of ``suffixes.json``: tokens, fingerprint of the text, seconds."""
         return self.read("suffixes.json")
 
     def array(self) -> SuffixArray:
-        """Return it, memory-mapped."""
+        """Return the suffix array, memory-mapped."""
         order, starts = (np.load(self.path() / f"{name}.npy", mmap_mode="r") for name in ("order", "starts"))
         return SuffixArray(self.text.corpus().split(self.split).tokens, order, np.array(starts))

@@ -1,4 +1,4 @@
-"""Analysis of a run on dev and test (evaluate.analysis=true): frequency buckets, retrieval accuracy, size of the long memory.
+"""Analysis of a run on dev and test (evaluate.analysis=true): frequency buckets, retrieval accuracy, long memory sizes.
 
 TRIME Table 14 (buckets by frequency on dev), Table 13 (is the target among those of the top K?), Figure 3.
 """
@@ -24,11 +24,11 @@ from trime.stages.encode import Encode
 from trime.stages.tune import Tune, scorer_of, with_progress
 from trime.types import Bool, Contexts, Tensor
 
-TOP = (1, 8, 64, 1024)
+TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 
 
 class Analysis(Artefact):
-    """``analysis.json``."""
+    """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
     kind, stage = "analysis", "evaluate"
 
@@ -43,18 +43,18 @@ class Analysis(Artefact):
         return {"buckets": BUCKETS, "top": TOP}
 
     def build(self, folder: Path) -> None:
-        content = {"dev": self.of(self.tune.encoded), "test": self.of(self.test)}
+        content = {"dev": self.analyse(self.tune.encoded), "test": self.analyse(self.test)}
         (folder / "analysis.json").write_text(json.dumps(content, indent=1, ensure_ascii=False))
 
-    def of(self, encoded: Encode) -> dict[str, Any]:
-        """One split's."""
+    def analyse(self, encoded: Encode) -> dict[str, Any]:
+        """Return the analysis of one split."""
         rows = list(self.tune.rows())
-        sized = max(number for number, row in enumerate(rows) if isinstance(row, Row))  # the last one of the papers'
-        chosen = [0] * len(rows)  # which of a row's memory sizes was tuned
+        sized = max(number for number, row in enumerate(rows) if isinstance(row, Row))  # the last of the papers' rows
+        tuned_size = [0] * len(rows)  # the index of a row's tuned memory size among its sizes
         long = "long" in rows[sized].memories
         if long:
-            every = tuple(self.config.tune.memory_size)
-            chosen[sized], rows[sized] = every.index(rows[sized].sizes[0]), replace(rows[sized], sizes=every)
+            grid = tuple(self.config.tune.memory_size)
+            tuned_size[sized], rows[sized] = grid.index(rows[sized].sizes[0]), replace(rows[sized], sizes=grid)
         scorer = scorer_of(self.config, rows, self.tune.memories, encoded)
         external = scorer.memories.get("external")
         hits = Hits(external.nearest) if isinstance(external, ExternalMemory) else None
@@ -64,7 +64,7 @@ class Analysis(Artefact):
         tables = [TokenMeans(len(corpus.vocabulary)) for _ in rows]
         sizes = torch.zeros(len(rows[sized].sizes), dtype=torch.float64)
         for window, scores in scorer.scores(with_progress(encoded, "analyse")):
-            for table, score, number in zip(tables, scores, chosen, strict=True):
+            for table, score, number in zip(tables, scores, tuned_size, strict=True):
                 table.add(window.query.token, -score[number, 0])
             sizes += -scores[sized][:, 0].double().sum(-1).cpu()
             if hits:
@@ -73,18 +73,20 @@ class Analysis(Artefact):
         by_size = dict(zip(map(str, rows[sized].sizes), (sizes / tables[-1].tokens).tolist(), strict=True))
         return {
             "buckets": {
-                row.label: [told(bucket) for bucket in table.buckets(counts)] for row, table in zip(rows, tables, strict=True)
+                row.label: [bucket_losses(bucket) for bucket in table.buckets(counts)]
+                for row, table in zip(rows, tables, strict=True)
             },
             "retrieval": hits.accuracy() if hits else {},
             "by_memory_size": by_size if long else {},  # the other settings as tuned
         }
 
     def results(self) -> dict[str, Any]:
+        """Return the content of ``analysis.json``."""
         return self.read("analysis.json")
 
 
-def told(bucket: dict[str, Any]) -> dict[str, Any]:
-    """A bucket's mean as loss and as perplexity."""
+def bucket_losses(bucket: dict[str, Any]) -> dict[str, Any]:
+    """Return a bucket with its mean as loss and as perplexity."""
     loss = bucket["mean"]
     return {
         "bucket": bucket["bucket"],
@@ -95,19 +97,21 @@ def told(bucket: dict[str, Any]) -> dict[str, Any]:
 
 
 class Hits:
-    """How often the target is among the targets of the K nearest entries."""
+    """Counts how often the target token is among those of the K nearest entries."""
 
     def __init__(self, nearest: KNNMemory):
         self.nearest, self.queries = nearest, 0
         self.hits = {k: 0 for k in TOP if k <= nearest.k}
 
     def add(self, query: Contexts) -> None:
+        """Count the queries of a window."""
         score, token, _ = self.nearest.entries(query)
         order = score.argsort(dim=1, descending=True, stable=True)  # rescoring and hiding change it
         hit: Bool[Tensor, "n k"] = (token == query.token[:, None]) & (score > -math.inf)
         hit = hit.gather(1, order)
         self.queries += len(hit)
-        self.hits = {k: found + int(hit[:, :k].any(1).sum()) for k, found in self.hits.items()}
+        self.hits = {k: count + int(hit[:, :k].any(1).sum()) for k, count in self.hits.items()}
 
     def accuracy(self) -> dict[str, float]:
-        return {str(k): found / max(1, self.queries) for k, found in self.hits.items()}
+        """Return the share of queries whose target was found among K entries, by K."""
+        return {str(k): count / max(1, self.queries) for k, count in self.hits.items()}

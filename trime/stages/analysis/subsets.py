@@ -1,6 +1,6 @@
-"""subsets: a fitted mixture over subsets of its memories, each fitted anew on valid, and what each memory costs and gives.
+"""subsets: refits a mixture on subsets of its memories, to measure what each memory costs and gains.
 
-Nothing is trained: what the memories said of valid is there, and one pass over test scores every subset.
+The model is not needed: the evidence on valid is stored already, and one pass over test scores every subset.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from trime.pipeline.artefact import Artefact
 from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
-from trime.stages.mixture import TuneMixture, fitted, sum_by_document
+from trime.stages.mixture import TuneMixture, fit_mixture, sum_by_document
 from trime.stages.tune import LossSums, scorer_of, summarize_row, with_progress
 
 
 class Subsets(Artefact):
-    """``subsets.json``; the last of its subsets is of all memories."""
+    """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
     kind, stage = "subsets", "evaluate"
 
@@ -44,48 +44,48 @@ class Subsets(Artefact):
         return {"subsets": self.config.evaluate.subsets}
 
     def build(self, folder: Path) -> None:
-        evidence, described = self.tune.grid.evidence()
-        corpus, whole = self.encoded.corpus.corpus(), self.tune.row()
-        rows, dev = self.rows(evidence, described)
+        evidence, description = self.tune.grid.evidence()
+        corpus, full_row = self.encoded.corpus.corpus(), self.tune.row()
+        rows, dev_losses = self.rows(evidence, description)
         scorer = scorer_of(self.config, rows, self.tune.memories, self.encoded)
-        weights = Weights(bins_of(evidence, described["experts"], scorer.memories), len(corpus.vocabulary))
-        meters = {name: MeteredMemory(scorer.memories[name]) for name in whole.joint}
+        weights = Weights(bins_of(evidence, description["experts"], scorer.memories), len(corpus.vocabulary))
+        meters = {name: MeteredMemory(scorer.memories[name]) for name in full_row.joint}
         external = scorer.memories.get("external")
-        searched = None
+        search = None
         if isinstance(external, ExternalMemory):
-            searched = describe_search(scorer.memories) | {"keys": external.nearest.store.keys.dtype}
+            search = describe_search(scorer.memories) | {"keys": external.nearest.store.keys.dtype}
         scorer.memories = {**meters}
-        readings, sums, seconds = [row.window_scorer() for row in rows], [LossSums() for _ in rows], [0.0 for _ in rows]
-        every = readings[-1]
-        assert isinstance(every, FittedScorer)
+        scorers, sums, seconds = [row.window_scorer() for row in rows], [LossSums() for _ in rows], [0.0 for _ in rows]
+        full_scorer = scorers[-1]
+        assert isinstance(full_scorer, FittedScorer)
         for window, masses in scorer.masses(with_progress(self.encoded, "subsets")):
-            for number, (reading, own) in enumerate(zip(readings, masses, strict=True)):
+            for number, (score_window, row_masses) in enumerate(zip(scorers, masses, strict=True)):
                 started = now()
-                score = reading(window, own)
+                score = score_window(window, row_masses)
                 seconds[number] += now() - started
                 sums[number].add(window, score)
-            weights.add(window.query.token, every.evidence.total, every.log_weights)
+            weights.add(window.query.token, full_scorer.evidence.total, full_scorer.log_weights)
         tokens = sums[-1].tokens
         costs = {name: {"bytes": meter.bytes, "seconds_per_token": meter.seconds / tokens} for name, meter in meters.items()}
         content = {
-            "mixture": whole.kind,
+            "mixture": full_row.kind,
             "which": self.config.evaluate.subsets,
-            "external": searched,
+            "external": search,
             "encode_seconds_per_token": self.encoded.information()["seconds"] / tokens,
             "memories": costs,
             "weights": weights.summary(dev_frequency(corpus)),
             "subsets": [
-                subset_result(row, dev_loss, total, own / tokens)
-                for row, dev_loss, total, own in zip(rows, dev, sums, seconds, strict=True)
+                subset_result(row, dev_loss, row_sums, row_seconds / tokens)
+                for row, dev_loss, row_sums, row_seconds in zip(rows, dev_losses, sums, seconds, strict=True)
             ],
         }
         (folder / "subsets.json").write_text(json.dumps(content, indent=1))
 
-    def rows(self, evidence: Evidence, described: dict[str, Any]) -> tuple[list[Row | FittedRow], list[float]]:
-        """Return the row of each subset, and its loss on documents of valid that its fit did not see."""
-        whole, rows, losses = self.tune.row(), [], []
-        for names in subsets(whole.joint, self.config.evaluate.subsets):
-            if names == whole.joint:
+    def rows(self, evidence: Evidence, description: dict[str, Any]) -> tuple[list[Row | FittedRow], list[float]]:
+        """Return the row of each subset, and its cross-fitted loss on valid."""
+        full_row, rows, losses = self.tune.row(), [], []
+        for names in subsets(full_row.joint, self.config.evaluate.subsets):
+            if names == full_row.joint:
                 rows.append(self.tune.rows()[-1])
                 losses.append(self.tune.information()["row"]["loss"])
                 continue
@@ -93,35 +93,36 @@ class Subsets(Artefact):
                 rows.append(Row((), ()))
                 losses.append(-float(evidence.log_probability[:, 0].double().mean()))
                 continue
-            mixture, score = fitted(self.config, *select_memories(evidence, described, names))
-            sizes = whole.sizes if "long" in names else Row.sizes
-            rows.append(replace(whole, joint=names, sizes=sizes, fitted=mixture))
+            mixture, score = fit_mixture(self.config, *select_memories(evidence, description, names))
+            sizes = full_row.sizes if "long" in names else Row.sizes
+            rows.append(replace(full_row, joint=names, sizes=sizes, fitted=mixture))
             losses.append(summarize_row(rows[-1], sum_by_document(evidence.document, -score))["loss"])
         return rows, losses
 
     def results(self) -> dict[str, Any]:
+        """Return the content of ``subsets.json``."""
         return self.read("subsets.json")
 
 
 def subset_result(row: Row | FittedRow, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:
-    """Return what was found of a subset."""
-    own = summarize_row(row, sums)
-    kept = {key: own[key] for key in ("loss", "tokens", "documents", "drawn")}
-    return {"memories": list(row.joint), "dev_loss": dev, **kept, "seconds_per_token": seconds}
+    """Return the results of a subset, with its loss on dev and its seconds per token."""
+    summary = summarize_row(row, sums)
+    test = {key: summary[key] for key in ("loss", "tokens", "documents", "drawn")}
+    return {"memories": list(row.joint), "dev_loss": dev, **test, "seconds_per_token": seconds}
 
 
 def subsets(names: tuple[str, ...], which: str) -> list[tuple[str, ...]]:
-    """Return the subsets that evaluate.subsets names, in the memories' order, the largest last."""
+    """Return the subsets that ``which`` asks for (all, leave_one_out), in the order of memories, the full set last."""
     sizes: Sequence[int] = range(len(names)) if which == "all" else [len(names) - 1]
-    return [*(own for size in sizes for own in combinations(names, size)), names]
+    return [*(subset for size in sizes for subset in combinations(names, size)), names]
 
 
-def select_memories(evidence: Evidence, described: dict[str, Any], names: tuple[str, ...]) -> tuple[Evidence, dict[str, Any]]:
-    """Return the evidence of some memories beside the vocabulary's, and its description."""
+def select_memories(evidence: Evidence, description: dict[str, Any], names: tuple[str, ...]) -> tuple[Evidence, dict[str, Any]]:
+    """Return the evidence of the vocabulary and of some memories, and its description."""
     columns, first = [0], 1
-    for name, size in described["experts"].items():
+    for name, size in description["experts"].items():
         columns += range(first, first + size) if name in names else []
         first += size
-    experts = {name: size for name, size in described["experts"].items() if name in names}
-    own = Evidence(evidence.target[:, columns].contiguous(), evidence.total[:, columns].contiguous(), evidence.document)
-    return own, {"experts": experts, "counts": [described["counts"][column] for column in columns]}
+    experts = {name: size for name, size in description["experts"].items() if name in names}
+    selected = Evidence(evidence.target[:, columns].contiguous(), evidence.total[:, columns].contiguous(), evidence.document)
+    return selected, {"experts": experts, "counts": [description["counts"][column] for column in columns]}

@@ -1,4 +1,4 @@
-"""What weight a fitted mixture gives to the vocabulary and to each memory: in all, by frequency, by what the memory knows."""
+"""The weights that a fitted mixture gives the vocabulary and each memory: overall, by frequency, by the memory's match."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trime.memory.base import Memory
 from trime.mixtures.experts import Evidence
 from trime.types import Float, Int, Tensor
 
-BINS = 10  # of tokens, by the similarity of the best entry
+BINS = 10  # number of bins of tokens by the similarity of the best entry
 
 
 @dataclass(frozen=True)
 class Bins:
-    """Tokens by what a memory knows of their contexts: ``similarity`` of its best entry, or the longest ``context`` of n-grams.
+    """Bins of tokens by how well a memory matches: the ``similarity`` of its best entry, or the longest ``context`` of n-grams.
 
-    ``columns``: where its experts are in the evidence; ``edges`` [b - 1]: of similarities, rising; ``names`` [b].
+    ``columns``: its experts in the evidence; ``edges`` [b - 1]: ascending similarities; ``names`` [b].
     """
 
     kind: str
@@ -29,61 +29,61 @@ class Bins:
     edges: Float[Tensor, " b"]
 
     def of(self, total: Float[Tensor, "n e"]) -> Int[Tensor, " n"]:
-        """Return the bin of each token, -1 where the memory knows nothing."""
-        own = total[:, self.columns]
-        known = own.isfinite()
+        """Return the bin of each token, -1 where the memory has no match."""
+        masses = total[:, self.columns]
+        known = masses.isfinite()
         if self.kind == "context":
             return known.sum(1) - 1
-        return torch.where(known[:, 0], torch.bucketize(own[:, 0].contiguous(), self.edges.to(own)), -1)
+        return torch.where(known[:, 0], torch.bucketize(masses[:, 0].contiguous(), self.edges.to(masses)), -1)
 
 
 def bins_of(evidence: Evidence, experts: dict[str, int], memories: dict[str, Memory]) -> dict[str, Bins]:
-    """Return the bins of each memory. Those of similarities hold as many of these tokens each.
+    """Return the bins of each memory; bins of similarities hold equally many of these tokens.
 
-    The similarity of the best entry is what the log-mass of the sharpest softmax follows.
+    The log-mass of the sharpest softmax stands for the similarity of the best entry.
     """
-    found, first = {}, 1
+    bins, first = {}, 1
     for name, size in experts.items():
         columns, first = slice(first, first + size), first + size
         if names := memories[name].expert_names:
-            found[name] = Bins("context", columns, names, torch.zeros(0))
+            bins[name] = Bins("context", columns, names, torch.zeros(0))
             continue
         best = evidence.total[:, columns.start]
         known = best[best.isfinite()].numpy()
         edges = np.quantile(known, np.arange(1, BINS) / BINS) if len(known) else np.zeros(BINS - 1)
         names = [f"{100 * number // BINS}–{100 * (number + 1) // BINS} %" for number in range(BINS)]
-        found[name] = Bins("similarity", columns, names, torch.as_tensor(edges))
-    return found
+        bins[name] = Bins("similarity", columns, names, torch.as_tensor(edges))
+    return bins
 
 
 class Weights:
-    """Sums over the tokens of a text, window by window."""
+    """Sums the weights over the tokens of a text, window by window."""
 
     def __init__(self, bins: dict[str, Bins], vocabulary: int):
         self.bins = bins
         self.largest = torch.zeros(1 + len(bins), dtype=torch.long)
         self.by_token = [TokenMeans(vocabulary) for _ in self.largest]
-        self.by_bin = {name: TokenMeans(len(own.names)) for name, own in bins.items()}
+        self.by_bin = {name: TokenMeans(len(memory_bins.names)) for name, memory_bins in bins.items()}
 
     def add(self, token: Int[Tensor, " n"], total: Float[Tensor, "n e"], log_weights: Float[Tensor, "n e"]) -> None:
-        """Add a window's tokens, with each expert's log-mass and log-weight."""
+        """Add the tokens of a window, with the log-mass and log-weight of each expert."""
         weight = log_weights.exp()
-        share = torch.stack([weight[:, 0], *(weight[:, own.columns].sum(1) for own in self.bins.values())])
+        share = torch.stack([weight[:, 0], *(weight[:, bins.columns].sum(1) for bins in self.bins.values())])
         self.largest += share.argmax(0).bincount(minlength=len(share)).cpu()
         for table, part in zip(self.by_token, share, strict=True):
             table.add(token, part)
-        for (name, own), part in zip(self.bins.items(), share[1:], strict=True):
-            place = own.of(total)
-            known = place >= 0
-            self.by_bin[name].add(place[known], part[known])
+        for (name, bins), part in zip(self.bins.items(), share[1:], strict=True):
+            number = bins.of(total)
+            known = number >= 0
+            self.by_bin[name].add(number[known], part[known])
 
     def summary(self, frequency: np.ndarray) -> dict[str, Any]:
-        """Return, for the vocabulary and each memory, on what share of tokens its weight is the largest, and mean weights."""
+        """Return, for the vocabulary and each memory, the share of tokens where its weight is largest, and mean weights."""
         result: dict[str, Any] = {}
         for name, largest, table in zip(["vocabulary", *self.bins], self.largest.tolist(), self.by_token, strict=True):
             result[name] = {"largest": largest / max(1, table.tokens), "by_frequency": table.buckets(frequency)}
-        for name, own in self.bins.items():
-            every = np.eye(len(own.names), dtype=bool)
-            cells = [{"bucket": one, **self.by_bin[name].mean(inside)} for one, inside in zip(own.names, every, strict=True)]
-            result[name] |= {f"by_{own.kind}": cells}
+        for name, bins in self.bins.items():
+            masks = np.eye(len(bins.names), dtype=bool)
+            cells = [{"bucket": bucket, **self.by_bin[name].mean(mask)} for bucket, mask in zip(bins.names, masks, strict=True)]
+            result[name] |= {f"by_{bins.kind}": cells}
         return result

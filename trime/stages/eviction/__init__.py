@@ -1,1 +1,1 @@
-"""Recording a run and replaying eviction policies over it."""
+"""Record a run, and replay eviction policies over it."""

@@ -1,7 +1,7 @@
-"""replay of TRIME's long memory: its entries are contexts, which the encoded test split holds already.
+"""replay of TRIME's long memory, whose entries are contexts that the encoded test split already holds.
 
-What the model computes does not depend on this memory, so that a replay is the run itself: perplexity is that
-of the experiment's last row without external memory, at the temperatures that tune chose for it.
+The model's computation does not depend on this memory, so that a replay equals the run itself: perplexity is that
+of the experiment's last row without external memory, at its tuned temperatures.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from trime.stages.eviction.replay import Document, Replay, ReplayResult
 from trime.stages.tune import Tune
 from trime.types import Float, Int, Tensor, UserError
 
-WANTED = "stages=[replay] wants a row with long memory and without external: experiment=trime_long; or experiment=memorizing"
+NO_ROW = "stages=[replay] needs a row with long and without external memory: experiment=trime_long; or experiment=memorizing"
 
 
 class ContextReplay(Replay):
-    """The long memory over the encoded test split."""
+    """Replays policies of the long memory over the encoded test split."""
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: Tune):
         super().__init__(config)
@@ -41,11 +41,11 @@ class ContextReplay(Replay):
         return [self.encoded, self.tune]
 
     def row(self) -> Row:
-        """The last row with long and without external memory, at its best setting."""
-        every = [row for row in self.tune.rows() if isinstance(row, Row)]
-        rows = [row for row in every if "long" in row.memories and "external" not in row.memories]
+        """Return the last row with long and without external memory, at its best settings; UserError if there is none."""
+        grid_rows = [row for row in self.tune.rows() if isinstance(row, Row)]
+        rows = [row for row in grid_rows if "long" in row.memories and "external" not in row.memories]
         if not rows:
-            raise UserError(WANTED)
+            raise UserError(NO_ROW)
         return replace(rows[-1], sizes=tuple(self.sizes))
 
     def exact(self) -> bool:
@@ -59,15 +59,15 @@ class ContextReplay(Replay):
 
     def documents(self, memory: str) -> Iterator[Document]:
         if self.config.compatibility.sorted_windows:
-            raise UserError("stages=[replay] reads a text in its order: set compatibility.sorted_windows=false")
+            raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
         crossing, row = self.config.long.crossing, self.row()
         windows = windows_of(self.encoded.path(), device_of(self.config))
-        for _, own in groupby(windows, lambda window: 0 if crossing else int(window.contexts.place.document[0])):
-            yield ContextDocument(list(own), row, self.config)
+        for _, group in groupby(windows, lambda window: 0 if crossing else int(window.contexts.place.document[0])):
+            yield ContextDocument(list(group), row, self.config)
 
 
 class ContextDocument:
-    """The windows between two resets of the memory."""
+    """The windows between two resets of the memory, with the attention mass that each gives to earlier contexts."""
 
     def __init__(self, windows: list[Window], row: Row, config: DictConfig):
         self.windows, self.row, self.config = windows, row, config
@@ -77,17 +77,17 @@ class ContextDocument:
         self.mass = torch.stack([self.received_mass(number) for number in range(len(windows))]).cpu()
 
     def received_mass(self, number: int) -> Float[Tensor, " n"]:
-        """What a window's queries give the contexts that an unlimited memory holds."""
-        found, query = self.g.new_zeros(len(self.g)), self.windows[number].query.g
+        """Return the attention mass that a window's queries give each context in an unlimited memory."""
+        mass, query = self.g.new_zeros(len(self.g)), self.windows[number].query.g
         overlap = 0 if self.config.long.repeats else self.windows[number].context
         held = max(int(self.starts[number]) - overlap, 0)
         if held:
             score = similarity(query, self.g[:held], self.config.similarity) / query.shape[1] ** 0.5
-            found[:held] = score.softmax(-1).sum(0)
-        return found
+            mass[:held] = score.softmax(-1).sum(0)
+        return mass
 
     def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
-        """One pass for all sizes."""
+        """Return the result at each size, from one pass over the document."""
         long, metric = self.config.long, self.config.similarity
         memory = LongMemory(sizes, policy, long.crossing, long.repeats, metric, selective=True)
         memories = {"local": LocalMemory(metric), "long": memory}
@@ -98,4 +98,4 @@ class ContextDocument:
             for number, held in enumerate(memory.states):
                 position: Int[Tensor, " m"] = held.ranking.position[0].cpu()
                 mass[number] += float(self.mass[step, position[position >= 0]].sum())
-        return [ReplayResult(*found, len(self.g)) for found in zip(mass, loss.tolist(), strict=True)]
+        return [ReplayResult(*sums, len(self.g)) for sums in zip(mass, loss.tolist(), strict=True)]

@@ -1,7 +1,7 @@
-"""record: queries and keys of a model's memory layer over the test text, under unlimited memory; a file a document.
+"""record: writes queries and keys of a model's memory layers over the test text under unlimited memory, a file per document.
 
-Where one layer alone has a memory, its queries and keys do not depend on what the memory holds: any policy
-and size can be replayed from them, without the model, exactly.
+If only one layer has a memory, its queries and keys do not depend on what the memory holds: any policy and size
+can be replayed from them exactly, without the model.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from trime.stages.encode import Encode
 from trime.tasks.callbacks.staleness import memory_layers
 from trime.types import Tensor, UserError
 
-WANTED = "stages=[record] wants a model with a memory inside: experiment=memorizing"
+NO_MEMORY = "stages=[record] needs a model with a built-in memory: experiment=memorizing"
 
 
 class Record(Artefact):
-    """``00000.safetensors`` and so on: query and key [tokens h d] of each memory layer; ``record.json``."""
+    """Query and key [tokens h d] of each memory layer, in ``00000.safetensors`` and so on, and ``record.json``."""
 
     kind, stage = "record", "record"
 
     def __init__(self, config: DictConfig, encoded: Encode):
         super().__init__(config)
-        self.encoded = encoded  # the same windows, without a memory's limits
+        self.encoded = encoded  # the same windows are read with an unlimited memory
 
     def needs(self) -> list[Artefact]:
         return [self.encoded.corpus, self.encoded.model]
@@ -50,13 +50,13 @@ class Record(Artefact):
         corpus = self.encoded.corpus.corpus()
         text, windows = corpus.split(self.encoded.split), self.encoded.windows(corpus)
         if "top_k" not in self.config.model.backbone.get("memory", {}):
-            raise UserError(WANTED)
-        network, described = open_network(self.encoded.model.path(), self.unlimited(windows))
+            raise UserError(NO_MEMORY)
+        network, description = open_network(self.encoded.model.path(), self.unlimited(windows))
         device, backbone = device_of(self.config), network.backbone
         network.to(device)
         layers = memory_layers(backbone)  # type: ignore[arg-type]
         if not layers:
-            raise UserError(WANTED)
+            raise UserError(NO_MEMORY)
         recorders = {number: QueryKeyRecorder(backbone.attentions[number]) for number in layers}  # type: ignore[index, arg-type]
         documents, reader = np.unique(windows.document), Reader(network)
         with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc="record", mininterval=1) as bar:
@@ -68,33 +68,37 @@ class Record(Artefact):
                         batch = collate(text, windows, [row], corpus.vocabulary.special_ids).to(device)
                         with torch.no_grad():
                             reader.encode(batch)
-                    aside = file.with_suffix(".partial")
-                    save_file({f"{n}.{name}": part for n, own in recorders.items() for name, part in own.take().items()}, aside)
-                    aside.replace(file)
+                    partial = file.with_suffix(".partial")
+                    save_file(
+                        {f"{n}.{name}": part for n, recorder in recorders.items() for name, part in recorder.take().items()},
+                        partial,
+                    )
+                    partial.replace(file)
                 bar.update(int(windows.length[rows].sum()))
-        memory, evaluate = described["model"]["backbone"]["memory"], self.config.evaluate
-        alike = memory["search"] == "exact" and not memory["per_head"] and not evaluate.lines
+        memory, evaluate = description["model"]["backbone"]["memory"], self.config.evaluate
+        same_search = memory["search"] == "exact" and not memory["per_head"] and not evaluate.lines
         content = {
             "layers": layers,
             "documents": len(documents),
             "segment": int(evaluate.block),
-            "as_replayed": alike and resolved_precision(self.config) == "32-true",  # what a replay does is what the run does
+            "as_replayed": same_search and resolved_precision(self.config) == "32-true",  # so that a replay equals a run
         }
         (folder / "record.json").write_text(json.dumps(content, indent=1))
 
     def unlimited(self, windows: Segments) -> DictConfig:
-        """The configuration with a memory that no document fills, first in first out."""
+        """Return the configuration with a first-in-first-out memory so large that no document fills it."""
         longest = int((windows.start + windows.length).max())
         step = math.lcm(16, int(self.config.model.backbone.memory.top_k))
         changed = {"model": {"memory_size": -(-longest // step) * step}, "eviction": {"_target_": "trime.eviction.fifo.FIFO"}}
         return OmegaConf.merge(self.config, {"eviction": None}, changed)  # type: ignore[return-value]
 
     def information(self) -> dict[str, Any]:
+        """Return the content of ``record.json``."""
         return self.read("record.json")
 
 
 class QueryKeyRecorder:
-    """Queries and keys of an attention layer, as it computes them."""
+    """Records the queries and keys of an attention layer as it computes them."""
 
     def __init__(self, attention: Attention):
         self.attention = attention
@@ -102,12 +106,13 @@ class QueryKeyRecorder:
         attention.register_forward_hook(self.record)
 
     def record(self, attention: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Record the queries and keys of a forward pass."""
         query, key, _ = attention.project(inputs[0])
         (query, key), _ = attention.normalize_and_scale(query, key)
         self.parts.append((query[0].transpose(0, 1).cpu(), key[0].transpose(0, 1).cpu()))
 
     def take(self) -> dict[str, Tensor]:
-        """What was heard since the last time, [tokens h d]."""
-        query, key = (torch.cat(own).contiguous() for own in zip(*self.parts, strict=True))
+        """Return what was recorded since the last call, [tokens h d]."""
+        query, key = (torch.cat(parts).contiguous() for parts in zip(*self.parts, strict=True))
         self.parts = []
         return {"query": query, "key": key}

@@ -1,8 +1,8 @@
-"""replay: every eviction policy and size over recorded text, without the model; beside them the clairvoyant oracle.
+"""replay: runs every eviction policy and size, and the clairvoyant oracle, over recorded text without the model.
 
-Retained attention mass: of what queries give all entries under unlimited memory (one softmax over them), the
-share that falls on entries which the policy has kept. The subjects are the memory inside a model (here) and
-TRIME's long memory (replay_contexts).
+Retained attention mass: of the mass that queries give all entries of an unlimited memory (one softmax over them), the
+share on entries that the policy has kept. The memory is the one inside a model (here) or TRIME's long memory
+(``context_replay``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from trime.pipeline.compose import CONF
 from trime.stages.eviction.record import Record
 from trime.types import AttentionBlock, Float, Int, Tensor, UserError
 
-ORACLE = "oracle"
+ORACLE = "oracle"  # the name of the clairvoyant policy in results
 
 
 class ReplayResult(NamedTuple):
-    """What a memory of one size makes of a document: the mass on what it holds; where there is one, the loss in nats."""
+    """Sums over a document for one memory size: retained mass and, for the long memory, loss in nats and token count."""
 
     mass: float
     loss: float = 0.0
@@ -40,50 +40,54 @@ class ReplayResult(NamedTuple):
 
 
 class Document(Protocol):
-    """A text that policies are replayed over. ``mass``: what the queries of each step give every entry."""
+    """A text that policies are replayed over."""
 
-    mass: Float[Tensor, "s n"]
+    mass: Float[Tensor, "s n"]  # attention mass that the queries of each step give every entry
     starts: Int[Tensor, " s"]  # position of each step's first query
 
-    def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]: ...
+    def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
+        """Return the result of a policy at each memory size."""
+        ...
 
 
 class Replay(Artefact):
-    """``replay.json``: by memory, policy and size, the retained mass and, where there is one, the loss."""
+    """Retained mass, and loss for the long memory, by memory, policy and size: ``replay.json``."""
 
     kind, stage = "replay", "replay"
 
     def settings(self) -> Any:
-        policies = {name: plain(described) for name, described in self.policies.items()}
+        policies = {name: plain(policy) for name, policy in self.policies.items()}
         return {"policies": policies, "sizes": self.sizes}
 
     @property
     def sizes(self) -> list[int]:
+        """The memory sizes, ascending."""
         return sorted(set(plain(self.config.replay.sizes)))
 
     @cached_property
     def policies(self) -> dict[str, DictConfig]:
-        """The policies, at every c of ``replay.c`` where they have one."""
-        found: dict[str, Any] = {}
+        """The configurations of the policies; those with an initial score, at every c of ``replay.c``."""
+        policies: dict[str, Any] = {}
         for name in self.config.replay.policies:
-            policy = self.described(name)
+            policy = self.policy_config(name)
             if self.config.replay.c is None or "c" not in (policy.get("initial") or {}):
-                found[name] = policy
+                policies[name] = policy
                 continue
             for c in self.config.replay.c:
-                found[f"{name} c={c:g}"] = OmegaConf.merge(policy, {"initial": {"c": c}})
-        return found
+                policies[f"{name} c={c:g}"] = OmegaConf.merge(policy, {"initial": {"c": c}})
+        return policies
 
-    def described(self, name: str) -> DictConfig:
-        """A policy as conf/eviction has it, its references resolved in this run; UserError where there is none."""
+    def policy_config(self, name: str) -> DictConfig:
+        """Return a policy of conf/eviction, its references resolved in this run; UserError if there is none."""
         path = CONF / "eviction" / f"{name}.yaml"
         if not path.is_file():
             known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
             raise UserError(f"replay.policies: there is no eviction={name}: choose from {known}")
-        whole = OmegaConf.merge(self.config, {"eviction": None}, {"eviction": OmegaConf.load(path)})
-        return whole.eviction
+        config = OmegaConf.merge(self.config, {"eviction": None}, {"eviction": OmegaConf.load(path)})
+        return config.eviction
 
     def policy(self, name: str) -> EvictionPolicy:
+        """Return a new policy."""
         return instantiate(self.policies[name], _convert_="all")
 
     def build(self, folder: Path) -> None:
@@ -93,46 +97,48 @@ class Replay(Artefact):
         (folder / "replay.json").write_text(json.dumps(content, indent=1))
 
     def rows(self, memory: str, policies: dict[str, EvictionPolicy]) -> list[dict[str, Any]]:
-        """Every policy and size over all documents."""
-        kept: dict[tuple[str, int], list[ReplayResult]] = {}
-        every = 0.0
+        """Return the results of every policy and size over all documents; UserError if no memory was ever used."""
+        results: dict[tuple[str, int], list[ReplayResult]] = {}
+        total_mass = 0.0
         for document in tqdm(self.documents(memory), unit="document", desc=f"replay {memory}", mininterval=1):
-            every += float(document.mass.sum())
+            total_mass += float(document.mass.sum())
             for name, policy in [*policies.items(), (ORACLE, Clairvoyant(document.mass, document.starts))]:
-                for size, found in zip(self.sizes, document.replay(policy, self.sizes), strict=True):
-                    kept.setdefault((name, size), []).append(found)
-        if not every:
-            raise UserError("replay: nothing to remember, for no document is longer than a window: raise evaluate.tokens")
-        return [{"policy": name, "size": size, **told(found, every)} for (name, size), found in kept.items()]
+                for size, result in zip(self.sizes, document.replay(policy, self.sizes), strict=True):
+                    results.setdefault((name, size), []).append(result)
+        if not total_mass:
+            raise UserError("replay: nothing to remember, because no document is longer than a window: raise evaluate.tokens")
+        return [{"policy": name, "size": size, **summarize(parts, total_mass)} for (name, size), parts in results.items()]
 
     def exact(self) -> bool:
-        """A replay decides as a run would."""
+        """Return whether a replay makes the same decisions as a run."""
         raise NotImplementedError
 
     def unit(self) -> str | None:
-        """What losses are told in; None where there are none."""
+        """Return the unit of losses; None if there are none."""
         return None
 
     def memories(self) -> list[str]:
-        """What is replayed, one after the other."""
+        """Return the names of the memories that are replayed."""
         raise NotImplementedError
 
     def documents(self, memory: str) -> Iterator[Document]:
+        """Yield the documents of a memory."""
         raise NotImplementedError
 
     def results(self) -> dict[str, Any]:
+        """Return the content of ``replay.json``."""
         return self.read("replay.json")
 
 
-def told(kept: list[ReplayResult], every: float) -> dict[str, float]:
-    """The share of the mass, and the loss a token."""
-    tokens = sum(one.tokens for one in kept)
-    share = {"retained": sum(one.mass for one in kept) / every}
-    return share | ({"loss": sum(one.loss for one in kept) / tokens} if tokens else {})
+def summarize(results: list[ReplayResult], total_mass: float) -> dict[str, float]:
+    """Return the retained share of the mass and, if there is one, the loss per token."""
+    tokens = sum(result.tokens for result in results)
+    share = {"retained": sum(result.mass for result in results) / total_mass}
+    return share | ({"loss": sum(result.loss for result in results) / tokens} if tokens else {})
 
 
 class KeyReplay(Replay):
-    """The memory inside a model, from recorded queries and keys."""
+    """Replays policies of the memory inside a model, from recorded queries and keys."""
 
     def __init__(self, config: DictConfig, record: Record):
         super().__init__(config)
@@ -146,6 +152,7 @@ class KeyReplay(Replay):
 
     @property
     def top_k(self) -> int:
+        """How many entries a query retrieves."""
         return int(self.config.model.backbone.memory.top_k)
 
     def exact(self) -> bool:
@@ -162,7 +169,7 @@ class KeyReplay(Replay):
 
 
 class KeyDocument:
-    """The queries and keys of one layer over a document, and what attention falls where."""
+    """The queries and keys of one layer over a document, with the attention mass that each segment gives to earlier entries."""
 
     def __init__(self, parts: dict[str, Tensor], layer: int, segment: int, top_k: int):
         self.query, self.key = (parts[f"{layer}.{name}"].float().transpose(0, 1) for name in ("query", "key"))  # [h n d]
@@ -171,36 +178,36 @@ class KeyDocument:
         self.mass = torch.stack([self.received_mass(start) for start in self.starts.tolist()])
 
     def received_mass(self, start: int) -> Float[Tensor, " n"]:
-        """What the queries of a segment give each entry before it, over all heads."""
-        found = torch.zeros(self.length)
+        """Return the mass that the queries of a segment give each earlier entry, summed over heads."""
+        mass = torch.zeros(self.length)
         if start:
             logits = self.query[:, start : start + self.segment] @ self.key[:, :start].transpose(1, 2)
-            found[:start] = logits.softmax(-1).sum((0, 1))
-        return found
+            mass[:start] = logits.softmax(-1).sum((0, 1))
+        return mass
 
     def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
-        """The mass on what the policy has kept when it is given."""
+        """Return the mass on the entries that the policy holds when the queries arrive, at each size."""
         return [
             ReplayResult(sum(float(self.mass[step, kept].sum()) for step, kept in enumerate(self.kept(policy, size))))
             for size in sizes
         ]
 
     def kept(self, policy: EvictionPolicy, size: int) -> list[Int[Tensor, " m"]]:
-        """Which entries each segment finds, in order of position."""
-        memory, found = BoundedMemory(size, policy), []
-        held = memory.empty((torch.zeros(1, 0),))
+        """Return the positions of the entries that each segment finds in memory, ascending."""
+        memory, positions = BoundedMemory(size, policy), []
+        state = memory.empty((torch.zeros(1, 0),))
         for start in self.starts.tolist():
-            position = held.ranking.position
-            found.append(position[position >= 0].sort().values)
-            own = torch.arange(start, min(start + self.segment, self.length))[None]
+            position = state.ranking.position
+            positions.append(position[position >= 0].sort().values)
+            query_position = torch.arange(start, min(start + self.segment, self.length))[None]
             if policy.uses_attention:
-                summary = policy.observe(policy.begin(held.ranking), self.block(own, position))
-                held = held._replace(ranking=policy.finalize(held.ranking, summary))
-            held = memory.update(held, (own.float(),), own)
-        return found
+                summary = policy.observe(policy.begin(state.ranking), self.block(query_position, position))
+                state = state._replace(ranking=policy.finalize(state.ranking, summary))
+            state = memory.update(state, (query_position.float(),), query_position)
+        return positions
 
-    def block(self, own: Int[Tensor, "_ q"], position: Int[Tensor, "_ m"]) -> AttentionBlock:
-        """What a segment's queries think of the entries, and which they retrieve."""
-        score = (self.query[:, own[0]] @ self.key[:, position[0].clamp(min=0)].transpose(1, 2))[None]
+    def block(self, query_position: Int[Tensor, "_ q"], position: Int[Tensor, "_ m"]) -> AttentionBlock:
+        """Return the scores that a segment's queries give the entries, and which entries they retrieve."""
+        score = (self.query[:, query_position[0]] @ self.key[:, position[0].clamp(min=0)].transpose(1, 2))[None]
         score = score.masked_fill((position < 0)[:, None, None], -torch.inf)
-        return AttentionBlock(score, own, topk_mask(score, self.top_k))
+        return AttentionBlock(score, query_position, topk_mask(score, self.top_k))

@@ -1,4 +1,4 @@
-"""initialize: a small model with random weights and the pieces of a dataset, for model=pretrained to train like others."""
+"""initialize: creates a small model with random weights and a dataset's tokenizer, which model=pretrained then trains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trime.stages.prepare import Prepare
 
 
 class Initialize(Artefact):
-    """A folder in the transformers format: ``taught.model``, and a tokenizer of ``taught.vocabulary`` byte pairs."""
+    """An untrained ``taught.model`` with a tokenizer of ``taught.vocabulary`` byte pairs, in the transformers format."""
 
     kind, stage = "initialize", "initialize"
 

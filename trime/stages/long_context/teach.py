@@ -1,4 +1,4 @@
-"""teach: trains a small model in the transformers format to answer questions over short contexts; resumes."""
+"""teach: trains a small model in the transformers format to answer questions over short contexts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from trime.pipeline.training import quiet, resolved_precision, run_training, tra
 from trime.tasks.answering import Answering, QuestionBatch
 from trime.types import Tensor, UserError
 
-SORTED_BATCHES = 16  # batches among which examples are sorted by length
+SORTED_BATCHES = 16  # number of batches within which examples are sorted by length
 
 
 class TrainSmall(Artefact):
-    """A folder in the transformers format (model, tokenizer), and ``train.json``."""
+    """A small model that is trained to answer questions: model and tokenizer in the transformers format, ``train.json``."""
 
     kind, stage, format = "teach", "teach", 2
 
@@ -36,9 +36,9 @@ class TrainSmall(Artefact):
         return self.recipe() | {"seed": self.config.seed}
 
     def recipe(self) -> dict[str, Any]:
-        """What was taught, and how."""
-        own = {name: plain(self.config[name]) for name in ("taught", "optimizer", "schedule")}
-        return own | {
+        """Return what the model learned, and how: the settings that results report."""
+        settings = {name: plain(self.config[name]) for name in ("taught", "optimizer", "schedule")}
+        return settings | {
             "taught_questions": plain(self.questions),
             "updates": self.config.train.updates,
             "clip": self.config.train.clip_norm,
@@ -46,40 +46,37 @@ class TrainSmall(Artefact):
 
     @property
     def questions(self) -> DictConfig:
-        """Those of the answering task, over shorter contexts, all of them."""
+        """The configuration of all questions of the answering task, over shorter contexts."""
         return OmegaConf.merge(self.config.questions, self.config.taught.questions, {"count": None})  # type: ignore[return-value]
 
     def build(self, folder: Path) -> None:
         taught, questions = self.config.taught, instantiate(self.questions, _convert_="all")
         pl.seed_everything(self.config.seed, verbose=False)
-        tokenizer = train_word_level(texts(questions, taught.batch), taught.vocabulary, folder)
+        tokenizer = train_word_level(vocabulary_texts(questions, taught.batch), taught.vocabulary, folder)
         small = instantiate(taught.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         print(f"teach: {sum(part.numel() for part in model.parameters()):,} parameters, {self.config.train.updates:,} updates")
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         schedule = instantiate(self.config.schedule, _convert_="all")
         task = Answering(model, optimizer, schedule, taught.prompt_share, self.config.seed)
-        alone = instantiate(OmegaConf.merge(self.questions, {"words": 0, "least": None}), _convert_="all")
+        without_context = instantiate(OmegaConf.merge(self.questions, {"words": 0, "least": None}), _convert_="all")
         updates = self.config.train.updates
         first = round(taught.alone_share * updates)
-        loader, meter = (
-            Examples([(alone, first), (questions, updates - first)], tokenizer, taught, self.config.seed),
-            ResourceUsage(),
-        )
+        phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
+        loader = ExampleLoader(phases, tokenizer, taught, self.config.seed)
         with quiet():
             trainer = self.trainer(folder)
             run_training(self.stage, trainer, task, loader, folder)
         model.save_pretrained(folder)
-        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        write_atomically(folder / "train.json", json.dumps(found | {"seconds": round(meter.seconds, 1)}, indent=1))
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        write_atomically(folder / "train.json", json.dumps(metrics | {"seconds": round(meter.seconds, 1)}, indent=1))
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def trainer(self, folder: Path) -> pl.Trainer:
-        train, own = (
-            self.config.train,
-            {name: value for name, value in plain(self.config.trainer).items() if name != "strategy"},
-        )
-        own |= {"precision": resolved_precision(self.config), "devices": 1, "num_nodes": 1}
+        """Return Lightning's trainer on one device."""
+        train, options = self.config.train, plain(self.config.trainer)
+        options.pop("strategy", None)
+        options |= {"precision": resolved_precision(self.config), "devices": 1, "num_nodes": 1}
         return pl.Trainer(
             max_steps=train.updates,
             gradient_clip_val=train.clip_norm or None,
@@ -89,23 +86,23 @@ class TrainSmall(Artefact):
             logger=False,
             enable_model_summary=False,
             default_root_dir=folder,
-            **own,
+            **options,
         )
 
 
-def texts(questions: Questions, least: int) -> Iterator[str]:
-    """What the vocabulary is made of: prompts and answers of one draw; UserError where they do not fill a batch."""
+def vocabulary_texts(questions: Questions, minimum: int) -> Iterator[str]:
+    """Yield prompts and answers of one draw, for the vocabulary; UserError if there are fewer than ``minimum``."""
     examples = list(questions.examples("train"))
-    if len(examples) < least:
-        raise UserError(f"there are {len(examples)} questions to learn from, fewer than taught.batch={least}")
+    if len(examples) < minimum:
+        raise UserError(f"there are {len(examples)} questions to learn from, fewer than taught.batch={minimum}")
     for example in examples:
         yield f"{prompt(example)} {example.answers[0]}"
 
 
-class Examples:
-    """Batches of all updates in order, so many of each kind of questions; each epoch draws anew.
+class ExampleLoader:
+    """The batches of all updates in order; ``phases`` lists questions with their number of updates.
 
-    Goes on at the update that it is told.
+    Each epoch draws new examples. Training resumes from the restored step.
     """
 
     def __init__(self, phases: list[tuple[Questions, int]], tokenizer: Any, taught: DictConfig, seed: int):
@@ -117,24 +114,24 @@ class Examples:
 
     def __iter__(self) -> Iterator[QuestionBatch]:
         first, self.step = self.step, 0
-        every = chain.from_iterable(islice(self.batches(questions), updates) for questions, updates in self.phases)
-        for number, rows in enumerate(every):
+        batches = chain.from_iterable(islice(self.batches(questions), updates) for questions, updates in self.phases)
+        for number, rows in enumerate(batches):
             self.step = number + 1
             if number >= first:
-                yield self.collated(rows, random.Random(f"{self.seed} {number}"))
+                yield self.collate(rows, random.Random(f"{self.seed} {number}"))
 
     def batches(self, questions: Questions) -> Iterator[list[Example]]:
-        """Examples of about one length, a batch at a time; a rest that fills none is left out."""
+        """Yield batches of examples of similar length, epoch after epoch; incomplete batches are dropped."""
         for epoch in count():
             order = random.Random(f"{questions.seed} {epoch}")
-            for held in batched(questions.examples("train", draw=epoch), SORTED_BATCHES * self.taught.batch):
-                held.sort(key=lambda example: len(example.context))
-                batches = list(batched(held, self.taught.batch))
+            for group in batched(questions.examples("train", draw=epoch), SORTED_BATCHES * self.taught.batch):
+                group.sort(key=lambda example: len(example.context))
+                batches = list(batched(group, self.taught.batch))
                 order.shuffle(batches)
                 yield from (rows for rows in batches if len(rows) == self.taught.batch)
 
-    def collated(self, rows: list[Example], draw: random.Random) -> QuestionBatch:
-        """Tokens of prompts, and of answers with their end."""
+    def collate(self, rows: list[Example], draw: random.Random) -> QuestionBatch:
+        """Return a batch: tokens of prompts, and of answers with the end of text; UserError if a prompt is too long."""
         tokenizer, taught = self.tokenizer, self.taught
         prompts = [encode_prompt(tokenizer, prompt(row, taught.question_first)) for row in rows]
         answers = [[*encode_text(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
@@ -144,11 +141,11 @@ class Examples:
             raise UserError(
                 f"a prompt has {longest} tokens: raise taught.model.longest={limit} or lower taught.questions.words"
             )
-        asked = QuestionBatch(padded(prompts, -1), padded(answers, -1))
+        batch = QuestionBatch(padded(prompts, -1), padded(answers, -1))
         if not taught.spread:
-            return asked
-        room = limit - asked.answer.shape[1]
-        return asked._replace(position=padded([spread_positions(own, self.ends, room, draw) for own in prompts], 0))
+            return batch
+        room = limit - batch.answer.shape[1]
+        return batch._replace(position=padded([spread_positions(tokens, self.ends, room, draw) for tokens in prompts], 0))
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -158,24 +155,24 @@ class Examples:
 
 
 def batched(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
-    """So many at a time, the last ones fewer."""
-    each = iter(examples)
-    while held := list(islice(each, size)):
-        yield held
+    """Yield lists of ``size`` examples, the last of which may be shorter (itertools.batched of Python 3.12)."""
+    iterator = iter(examples)
+    while group := list(islice(iterator, size)):
+        yield group
 
 
 def padded(rows: list[list[int]], value: int) -> Tensor:
-    """Rows of a batch, filled up on the right."""
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(own) for own in rows], True, value)
+    """Return the rows as one tensor, padded on the right."""
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, value)
 
 
 def spread_positions(tokens: list[int], ends: set[int], room: int, draw: random.Random) -> list[int]:
-    """Positions below ``room`` with gaps behind sentences, as if texts were missing there (after Zhu et al. 2024, PoSE).
+    """Return positions below ``room`` with gaps after sentences, as if text were missing there (after PoSE, Zhu et al. 2024).
 
-    How long all gaps are together is drawn evenly over its logarithm, and parted at random.
+    The total length of the gaps is drawn log-uniformly and divided among them at random.
     """
-    places = [place for place, token in enumerate(tokens[:-1], 1) if token in ends]
+    breaks = [place for place, token in enumerate(tokens[:-1], 1) if token in ends]
     missing = int((room - len(tokens) + 1) ** draw.random()) - 1
-    cuts = sorted(draw.randint(0, missing) for _ in places[1:])
-    gaps = dict(zip(places, (end - start for start, end in pairwise([0, *cuts, missing])), strict=False))
+    cuts = sorted(draw.randint(0, missing) for _ in breaks[1:])
+    gaps = dict(zip(breaks, (end - start for start, end in pairwise([0, *cuts, missing])), strict=False))
     return list(accumulate((1 + gaps.get(place, 0) for place in range(1, len(tokens))), initial=0))

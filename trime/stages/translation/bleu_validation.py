@@ -1,4 +1,4 @@
-"""A callback that translates valid at every validation, so that the best weights may be those of the highest BLEU."""
+"""A callback that translates valid at every validation, to keep the weights with the highest BLEU."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from omegaconf import DictConfig
 
 from trime.evaluation.rows import Row
 from trime.stages.translation.pairs import ParallelCorpus
-from trime.stages.translation.translate import Translator, scores
+from trime.stages.translation.translate import Translator, score_translations
 
 MODEL_ALONE = Row((), ())
 
 
 class BleuValidation(pl.Callback):
-    """Log ``valid/bleu``, the BLEU of the model's own translations of valid, without memories, by this run's beam search."""
+    """Logs ``valid/bleu``: BLEU of the translations of valid by the model without memories, with this run's beam search."""
 
     def __init__(self, corpus: ParallelCorpus, config: DictConfig):
         self.corpus, self.config = corpus, config
@@ -27,4 +27,4 @@ class BleuValidation(pl.Callback):
             numbers = range(start, min(start + size, len(references)))
             sentences = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
             texts += translator(sentences, torch.tensor(numbers))
-        pl_module.log("valid/bleu", scores(texts, references)["bleu"])
+        pl_module.log("valid/bleu", score_translations(texts, references)["bleu"])

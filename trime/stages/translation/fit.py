@@ -1,4 +1,4 @@
-"""The way of parallel text: fit on sentence pairs, K by BLEU on valid, test once (TRIME section 5.4, Appendix C)."""
+"""fit of a translation experiment: trains on sentence pairs (TRIME section 5.4, Appendix C)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ from trime.pipeline.model_io import model_of, write_description
 from trime.pipeline.processes import share_of
 from trime.stages.fit import Fit
 from trime.stages.translation.bleu_validation import BleuValidation
-from trime.stages.translation.pairs import (
-    PairLoader,
-    PairWindows,
-    ParallelCorpus,
-    first_sentences,
-    sentence_segments,
-)
+from trime.stages.translation.pairs import PairLoader, PairWindows, ParallelCorpus, first_sentences, sentence_segments
 from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.translation import Translation
 
@@ -32,19 +26,19 @@ class FitTranslation(Fit):
     """The trained translation model."""
 
     def settings(self) -> Any:
-        asked = plain(self.config.translation)
-        search = {name: asked[name] for name in ("beam", "penalty", "shortest", "longest", "sentences")}
-        return super().settings() | {"smoothing": asked["smoothing"]} | ({"best_by": search} if self.by_bleu else {})
+        translation = plain(self.config.translation)
+        search = {name: translation[name] for name in ("beam", "penalty", "shortest", "longest", "sentences")}
+        return super().settings() | {"smoothing": translation["smoothing"]} | ({"best_by": search} if self.by_bleu else {})
 
     @property
     def by_bleu(self) -> bool:
-        """The best validation is the one whose translations have the highest BLEU."""
+        """Whether the best validation is the one with the highest BLEU."""
         return self.config.train.keep == "best" and self.config.translation.best_by == "bleu"
 
-    def watching(self, folder: Path, network: Network) -> list[pl.Callback]:
+    def model_callbacks(self, folder: Path, network: Network) -> list[pl.Callback]:
         corpus = self.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
-        return [*super().watching(folder, network), *([BleuValidation(corpus, self.config)] if self.by_bleu else [])]
+        return [*super().model_callbacks(folder, network), *([BleuValidation(corpus, self.config)] if self.by_bleu else [])]
 
     def best_weights(self, folder: Path) -> BestWeights:
         return BestWeights(folder, "valid/bleu", highest=True) if self.by_bleu else super().best_weights(folder)
@@ -53,7 +47,7 @@ class FitTranslation(Fit):
         return build_network(OmegaConf.create(self.model(corpus)), len(corpus.vocabulary))
 
     def model(self, corpus: ParallelCorpus) -> dict[str, Any]:
-        """Return the description of the model, with a table for the source language where it has a dictionary of its own."""
+        """Return the description of the model, with a table for the source language if it has its own dictionary."""
         model = model_of(self.config)
         if not self.config.translation.joined_dictionary:
             model["backbone"]["source_vocabulary"] = len(corpus.sources.vocabulary)
@@ -63,17 +57,17 @@ class FitTranslation(Fit):
         write_description(folder, self.model(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
 
     def data(self, corpus: Any, is_stateful: bool) -> TextModule:
-        """Training batches in planned order, and the first sentences of the validation split."""
+        """Return the training batches in planned order, and the first sentences of the validation split."""
         config, share = self.config, share_of(self.config)
         batching = instantiate(config.batching, _convert_="all")
         text, valid, special_ids = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.special_ids
         neighbours, steps = self.pack.neighbours() if self.pack else None, config.train.updates * config.train.accumulate
         loader = PairLoader(corpus, text, sentence_segments(text), batching, neighbours, steps, special_ids, share)
-        held = first_sentences(valid, parse_token_count(config.train.validate_tokens))
-        size = max(1, batching.tokens // int(held.length.max()))
-        return TextModule(loader, PairWindows(corpus, "valid", held, sequential_batches(held, size), share))
+        windows = first_sentences(valid, parse_token_count(config.train.validate_tokens))
+        size = max(1, batching.tokens // int(windows.length.max()))
+        return TextModule(loader, PairWindows(corpus, "valid", windows, sequential_batches(windows, size), share))
 
     def task(self, network: Network) -> Translation:
-        own = super().task(network)
-        given = (own.memory, own.training_, own.optimizer_factory, own.schedule)
-        return Translation(network, *given, smoothing=self.config.translation.smoothing)
+        task = super().task(network)
+        parts = (task.memory, task.training_, task.optimizer_factory, task.schedule)
+        return Translation(network, *parts, smoothing=self.config.translation.smoothing)

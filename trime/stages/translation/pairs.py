@@ -1,4 +1,4 @@
-"""prepare for parallel text: both languages in the pieces that they share, sentence by sentence."""
+"""prepare for parallel text: tokenizes both languages into shared pieces, sentence by sentence."""
 
 from __future__ import annotations
 
@@ -27,95 +27,97 @@ from trime.stages.prepare import Prepare
 from trime.stages.translation.import_checkpoint import Dictionaries
 from trime.types import Batch, UserError
 
-PIECES, CUT = "pieces.json", "cut.json"  # how sentences are cut here; of sentences that came cut, how words are put together
+PIECES, CUT = "pieces.json", "cut.json"  # the learned pieces; or how the words of pre-tokenized text are joined
 
 
 class ParallelCorpus(Corpus):
-    """Targets as a corpus whose documents are sentences, and beside it the sources and the references."""
+    """A corpus whose documents are target sentences, with their sources and references."""
 
     @cached_property
     def sources(self) -> Corpus:
+        """The corpus of source sentences."""
         return Corpus(self.folder / "source")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """What cuts sentences into pieces, and makes text of them again."""
+        """The tokenizer of both languages, which also joins pieces into text."""
         if (self.folder / PIECES).exists():
             return JointBPE.load(self.folder / PIECES)
         return PresegmentedText(**json.loads((self.folder / CUT).read_text()))
 
     def references(self, split: str) -> list[str]:
-        """The translations as they were written."""
+        """Return the reference translations of a split, untokenized."""
         return json.loads((self.folder / f"{split}.references.json").read_text())
 
     def with_source(self, batch: Batch, source: Split) -> Batch:
-        """A batch of targets with the sentences that they translate."""
-        offsets = source.offsets
-        found = batch.document.tolist()
-        rows: list[Any] = [source.tokens[offsets[d] : offsets[d + 1]] if d >= 0 else [] for d in found]
+        """Return a batch of targets with the source sentences that they translate."""
+        offsets, documents = source.offsets, batch.document.tolist()
+        rows: list[Any] = [source.tokens[offsets[d] : offsets[d + 1]] if d >= 0 else [] for d in documents]
         width = max(1, max(map(len, rows)))
-        filled = np.full((len(rows), width), self.vocabulary.special_ids.pad, np.int64)
-        for place, row in enumerate(rows):
-            filled[place, : len(row)] = row
-        return batch._replace(source=torch.from_numpy(filled))
+        padded = np.full((len(rows), width), self.vocabulary.special_ids.pad, np.int64)
+        for number, row in enumerate(rows):
+            padded[number, : len(row)] = row
+        return batch._replace(source=torch.from_numpy(padded))
 
 
 class PreparePairs(Prepare):
-    """A parallel corpus in vocabularies of its own, or in an imported model's ``dictionaries``."""
+    """The parallel corpus of a dataset, in its own vocabularies or in an imported model's ``dictionaries``."""
 
-    def __init__(self, config: DictConfig, own: DictConfig, dictionaries: Dictionaries | None = None):
-        super().__init__(config, own)
+    def __init__(self, config: DictConfig, dataset_config: DictConfig, dictionaries: Dictionaries | None = None):
+        super().__init__(config, dataset_config)
         self.dictionaries = dictionaries
 
     @cached_property
     def text(self) -> Parallel:
-        found = instantiate(self.own, _convert_="all")
-        if not isinstance(found, Parallel):
+        """The parallel text; UserError if the dataset is not parallel text."""
+        text = instantiate(self.dataset_config, _convert_="all")
+        if not isinstance(text, Parallel):
             raise UserError("this experiment translates: choose dataset=phrases, multi30k, iwslt14 or parallel")
-        if found.detokenize and not found.cut:
+        if text.detokenize and not text.cut:
             raise UserError(
                 "dataset.detokenize=true is for text that comes in pieces of Moses' tokens: set dataset.cut=true too"
             )
-        return found
+        return text
 
     @cached_property
     def dataset(self) -> Dataset:
+        """The target side as a dataset."""
         return Side(self.text, 1, PresegmentedText())
 
     def settings(self) -> Any:
-        own = {"joined": self.config.translation.joined_dictionary}
-        dictionaries = self.dictionaries.fingerprints if self.dictionaries else own
+        joined = {"joined": self.config.translation.joined_dictionary}
+        dictionaries = self.dictionaries.fingerprints if self.dictionaries else joined
         return super().settings() | {"languages": self.text.languages, "dictionaries": dictionaries}
 
     def build(self, folder: Path) -> None:
         text, tokenizer = self.text, self.tokenizer(folder)
         source, target = (Side(text, side, tokenizer) for side in (0, 1))
-        vocabularies = self.dictionaries or self.own_dictionaries(source, target)
+        vocabularies = self.dictionaries or self.training_dictionaries(source, target)
         (folder / "source").mkdir(exist_ok=True)
         build_corpus(source, folder / "source", vocabularies.source)
         build_corpus(target, folder, vocabularies.target)
         for split in available_splits(text):
             references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
             (folder / f"{split}.references.json").write_text(json.dumps(references, ensure_ascii=False))
-        self.tell(folder)
+        self.finish_statistics(folder)
 
     def tokenizer(self, folder: Path) -> Tokenizer:
-        """Return what cuts the text, after writing how into ``folder``."""
+        """Return the tokenizer of the text, after writing it to ``folder``."""
         if self.text.cut:
             detokenizer = {"moses": self.text.languages[1] if self.text.detokenize else None}
             (folder / CUT).write_text(json.dumps(detokenizer))
             return PresegmentedText(**detokenizer)
         if self.dictionaries:
             raise UserError(
-                "a released checkpoint reads Moses' tokens in pieces of its own codes: prepare the text as fairseq's "
+                "a released checkpoint reads Moses' tokens in pieces of its own BPE codes: prepare the text as fairseq's "
                 "prepare-iwslt14.sh does and set dataset.cut=true"
             )
         pieces = JointBPE.train(sentences(self.text, "train"), self.config.vocabulary.limit or 32000)
         pieces.save(folder / PIECES)
         return pieces
 
-    def own_dictionaries(self, source: Side, target: Side) -> Dictionaries:
-        """Return one dictionary of both languages, or one of each (fairseq-preprocess with --joined-dictionary or without)."""
+    def training_dictionaries(self, source: Side, target: Side) -> Dictionaries:
+        """Return one dictionary for both languages, or one for each (as fairseq-preprocess --joined-dictionary or without)."""
         counts = symbol_counts(source), symbol_counts(target)
         if self.config.translation.joined_dictionary:
             joined = Vocabulary.fairseq_from_counts(counts[0] + counts[1], None, 1)
@@ -123,18 +125,19 @@ class PreparePairs(Prepare):
         return Dictionaries(*(Vocabulary.fairseq_from_counts(own, None, 1) for own in counts))
 
     def corpus(self) -> ParallelCorpus:
+        """Return the finished corpus."""
         return ParallelCorpus(self.path())
 
 
 def sentence_segments(text: Split) -> Segments:
-    """Each sentence whole."""
+    """Return one segment per sentence."""
     return cut(text.offsets, int(text.lengths.max()))
 
 
 def first_sentences(text: Split, budget: int | None) -> Segments:
-    """As many whole sentences as a budget of pieces holds; all where there is none."""
-    every = sentence_segments(text)
-    return every if budget is None else every.take(slice(0, max(1, int((every.length.cumsum() <= budget).sum()))))
+    """Return as many whole sentences as fit in a budget of pieces, at least one; all if there is no budget."""
+    segments = sentence_segments(text)
+    return segments if budget is None else segments.take(slice(0, max(1, int((segments.length.cumsum() <= budget).sum()))))
 
 
 class PackSentences(Pack):
@@ -145,14 +148,14 @@ class PackSentences(Pack):
 
 
 class PairLoader(PlannedLoader):
-    """Planned batches of targets, with their sources."""
+    """Planned batches of training targets, with their sources."""
 
-    def __init__(self, corpus: ParallelCorpus, *given: Any):
-        super().__init__(*given)
+    def __init__(self, corpus: ParallelCorpus, *arguments: Any):
+        super().__init__(*arguments)
         self.corpus, self.source = corpus, corpus.sources.split("train")
 
     def plan(self, epoch: int) -> list[list[int]]:
-        """By the longer side of each pair."""
+        """Return the batches of an epoch, planned by the longer side of each pair."""
         document, begin, start, length, context = self.segments
         longer = Segments(document, begin, start, np.maximum(length, self.source.lengths), context)
         return self.batching.plan(longer, epoch, self.neighbours)
@@ -176,7 +179,7 @@ class PairWindows(WindowLoader):
 
 
 class EncodePairs(Encode):
-    """The targets of a split as the model sees them, each piece given the source and the pieces before it."""
+    """The targets of a split encoded by the model, each piece given the source and the preceding pieces."""
 
     def settings(self) -> Any:
         return super().settings() | {"key": self.config.model.backbone.key}
@@ -184,13 +187,13 @@ class EncodePairs(Encode):
     def build(self, folder: Path) -> None:
         corpus = self.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
-        read = self.model.read("model.json").get("source_fingerprint")
-        if read not in (None, corpus.sources.vocabulary.fingerprint):
-            raise UserError("the model was trained with another dictionary of the source language: name its own text, dataset=")
+        fingerprint = self.model.read("model.json").get("source_fingerprint")
+        if fingerprint not in (None, corpus.sources.vocabulary.fingerprint):
+            raise UserError("the model was trained with another source dictionary: set dataset= to the text it was trained on")
         super().build(folder)
 
     def windows(self, corpus: Corpus) -> Segments:
-        """As many whole sentences as the budget holds."""
+        """Return as many whole sentences as fit in the budget."""
         return first_sentences(corpus.split(self.split), self.budget())
 
     def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
