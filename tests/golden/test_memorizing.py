@@ -1,6 +1,6 @@
-"""The kNN-augmented layer over consecutive segments (mt_*.npz): outputs, ring, retrieved entries, gradients.
+"""The kNN-augmented layer over consecutive segments (mt_*.npz): outputs, ring buffer, retrieved entries, gradients.
 
-Not compared: the official float32 runs (``*_f32``), whose float64 runs are; ``f32_vs_f64_maxabs``, which tells them apart.
+Not compared: the official float32 runs (``*_f32``), since their float64 runs are; and ``f32_vs_f64_maxabs``, their difference.
 """
 
 from __future__ import annotations
@@ -25,33 +25,35 @@ from trime.models.layers.topk_attention import Table, all_keys, bucket_top, exac
 META = description("mt_meta")
 CASES = [name for name in META if "E" not in META[name]["config"]]
 LAYERS = [name for name in META if "E" in META[name]["config"]]
-ALONE = 1e9  # a bias of the gate that leaves one of the two attentions
+ALONE = 1e9  # a gate bias that leaves only one of the two attentions
 
 
 def arrays(name: str) -> dict[str, torch.Tensor]:
+    """Return the published arrays of a case."""
     return tensors(f"mt_{name}")
 
 
 def attention(name: str, search: str, local_empty: bool, memory_empty: bool, bias: float | None = None) -> Attention:
-    """The layer without its projections, in float64."""
-    given, found = META[name]["config"], arrays(name)
-    heads, width = given["H"], given["H"] * given["D"]
-    memory = KeyValueMemory(heads, width, given["M"], FIFO(), given["k"], search, empty_take_mass=memory_empty)
-    window = Window(given["W"], itself=False, empty_take_mass=local_empty)
-    layer = Attention(width, heads, 0.0, window, AttentionConfig(normalize=given.get("normalize", True)), memory).double()
-    copy(layer.bias.table, found["rel_embedding"])
-    copy(memory.bias, found["memory_bias"] if bias is None else torch.full((heads,), bias))
+    """Return the layer in float64, to be called without its projections."""
+    config, published = META[name]["config"], arrays(name)
+    heads, width = config["H"], config["H"] * config["D"]
+    memory = KeyValueMemory(heads, width, config["M"], FIFO(), config["k"], search, empty_take_mass=memory_empty)
+    window = Window(config["W"], itself=False, empty_take_mass=local_empty)
+    layer = Attention(width, heads, 0.0, window, AttentionConfig(normalize=config.get("normalize", True)), memory).double()
+    copy(layer.bias.table, published["rel_embedding"])
+    copy(memory.bias, published["memory_bias"] if bias is None else torch.full((heads,), bias))
     if layer.scale is not None:
-        copy(layer.scale, found["attention_scale"])
+        copy(layer.scale, published["attention_scale"])
     return layer
 
 
 def heads_first(x: torch.Tensor) -> torch.Tensor:
+    """Return x [b l h d] as [b h l d] in float64."""
     return x.double().transpose(1, 2)
 
 
 class Step(NamedTuple):
-    """What the layer made of a segment, and its memory before and after."""
+    """The layer's output for a segment, and its memory before and after it."""
 
     number: int
     inputs: tuple[torch.Tensor, ...]
@@ -61,22 +63,22 @@ class Step(NamedTuple):
 
 
 def steps(name: str, layer: Attention) -> Iterator[Step]:
-    """The segments in order; the last one with gradient."""
-    found, given = arrays(name), META[name]["config"]
-    carried = layer.start(given["B"])
-    for number, fresh in enumerate(found["start_of_sequence"]):
-        inputs = tuple(heads_first(found[key][number]) for key in ("q_raw", "k_raw", "v"))
-        if number + 1 == given["n"]:
+    """Yield the segments in order; only the last one has a gradient."""
+    published, config = arrays(name), META[name]["config"]
+    state = layer.start(config["B"])
+    for number, fresh in enumerate(published["start_of_sequence"]):
+        inputs = tuple(heads_first(published[key][number]) for key in ("q_raw", "k_raw", "v"))
+        if number + 1 == config["n"]:
             inputs = tuple(part.requires_grad_() for part in inputs)
-        before = layer.reset(carried, fresh)
-        position = torch.arange(number * given["T"], (number + 1) * given["T"]).expand(given["B"], -1)
+        before = layer.reset(state, fresh)
+        position = torch.arange(number * config["T"], (number + 1) * config["T"]).expand(config["B"], -1)
         x = inputs[0].transpose(1, 2).flatten(2)
-        out, carried = layer.attend(x, inputs, before, position)
-        held = (layer.memory.with_pending(state.memory[0]) for state in (before, carried))
-        yield Step(number, inputs, out.transpose(1, 2), *held)
+        out, state = layer.attend(x, inputs, before, position)
+        memories = (layer.memory.with_pending(attention_state.memory[0]) for attention_state in (before, state))
+        yield Step(number, inputs, out.transpose(1, 2), *memories)
 
 
-VARIANTS = {  # array: search, empty places of the cache and of the memory take mass, which attention is left
+VARIANTS = {  # array: search, whether empty slots of cache and memory take mass, gate bias
     "out_official": ("buckets", True, True, None),
     "local": ("exact", True, False, -ALONE),
     "local_xlmask": ("exact", False, False, -ALONE),
@@ -96,86 +98,93 @@ def test_outputs(name: str, array: str) -> None:
 @parametrized("name", CASES)
 def test_the_gate_mixes_any_pair(name: str) -> None:
     """out = (1 - g) local + g memory, also while the memory is empty."""
-    found = arrays(name)
-    gate = found["memory_bias"].double().sigmoid()[:, None]
+    published = arrays(name)
+    gate = published["memory_bias"].double().sigmoid()[:, None]
     for step in steps(name, attention(name, "exact", False, False)):
-        mixed = (1 - gate) * found["local_xlmask"][step.number] + gate * found["ext_exact_masked"][step.number]
+        mixed = (1 - gate) * published["local_xlmask"][step.number] + gate * published["ext_exact_masked"][step.number]
         torch.testing.assert_close(step.out, mixed, rtol=0, atol=1e-12)
 
 
 @parametrized("name", CASES)
 def test_the_ring(name: str) -> None:
-    """Contents slot by slot, how many were written, and where they came from."""
-    found = arrays(name)
+    """Compare the ring buffer slot by slot, the number of written entries, and their positions."""
+    published = arrays(name)
     for number, _, _, _, held in steps(name, attention(name, "exact", True, True)):
         for column, key in zip(held.columns, ("mem_keys", "mem_values"), strict=True):
-            torch.testing.assert_close(column.transpose(1, 2).float(), found[key][number], rtol=0, atol=1e-6)
-        assert torch.equal(held.ranking.position, found["mem_src"][number])
-        assert torch.equal(held.ranking.written[:, None].expand_as(found["db_index"][number]), found["db_index"][number])
+            torch.testing.assert_close(column.transpose(1, 2).float(), published[key][number], rtol=0, atol=1e-6)
+        assert torch.equal(held.ranking.position, published["mem_src"][number])
+        assert torch.equal(
+            held.ranking.written[:, None].expand_as(published["db_index"][number]), published["db_index"][number]
+        )
 
 
 @parametrized("name", CASES)
 def test_what_is_retrieved(name: str) -> None:
-    found, given = arrays(name), META[name]["config"]
+    published, config = arrays(name), META[name]["config"]
     layer = attention(name, "exact", True, True)
     for step in steps(name, layer):
         (query, _), _ = layer.normalize_and_scale(step.inputs[0], step.inputs[1])
         table = Table(*step.before.columns, step.before.ranking.position >= 0)
         position = step.before.ranking.position
         for top, array in ((exact_top, "top_exact"), (bucket_top, "top_approx")):
-            if array in found:
-                slot = search(query, all_keys(table), given["k"], top).slot
-                source = position[torch.arange(given["B"])[:, None, None, None], slot].transpose(1, 2)
-                expected = found[array][step.number]
+            if array in published:
+                slot = search(query, all_keys(table), config["k"], top).slot
+                source = position[torch.arange(config["B"])[:, None, None, None], slot].transpose(1, 2)
+                expected = published[array][step.number]
                 both = (source, expected) if top is exact_top else (source.sort(-1)[0], expected.sort(-1)[0])
                 assert torch.equal(*both)
 
 
 @parametrized("name", CASES)
 def test_gradients(name: str) -> None:
-    """Of the last segment: neither the search nor stored entries have one, the queries do."""
-    found, layer = arrays(name), attention(name, *VARIANTS["out_official"])
+    """Gradients of the last segment: neither the search nor stored entries have one, the queries do."""
+    published, layer = arrays(name), attention(name, *VARIANTS["out_official"])
     *_, last = steps(name, layer)
-    loss = (last.out * found["cotangent"].double()).sum()
+    loss = (last.out * published["cotangent"].double()).sum()
     loss.backward()
-    assert abs(float(loss) - float(found["loss"])) < 1e-10
+    assert abs(float(loss) - float(published["loss"])) < 1e-10
     for part, key in zip(last.inputs, ("grad_q_raw", "grad_k_raw", "grad_v"), strict=True):
-        torch.testing.assert_close(part.grad.transpose(1, 2), found[key], rtol=0, atol=1e-11)
-    own = {"grad_memory_bias": layer.memory.bias, "grad_rel_embedding": layer.bias.table, "grad_attention_scale": layer.scale}
-    for key, parameter in own.items():
-        if key in found:
-            torch.testing.assert_close(parameter.grad.float(), found[key], rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(part.grad.transpose(1, 2), published[key], rtol=0, atol=1e-11)
+    parameters = {
+        "grad_memory_bias": layer.memory.bias,
+        "grad_rel_embedding": layer.bias.table,
+        "grad_attention_scale": layer.scale,
+    }
+    for key, parameter in parameters.items():
+        if key in published:
+            torch.testing.assert_close(parameter.grad.float(), published[key], rtol=1e-5, atol=2e-6)
 
 
 @parametrized("name", CASES)
 def test_bias_and_mask(name: str) -> None:
-    found, given = arrays(name), META[name]["config"]
-    distance = torch.arange(given["W"], 2 * given["W"])[:, None] - torch.arange(2 * given["W"])
-    assert torch.equal(in_window(distance, given["W"], itself=False), found["causal_mask"])
+    published, config = arrays(name), META[name]["config"]
+    distance = torch.arange(config["W"], 2 * config["W"])[:, None] - torch.arange(2 * config["W"])
+    assert torch.equal(in_window(distance, config["W"], itself=False), published["causal_mask"])
     bias = attention(name, "exact", True, True).bias(distance)
-    torch.testing.assert_close(bias, found["rel_bias"], rtol=0, atol=1e-7)
+    torch.testing.assert_close(bias, published["rel_bias"], rtol=0, atol=1e-7)
 
 
 @parametrized("name", LAYERS)
 def test_the_whole_layer(name: str) -> None:
-    """Projections, norms and the feed-forward block of the official layer."""
-    found, given = arrays(name), META[name]["config"]
-    form = AttentionConfig("rms", biases=False, normalize=given.get("normalize", True), head_width=given["D"])
-    window = Window(given["W"], itself=False, empty_take_mass=True)
-    memory = KeyValueMemory(given["H"], given["E"], given["M"], FIFO(), given["k"], "buckets", empty_take_mass=True)
-    attention = Attention(given["E"], given["H"], 0.0, window, form, memory)
-    layer = Layer(attention, LayerSizes(given["E"], given["F"]), form.norm, form.biases).double()
-    load(layer, {key.removeprefix("param/"): value for key, value in found.items() if key.startswith("param/")})
-    carried: AttentionState = attention.start(given["B"])
-    for number, (x, fresh) in enumerate(zip(found["xs"], found["start_of_sequence"], strict=True)):
-        position = torch.arange(number * given["T"], (number + 1) * given["T"]).expand(given["B"], -1)
-        y, _, carried = layer(x.double(), attention.reset(carried, fresh), position)
-        torch.testing.assert_close(y, found["ys"][number], rtol=0, atol=2e-6)  # its norms run in float32
-    keys = attention.memory.with_pending(carried.memory[0]).columns[0].transpose(1, 2).float()
-    torch.testing.assert_close(keys, found["final_mem_keys"], rtol=0, atol=2e-6)
+    """Compare the projections, norms and feed-forward block of the official layer."""
+    published, config = arrays(name), META[name]["config"]
+    options = AttentionConfig("rms", biases=False, normalize=config.get("normalize", True), head_width=config["D"])
+    window = Window(config["W"], itself=False, empty_take_mass=True)
+    memory = KeyValueMemory(config["H"], config["E"], config["M"], FIFO(), config["k"], "buckets", empty_take_mass=True)
+    attention = Attention(config["E"], config["H"], 0.0, window, options, memory)
+    layer = Layer(attention, LayerSizes(config["E"], config["F"]), options.norm, options.biases).double()
+    load(layer, {key.removeprefix("param/"): value for key, value in published.items() if key.startswith("param/")})
+    state: AttentionState = attention.start(config["B"])
+    for number, (x, fresh) in enumerate(zip(published["xs"], published["start_of_sequence"], strict=True)):
+        position = torch.arange(number * config["T"], (number + 1) * config["T"]).expand(config["B"], -1)
+        y, _, state = layer(x.double(), attention.reset(state, fresh), position)
+        torch.testing.assert_close(y, published["ys"][number], rtol=0, atol=2e-6)  # its norms run in float32
+    keys = attention.memory.with_pending(state.memory[0]).columns[0].transpose(1, 2).float()
+    torch.testing.assert_close(keys, published["final_mem_keys"], rtol=0, atol=2e-6)
 
 
 def load(layer: Layer, weights: dict[str, torch.Tensor]) -> None:
+    """Copy the official layer's weights."""
     kernels = [weights[f"tbase/_kvq/{part}_layer/kernel"] for part in ("queries", "keys", "values")]
     copy(layer.attention.inward.weight, torch.cat(kernels, 1).T)
     copy(layer.attention.outward.weight, weights["tbase/post_attn_mlp/output_layer/kernel"].T)
@@ -190,7 +199,7 @@ def load(layer: Layer, weights: dict[str, torch.Tensor]) -> None:
 
 
 def test_grouped_search_is_exact(monkeypatch: Any) -> None:
-    """The top of groups holds the top of all, ties and empty slots included."""
+    """The top of the groups contains the top of all, with ties and empty slots."""
     torch.manual_seed(0)
     score = torch.randn(2, 3, 5, 640).round(decimals=1)
     score[..., 100:230] = -torch.inf

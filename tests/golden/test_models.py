@@ -1,4 +1,4 @@
-"""The models' forward passes from released-format checkpoints, padding included (model/), and the importer."""
+"""Forward passes of models from checkpoints in the released format, with padding (model/), and the importer."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from tests.golden.published import ROOT, arrays, assert_near, index, parametrize
 from trime.models.checkpoints.fairseq import network_from_checkpoint, read_checkpoint
 from trime.types import UserError
 
-CHECKPOINTS = {"forward": "checkpoint_init", "forward_last": "checkpoint_last"}  # of which a file of outputs is
+CHECKPOINTS = {"forward": "checkpoint_init", "forward_last": "checkpoint_last"}  # file of outputs: its checkpoint
 OUTPUTS = [(model, file) for model in models() for file in CHECKPOINTS if (ROOT / f"model/{model}/{file}.npz").is_file()]
 
 
 @parametrized("model, file", OUTPUTS)
 def test_forward(model: str, file: str) -> None:
-    found, net = arrays(f"model/{model}/{file}.npz"), network(model, CHECKPOINTS[file])
-    tokens, target = (torch.as_tensor(found[name]).long() for name in ("tokens", "target"))
+    published, net = arrays(f"model/{model}/{file}.npz"), network(model, CHECKPOINTS[file])
+    tokens, target = (torch.as_tensor(published[name]).long() for name in ("tokens", "target"))
     inner: list[torch.Tensor] = []
     for layer in net.backbone.layers:
-        layer.register_forward_pre_hook(lambda _, given: inner.append(given[0]))
+        layer.register_forward_pre_hook(lambda _, inputs: inner.append(inputs[0]))
     with torch.no_grad():
         encoding, state = net.backbone(tokens, None, None)
         mass = net.head.evidence(encoding.f.flatten(0, 1), target.flatten())
-        every = net.head.log_probs(encoding.f.flatten(0, 1))
+        log_probs = net.head.log_probs(encoding.f.flatten(0, 1))
         unscaled = net.backbone.embedding(tokens)
     assert state is None
-    assert_near(encoding.f, found["features"])
-    assert_near(encoding.g, found["last_ffn_input"])
-    if "inner_states" in found:  # before each layer, and behind the last
-        assert len(inner) == len(found["inner_states"]) - 1
-        for ours, theirs in zip(inner, found["inner_states"], strict=False):
+    assert_near(encoding.f, published["features"])
+    assert_near(encoding.g, published["last_ffn_input"])
+    if "inner_states" in published:  # before each layer, and after the last
+        assert len(inner) == len(published["inner_states"]) - 1
+        for ours, theirs in zip(inner, published["inner_states"], strict=False):
             assert_near(ours, theirs)
-    if "embed_tokens_unscaled" in found:
-        assert_near(unscaled, found["embed_tokens_unscaled"])
-        assert_near(inner[0] - unscaled * float(found["embed_scale"]), found["embed_positions"])
-    if "target_logprob" in found:
-        assert_near(mass.target - mass.total, found["target_logprob"].ravel())
-    for full in [found["full_logprob"]] if "full_logprob" in found else []:
-        assert_near(every, full.reshape(len(every), -1))
-    for logits in [found["logits"]] if "logits" in found else []:
-        assert_near(every, torch.as_tensor(logits).flatten(0, 1).log_softmax(-1))
-    assert_near(mass.target - mass.total, every.gather(1, target.flatten()[:, None]).squeeze(1))
-    assert torch.allclose(every.logsumexp(1), torch.zeros(len(every)), atol=1e-5)
+    if "embed_tokens_unscaled" in published:
+        assert_near(unscaled, published["embed_tokens_unscaled"])
+        assert_near(inner[0] - unscaled * float(published["embed_scale"]), published["embed_positions"])
+    if "target_logprob" in published:
+        assert_near(mass.target - mass.total, published["target_logprob"].ravel())
+    for full in [published["full_logprob"]] if "full_logprob" in published else []:
+        assert_near(log_probs, full.reshape(len(log_probs), -1))
+    for logits in [published["logits"]] if "logits" in published else []:
+        assert_near(log_probs, torch.as_tensor(logits).flatten(0, 1).log_softmax(-1))
+    assert_near(mass.target - mass.total, log_probs.gather(1, target.flatten()[:, None]).squeeze(1))
+    assert torch.allclose(log_probs.logsumexp(1), torch.zeros(len(log_probs)), atol=1e-5)
 
 
 @parametrized("model", models())
 def test_every_weight_is_read(model: str) -> None:
-    """The listed keys are those of the file; each but markers and tied copies goes into the network."""
+    """The listed keys are those of the file; all but markers and tied copies go into the network."""
     listed, released = index("model/state_dict_keys.json"), read_checkpoint(checkpoint(model))
     weights = {f"decoder.{name}": value for name, value in released.weights.items()}
     assert {name: list(value.shape) for name, value in weights.items()} == listed[model]
     assert all(torch.equal(weights[one], weights[other]) for one, other in listed[f"{model}_shared"])
     copies = {other for _, other in listed[f"{model}_shared"]}
-    kept = [name for name in weights if name not in copies and not name.endswith(("version", "_float_tensor"))]
+    unique = [name for name in weights if name not in copies and not name.endswith(("version", "_float_tensor"))]
     net, _ = network_from_checkpoint(released)
-    assert net.parameter_count == sum(weights[name].numel() for name in kept)
+    assert net.parameter_count == sum(weights[name].numel() for name in unique)
 
 
 def written(tmp_path: Path, content: object, zipped: bool = True) -> Path:
@@ -74,7 +74,7 @@ def content(model: str) -> dict:
 
 @parametrized("model", models())
 def test_older_formats(model: str, tmp_path: Path) -> None:
-    """Joined query, key and value weights in torch's first file format, and a form whose last norm does not count."""
+    """Joined query, key and value weights in torch's first file format, and a version whose last norm does not count."""
     file = content(model)
     weights, joined = file["model"], dict(file["model"])
     for name in [name for name in weights if ".q_proj." in name]:

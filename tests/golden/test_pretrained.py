@@ -1,7 +1,7 @@
-"""Tiny pretrained models read in chunks with memories, against their outputs over the whole input (hf_*.npz).
+"""Tiny pretrained models read in chunks with memories, compared with their outputs for the whole input (hf_*.npz).
 
-Their files are laid out as in the transformers format and loaded by the code that loads real ones. transformers works
-in float32 inside: hence 5e-5.
+Their files are in the transformers format and loaded by the code that loads real ones. transformers computes in float32:
+hence the tolerance of 5e-5.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def outputs(reader: LongReader, tokens: torch.Tensor, filled: torch.Tensor, end:
     """Return the stack's outputs at every position, NaN where there was padding."""
     position = torch.arange(tokens.shape[1]).expand_as(tokens).masked_fill(~filled, -1)
     parts: list[Hidden] = [*reader.feed(tokens, position), *reader.end(end)]
-    found = torch.full((*tokens.shape, parts[0].x.shape[-1]), torch.nan)
+    result = torch.full((*tokens.shape, parts[0].x.shape[-1]), torch.nan)
     for x, position, _ in parts:
         rows, cells = (position >= 0).nonzero().unbind(1)
-        found[rows, position[rows, cells]] = x[rows, cells]
-    return found
+        result[rows, position[rows, cells]] = x[rows, cells]
+    return result
 
 
 def reader_of(family: Any, keys: int, waiting: int, chunk: int) -> LongReader:
@@ -69,10 +69,10 @@ def reader_of(family: Any, keys: int, waiting: int, chunk: int) -> LongReader:
 @pytest.mark.parametrize("position", ["lm_infinite", "none"])
 def test_a_decoder_with_a_large_memory_is_the_full_model(name: str, chunk: int, position: str, tmp_path: Path) -> None:
     """Law: M ≥ length and N = 0 equals the full causal forward, for any chunk."""
-    found, model = tensors(name), model_of(name, tmp_path)
-    family, tokens, filled = RopeDecoder(model, position), found["input_ids"], found["attention_mask"].bool()
+    published, model = tensors(name), model_of(name, tmp_path)
+    family, tokens, filled = RopeDecoder(model, position), published["input_ids"], published["attention_mask"].bool()
     hidden = outputs(reader_of(family, tokens.shape[1], 0, chunk), tokens, filled, "flush")
-    close(family.logits(hidden)[filled], found["logits"][filled])
+    close(family.logits(hidden)[filled], published["logits"][filled])
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -84,8 +84,8 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("end", ["flush", "drain"])
 def test_a_decoder_whose_queries_all_wait_reads_both_ways(name: str, keys: str, end: str, tmp_path: Path) -> None:
     """Law: with attention both ways, N ≥ length equals the full forward under a mask that hides padding alone."""
-    found, model = tensors(name), model_of(name, tmp_path)
-    family, tokens, filled = RopeDecoder(model, stored=keys), found["input_ids"], found["attention_mask"].bool()
+    published, model = tensors(name), model_of(name, tmp_path)
+    family, tokens, filled = RopeDecoder(model, stored=keys), published["input_ids"], published["attention_mask"].bool()
     length = tokens.shape[1]
     memory = Attendre(BoundedMemory(length, FIFO()), length, causal=False)
     hidden = outputs(LongReader(family, [memory] * len(family.layers), 13), tokens, filled, end)
@@ -93,7 +93,7 @@ def test_a_decoder_whose_queries_all_wait_reads_both_ways(name: str, keys: str, 
     with torch.no_grad():
         expected = model(tokens, attention_mask=torch.zeros(seen.shape).masked_fill(~seen, -1e30)).logits
     close(family.logits(hidden)[filled], expected[filled])
-    assert (expected[filled] - found["logits"][filled]).abs().max() > 1e-2, "the future matters"
+    assert (expected[filled] - published["logits"][filled]).abs().max() > 1e-2, "the future matters"
 
 
 @parametrized("name", T5)
@@ -101,45 +101,45 @@ def test_a_decoder_whose_queries_all_wait_reads_both_ways(name: str, keys: str, 
 @pytest.mark.parametrize("end", ["flush", "drain"])
 def test_an_encoder_whose_queries_all_wait_is_the_full_model(name: str, chunk: int, end: str, tmp_path: Path) -> None:
     """Law: N ≥ length equals the full bidirectional encoder, flushed or drained; padding never enters."""
-    found, model = tensors(name), model_of(name, tmp_path)
-    family, tokens, filled = T5Encoder(model), found["input_ids"], found["attention_mask"].bool()
+    published, model = tensors(name), model_of(name, tmp_path)
+    family, tokens, filled = T5Encoder(model), published["input_ids"], published["attention_mask"].bool()
     length = tokens.shape[1]
     hidden = outputs(reader_of(family, length, length, chunk), tokens, filled, end)
-    expected = found["encoder_last_hidden"]
+    expected = published["encoder_last_hidden"]
     assert torch.equal(hidden.isnan().all(-1), ~filled)
     close(hidden[filled], expected[filled])
-    if "logits" in found:
-        close(family.logits(found["decoder_input_ids"], hidden.nan_to_num(), filled), found["logits"])
+    if "logits" in published:
+        close(family.logits(published["decoder_input_ids"], hidden.nan_to_num(), filled), published["logits"])
 
 
 @parametrized("name", [*ROPE[:1], *T5[:1]])
 def test_what_is_retrieved_tells_place_and_document(name: str, tmp_path: Path) -> None:
-    """Also of queries that waited: a document goes with its tokens from layer to layer."""
-    found, model = tensors(name), model_of(name, tmp_path)
-    family, tokens = T5Encoder(model) if name in T5 else RopeDecoder(model), found["input_ids"]
+    """Also for queries that waited: a document stays with its tokens from layer to layer."""
+    published, model = tensors(name), model_of(name, tmp_path)
+    family, tokens = T5Encoder(model) if name in T5 else RopeDecoder(model), published["input_ids"]
     position, document = torch.arange(tokens.shape[1]).expand_as(tokens), torch.arange(tokens.shape[1]).expand_as(tokens) // 7
     memory = Attendre(BoundedMemory(30, FIFO()), 9, top_k=4, causal=family.causal)
     reader = LongReader(family, [memory] * len(family.layers), 13, record_attention=True)
     parts = [*reader.feed(tokens, position, document), *reader.end("flush")]
     assert all(torch.equal(part.document[part.position >= 0], part.position[part.position >= 0] // 7) for part in parts)
     assert reader.stack.last_outputs is not None and len(reader.stack.last_outputs) == len(family.layers)
-    for left in reader.stack.last_outputs:
-        similarity, place, (own,) = left.retrieved.top(4)
+    for output in reader.stack.last_outputs:
+        similarity, retrieved, (retrieved_document,) = output.retrieved.top(4)
         seen = similarity > -torch.inf
         assert (
             seen.any()
-            and torch.equal(own[seen], place[seen] // 7)
+            and torch.equal(retrieved_document[seen], retrieved[seen] // 7)
             and bool((similarity.diff(dim=-1) <= 0)[seen[..., 1:]].all())
         )
 
 
 @parametrized("name", T5[:1])
 def test_without_waiting_an_encoder_misses_the_future(name: str, tmp_path: Path) -> None:
-    found, model = tensors(name), model_of(name, tmp_path)
-    family, tokens, filled = T5Encoder(model), found["input_ids"], found["attention_mask"].bool()
+    published, model = tensors(name), model_of(name, tmp_path)
+    family, tokens, filled = T5Encoder(model), published["input_ids"], published["attention_mask"].bool()
     length = tokens.shape[1]
     hidden = outputs(reader_of(family, length, 0, max(1, length // 4)), tokens, filled, "flush")
-    assert (hidden[filled] - found["encoder_last_hidden"][filled]).abs().max() > 1e-2
+    assert (hidden[filled] - published["encoder_last_hidden"][filled]).abs().max() > 1e-2
 
 
 def prompts_of(vectors: dict[str, torch.Tensor]) -> list[list[int]]:
@@ -151,7 +151,7 @@ def prompts_of(vectors: dict[str, torch.Tensor]) -> list[list[int]]:
 @parametrized("name", ANSWERING)
 @pytest.mark.parametrize("end", ["flush", "drain"])
 def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, tmp_path: Path) -> None:
-    """Greedy, for prompts of different lengths side by side, beside the whole model asked again for every token."""
+    """Greedy, for prompts of different lengths as a batch, against the model run on the whole text for every token."""
     model, rows = model_of(name, tmp_path), prompts_of(tensors(name))
     family = T5Encoder(model) if name in T5 else RopeDecoder(model)
     longest = max(map(len, rows))
@@ -159,7 +159,7 @@ def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, tm
     reading = ReadingConfig([memory] * len(family.layers), max(1, longest // 3), end)
     answerer = EncoderDecoderAnswerer(family, reading, longest) if name in T5 else DecoderAnswerer(family, reading)
     with torch.no_grad():
-        expected = [whole(model, row, ANSWER) for row in rows]
+        expected = [greedy_by_model(model, row, ANSWER) for row in rows]
     assert greedy(answerer.read(rows), -1, ANSWER) == expected
     stop = expected[0][2]
     stopped = [row[: row.index(stop)] if stop in row else row for row in expected]
@@ -167,8 +167,8 @@ def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, tm
     assert greedy(answerer.read(rows[1:]), -1, ANSWER) == expected[1:], "a row alone answers as in a batch"
 
 
-def whole(model: Any, prompt: list[int], count: int) -> list[int]:
-    """Tokens that the model itself finds likeliest."""
+def greedy_by_model(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Return the model's own greedy continuation."""
     answer: list[int] = []
     for _ in range(count):
         if model.config.is_encoder_decoder:

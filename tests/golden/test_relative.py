@@ -15,19 +15,19 @@ MASKS = tensors("xl_masks") if (ROOT / "xl_masks.npz").is_file() else {}
 
 
 def distances(queries: int, keys: int) -> torch.Tensor:
-    """query - key, the last keys' positions being the queries'."""
+    """Return query - key, where the queries are at the last keys' positions."""
     return torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
 
 
 def numbers(name: str) -> list[int]:
+    """Return the numbers in the name of a case."""
     return [int(number) for number in re.findall(r"\d+", name)]
 
 
 @parametrized("name", [name for name in T5 if name.startswith("buckets_")])
 def test_buckets(name: str) -> None:
     count, longest = numbers(name)
-    found = bucket_of(-T5["relative_position"], count, longest, causal="causal" in name)
-    assert torch.equal(found, T5[name])
+    assert torch.equal(bucket_of(-T5["relative_position"], count, longest, causal="causal" in name), T5[name])
 
 
 @parametrized("name", [name for name in MASKS if name.startswith("meliad_")])

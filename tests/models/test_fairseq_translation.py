@@ -1,4 +1,4 @@
-"""Released translation checkpoints: read, encoded and translated as fairseq does, against its conventions written out."""
+"""Released translation checkpoints are read, encoded and translated as by fairseq, whose conventions are written out here."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_forward(form: tuple[bool, bool], tmp_path: Path) -> None:
         backbone.key = key  # type: ignore[assignment]
         encoding = backbone(source, previous)
         assert (encoding.f - f).abs().max() < 2e-5 and (encoding.g - expected).abs().max() < 2e-5
-    found = network.head.log_probs(encoding.f.flatten(0, 1))  # type: ignore[operator]
-    assert (found - logits.flatten(0, 1).log_softmax(-1)).abs().max() < 2e-5
-    before, read = None, backbone.encode_source(source)  # type: ignore[operator]
-    for place in range(previous.shape[1]):
-        step, before = backbone.step(read, previous[:, place : place + 1], before)  # type: ignore[operator]
-        assert (step.f[:, 0] - f[:, place]).abs().max() < 2e-5
+    log_probs = network.head.log_probs(encoding.f.flatten(0, 1))  # type: ignore[operator]
+    assert (log_probs - logits.flatten(0, 1).log_softmax(-1)).abs().max() < 2e-5
+    cache, encoded = None, backbone.encode_source(source)  # type: ignore[operator]
+    for position in range(previous.shape[1]):
+        step, cache = backbone.step(encoded, previous[:, position : position + 1], cache)  # type: ignore[operator]
+        assert (step.f[:, 0] - f[:, position]).abs().max() < 2e-5
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -70,8 +70,8 @@ def test_every_weight_is_read(form: tuple[bool, bool], tmp_path: Path) -> None:
     )
     weights = random_weights(SIZES, form)
     markers = {"version", "_float_tensor"}
-    counted = [own for name, own in weights.items() if name.split(".")[-1] not in markers and "output_projection" not in name]
-    assert network.parameter_count == sum(map(torch.numel, counted))
+    names = [name for name in weights if name.split(".")[-1] not in markers and "output_projection" not in name]
+    assert network.parameter_count == sum(weights[name].numel() for name in names)
     backbone = description["backbone"]
     assert (backbone["encoder_norm_first"], backbone["decoder_norm_first"]) == form
     assert backbone["source_vocabulary"] == SIZES.source and description["head"]["tied"]
@@ -89,7 +89,7 @@ def test_the_published_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, message",
     [
         ({"arch": "transformer_lm_wiki103", "encoder_layers": 3}, "encoder_layers and decoder_layers differ"),
         ({"arch": "lstm"}, "architecture lstm"),
@@ -102,9 +102,9 @@ def test_the_published_size() -> None:
         ({"decoder_attention_heads": 2}, "encoder_attention_heads and decoder_attention_heads differ"),
     ],
 )
-def test_what_is_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_is_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = write_checkpoint(tmp_path / "file.pt", SIZES, FORMS[0], **changed)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         translation_network_from_checkpoint(read_checkpoint(file))
 
 
@@ -112,15 +112,15 @@ def test_weights_that_are_missing_or_too_many(tmp_path: Path) -> None:
     file, weights = tmp_path / "file.pt", random_weights(SIZES, FORMS[0])
     name, table = "decoder.layers.1.encoder_attn.k_proj.weight", "encoder.embed_tokens.weight"
     cases = {
-        "lacks layers.1.encoder_attn.k_proj.weight": {key: own for key, own in weights.items() if key != name},
+        "lacks layers.1.encoder_attn.k_proj.weight": {key: weight for key, weight in weights.items() if key != name},
         "no place": weights | {"encoder.gate": torch.zeros(2)},
         "output_projection.weight has no place": weights | {"decoder.output_projection.weight": torch.zeros(17, 16)},
         "shape": weights | {name: torch.zeros(2, 2)},
-        f"lacks '{table}'": {key: own for key, own in weights.items() if key != table},
+        f"lacks '{table}'": {key: weight for key, weight in weights.items() if key != table},
     }
-    for said, changed in cases.items():
+    for message, changed in cases.items():
         torch.save({"args": arguments(SIZES, FORMS[0]), "model": changed}, file)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             translation_network_from_checkpoint(read_checkpoint(file))
     torch.save({"args": arguments(SIZES, FORMS[0]), "model": weights}, file)
     with pytest.raises(UserError, match="transformer_iwslt_de_en is not supported"):
@@ -134,7 +134,7 @@ def released(request: pytest.FixtureRequest, tmp_path: Path) -> Released:
 
 
 def mixture_of(name: str, released: Released) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Probabilities of the next piece from logits and f, as the published decoder adds them up."""
+    """Return the probabilities of the next piece from logits and f, mixed as in the published decoder."""
     if name == "mt_vanilla":
         return lambda logits, _: logits.softmax(0)
     keys, values = released.datastore()
@@ -162,7 +162,7 @@ def mixture_of(name: str, released: Released) -> Callable[[torch.Tensor, torch.T
 @pytest.mark.parametrize("name", ["mt_vanilla", "knn_mt", "trime_mt"])
 @torch.no_grad()
 def test_translations_are_the_published_decoder_s(name: str, released: Released, tiny: Tiny, tmp_path: Path) -> None:
-    """The whole command line, with a beam of one, against a greedy search by the model written out, memory and all."""
+    """The whole command with a beam of one, against greedy search by the model written out, with its memory."""
     settings = ["translation.beam=1", "translation.sentences=null", "translation.shortest=1", "translation.longest=[1.2,10]"]
     own = [*released.overrides, *settings, f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
     asked = composed(f"experiment=reproduce/released/{name}")
@@ -210,7 +210,7 @@ def test_an_imported_folder_is_a_checkpoint(released: Released, tiny: Tiny, tmp_
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, message",
     [
         (["dictionary=null"], "dict.de.txt,dict.en.txt"),
         (["dictionary=dict.en.txt"], "dict.de.txt,dict.en.txt"),
@@ -219,14 +219,14 @@ def test_an_imported_folder_is_a_checkpoint(released: Released, tiny: Tiny, tmp_
         (["checkpoint=nowhere.pt"], "does not exist"),
     ],
 )
-def test_mistakes(changed: list[str], said: str, released: Released, tiny: Tiny, tmp_path: Path) -> None:
+def test_mistakes(changed: list[str], message: str, released: Released, tiny: Tiny, tmp_path: Path) -> None:
     places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         run(tiny("experiment=mt_vanilla", "dataset=parallel", *released.overrides, *places, *changed))
 
 
 def test_dictionaries_of_another_model(released: Released, tiny: Tiny, tmp_path: Path) -> None:
-    """The source language's first: the other way round their sizes do not fit."""
+    """The source language's dictionary comes first: swapped, their sizes do not fit."""
     swapped = f"dictionary=[{released.folder}/dict.en.txt,{released.folder}/dict.de.txt]"
     with pytest.raises(UserError, match=r"dict\.en\.txt has .* symbols .* the checkpoint"):
         run(tiny("experiment=mt_vanilla", "dataset=parallel", *released.overrides, swapped, f"paths.outputs={tmp_path}"))

@@ -1,4 +1,4 @@
-"""A pretrained decoder as a language model: its own outputs, memories in its layers, continued training, what is refused."""
+"""A pretrained decoder as a language model: its own outputs, memories in its layers, continued training, and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from trime.evaluation.generation import TokenSampler
 from trime.eviction.fifo import FIFO
-from trime.inspection.writers import Writer, writer_of
+from trime.inspection.writers import Writer, open_writer
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.loading import load_pretrained
@@ -33,8 +33,8 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "nu
 LORA = "model.lora={rank: 2, alpha: 4, dropout: 0.0}"
 
 
-def saved(kind: str, folder: Path) -> Path:
-    """A decoder with random weights and a tokenizer, in the transformers format."""
+def save_model(kind: str, folder: Path) -> Path:
+    """Save a decoder with random weights and a tokenizer in the transformers format, and return the folder."""
     torch.manual_seed(0)
     words = len(train_word_level(TEXT, 40, folder))
     config = getattr(transformers, f"{kind}Config")(
@@ -46,7 +46,7 @@ def saved(kind: str, folder: Path) -> Path:
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    return saved("Llama", tmp_path / "llama")
+    return save_model("Llama", tmp_path / "llama")
 
 
 def network_of(folder: Path, size: int = 0, chunk: int = 7, lora: dict[str, Any] | None = None) -> Network:
@@ -57,8 +57,8 @@ def network_of(folder: Path, size: int = 0, chunk: int = 7, lora: dict[str, Any]
 
 @pytest.mark.parametrize("kind", ["Llama", "GPTNeoX"])
 def test_it_is_the_model_itself(kind: str, tmp_path: Path) -> None:
-    """f is what its output layer reads, g what its last feed-forward block reads, evidence its own softmax."""
-    folder = saved(kind, tmp_path / "model")
+    """f is the input of its output layer, g that of its last feed-forward block, and evidence its own softmax."""
+    folder = save_model(kind, tmp_path / "model")
     network, model, tokens = network_of(folder), load_pretrained(str(folder)), torch.randint(1, 15, (2, 30))
     with torch.no_grad():
         encoding, state = network.backbone(tokens)
@@ -66,8 +66,8 @@ def test_it_is_the_model_itself(kind: str, tmp_path: Path) -> None:
     assert state is None and not network.is_stateful and network.backbone.positions == 128
     torch.testing.assert_close(encoding.f, expected.hidden_states[-1])
     mass = network.vocabulary_mass(encoding.f.flatten(0, 1), tokens.flatten())
-    own = expected.logits.log_softmax(-1).gather(-1, tokens[..., None]).flatten()
-    torch.testing.assert_close(mass.target - mass.total, own, rtol=0, atol=1e-5)
+    log_probs = expected.logits.log_softmax(-1).gather(-1, tokens[..., None]).flatten()
+    torch.testing.assert_close(mass.target - mass.total, log_probs, rtol=0, atol=1e-5)
     torch.testing.assert_close(network.head.log_probs(encoding.f[0]), expected.logits[0].log_softmax(-1), rtol=0, atol=1e-5)  # type: ignore[operator]
     layer = model.model.layers[-1] if kind == "Llama" else model.gpt_neox.layers[-1]
     before = expected.hidden_states[-2]  # transformers gives the last state after its norm
@@ -75,78 +75,78 @@ def test_it_is_the_model_itself(kind: str, tmp_path: Path) -> None:
         feed = layer.mlp(encoding.g)
         last = model.model.norm(feed + attended(layer, before, model))
         torch.testing.assert_close(last, encoding.f, rtol=0, atol=1e-5)
-    heard: list[torch.Tensor] = []
-    layer.mlp.register_forward_pre_hook(lambda _, given: heard.append(given[0]))
+    feed_inputs: list[torch.Tensor] = []
+    layer.mlp.register_forward_pre_hook(lambda _, inputs: feed_inputs.append(inputs[0]))
     with torch.no_grad():
         model(tokens)
-    torch.testing.assert_close(encoding.g, heard[0])
+    torch.testing.assert_close(encoding.g, feed_inputs[0])
 
 
 def attended(layer: Any, x: torch.Tensor, model: Any) -> torch.Tensor:
-    """The residual stream after a layer's attention."""
-    place = torch.arange(x.shape[1])[None]
+    """Return the residual stream after a layer's attention."""
+    position = torch.arange(x.shape[1])[None]
     mask = torch.full((1, 1, x.shape[1], x.shape[1]), -torch.inf).triu(1)
-    rotations = model.model.rotary_emb(x, place)
+    rotations = model.model.rotary_emb(x, position)
     with torch.no_grad():
         return x + layer.self_attn(layer.input_layernorm(x), position_embeddings=rotations, attention_mask=mask)[0]
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPTNeoX"])
 def test_with_large_memories_windows_are_one_text(kind: str, tmp_path: Path) -> None:
-    """Law: M ≥ length, read in windows, equals the whole text; a fresh row forgets; a restored state goes on."""
-    folder, tokens = saved(kind, tmp_path / "model"), torch.randint(1, 15, (2, 60))
-    plain, reading = network_of(folder), network_of(folder, size=60)
+    """With M ≥ length, windows equal the whole text; a fresh row forgets; a restored state continues."""
+    folder, tokens = save_model(kind, tmp_path / "model"), torch.randint(1, 15, (2, 60))
+    plain, stateful = network_of(folder), network_of(folder, size=60)
     with torch.no_grad():
-        whole, _ = plain.backbone(tokens)
+        expected, _ = plain.backbone(tokens)
         state, parts = None, []
         for part in tokens.split(20, 1):
-            encoding, state = reading.backbone(part, state, torch.tensor([False, False]))
+            encoding, state = stateful.backbone(part, state, torch.tensor([False, False]))
             parts.append(encoding)
-        again, _ = reading.backbone(tokens[:, :20], state, torch.tensor([True, False]))
-    assert reading.is_stateful
-    torch.testing.assert_close(torch.cat([part.f for part in parts], 1), whole.f, rtol=0, atol=1e-5)
-    torch.testing.assert_close(torch.cat([part.g for part in parts], 1), whole.g, rtol=0, atol=1e-5)
-    torch.testing.assert_close(again.f[0], whole.f[0, :20], rtol=0, atol=1e-5)
-    assert not torch.allclose(again.f[1], whole.f[1, :20], atol=1e-3)
+        again, _ = stateful.backbone(tokens[:, :20], state, torch.tensor([True, False]))
+    assert stateful.is_stateful
+    torch.testing.assert_close(torch.cat([part.f for part in parts], 1), expected.f, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat([part.g for part in parts], 1), expected.g, rtol=0, atol=1e-5)
+    torch.testing.assert_close(again.f[0], expected.f[0, :20], rtol=0, atol=1e-5)
+    assert not torch.allclose(again.f[1], expected.f[1, :20], atol=1e-3)
 
 
 def test_low_rank_updates_are_all_that_is_trained_and_saved(llama: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="peft is not installed")
     lora = {"rank": 2, "alpha": 4}
     network, tokens = network_of(llama, lora=lora), torch.randint(1, 15, (2, 30))
-    trained = [name for name, own in network.named_parameters() if own.requires_grad]
+    trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     assert trained and all("lora" in name for name in trained)
     with torch.no_grad():
-        for name, own in network.named_parameters():
+        for name, parameter in network.named_parameters():
             if "lora_B" in name:
-                own.normal_()
+                parameter.normal_()
         changed, before = (one.backbone(tokens)[0].f for one in (network, network_of(llama)))
     assert not torch.allclose(changed, before, atol=1e-2)
     save_network(network, tmp_path / "part.safetensors")
     assert (tmp_path / "part.safetensors").stat().st_size < (llama / "model.safetensors").stat().st_size / 2
-    place = "trime.models.pretrained.language"
+    package = "trime.models.pretrained.language"
     model = {
-        "embedding": {"_target_": f"{place}.PretrainedDecoder", "name": str(llama), "lora": lora},
-        "backbone": {"_target_": f"{place}.PretrainedBackbone", "memory": {"size": 0, "policy": None}},
-        "head": {"_target_": f"{place}.PretrainedHead"},
+        "embedding": {"_target_": f"{package}.PretrainedDecoder", "name": str(llama), "lora": lora},
+        "backbone": {"_target_": f"{package}.PretrainedBackbone", "memory": {"size": 0, "policy": None}},
+        "head": {"_target_": f"{package}.PretrainedHead"},
     }
     again = load_network(model, 20, tmp_path / "part.safetensors").eval()
     with torch.no_grad():
         torch.testing.assert_close(again.backbone(tokens)[0].f, changed)
         network.backbone.decoder.save(tmp_path / "merged")  # type: ignore[operator,union-attr]
         merged = load_pretrained(str(tmp_path / "merged"))
-        found = again.head.log_probs(changed.flatten(0, 1)).view(2, 30, -1)  # type: ignore[operator]
-        torch.testing.assert_close(merged(tokens).logits.log_softmax(-1), found, rtol=0, atol=1e-4)
-    held = sum(own.numel() for own in load_file(tmp_path / "part.safetensors").values())
-    assert 0 < held < build_network(model, 20).parameter_count / 2
+        log_probs = again.head.log_probs(changed.flatten(0, 1)).view(2, 30, -1)  # type: ignore[operator]
+        torch.testing.assert_close(merged(tokens).logits.log_softmax(-1), log_probs, rtol=0, atol=1e-4)
+    count = sum(tensor.numel() for tensor in load_file(tmp_path / "part.safetensors").values())
+    assert 0 < count < build_network(model, 20).parameter_count / 2
 
 
 def test_pieces_are_those_of_the_tokenizer(llama: Path) -> None:
-    """In lines of any length, joined or not; the id of a piece is its number."""
+    """In lines of any length, joined or not; a piece's index is its id."""
     pieces = PieceTokenizer(str(llama), size=40)
     lines = [f"{text}\n".encode() for text in TEXT * 5]
-    found = [piece for part in pieces.tokens(lines) for piece in part]
-    assert [pieces.symbols.index(piece) for piece in found] == encode_text(pieces.tokenizer, b"".join(lines).decode())
+    symbols = [piece for part in pieces.tokens(lines) for piece in part]
+    assert [pieces.symbols.index(piece) for piece in symbols] == encode_text(pieces.tokenizer, b"".join(lines).decode())
     assert len(list(pieces.tokens(lines))) > 1 and pieces.start == "</s>" and pieces.unknown == "<unk>"
 
 
@@ -164,13 +164,13 @@ def test_experiments_continue_a_pretrained_model(
 ) -> None:
     if LORA in more:
         pytest.importorskip("peft", reason="peft is not installed")
-    own = [f"experiment={experiment}", "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}", *more]
-    config = tiny(*own)
+    options = [f"experiment={experiment}", "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}", *more]
+    config = tiny(*options)
     run(config)
     plan = Plan(config)
     (results,) = tmp_path.glob("runs/*/*/results.json")
-    found = json.loads(results.read_text())
-    assert all(1 < row["perplexity"] < 40 for row in found["metrics"]["test"]), "of 22 kinds of tokens"
+    metrics = json.loads(results.read_text())["metrics"]
+    assert all(1 < row["perplexity"] < 40 for row in metrics["test"]), "the vocabulary has 22 tokens"
     counts = plan.corpus.corpus().vocabulary.counts
     assert sum(counts) == plan.corpus.corpus().statistics["splits"]["train"]["tokens"]
     continued = plan.fit.path() / "transformers"
@@ -189,13 +189,13 @@ def test_experiments_continue_a_pretrained_model(
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
     model_fingerprint.cache_clear()
     with pytest.raises(UserError, match="other weights"):
-        run(tiny(*own, f"checkpoint={plan.fit.path()}", "evaluate.block=16"))
+        run(tiny(*options, f"checkpoint={plan.fit.path()}", "evaluate.block=16"))
 
 
 def test_a_small_model_is_made_here(tiny: Tiny, tmp_path: Path) -> None:
     """Its tokenizer keeps every byte, and it is trained like any other."""
-    own = [f"paths.outputs={tmp_path}", "taught.model.width=16", "taught.model.longest=128", "taught.vocabulary=400"]
-    config = tiny("stages=[initialize]", *own)
+    options = [f"paths.outputs={tmp_path}", "taught.model.width=16", "taught.model.longest=128", "taught.vocabulary=400"]
+    config = tiny("stages=[initialize]", *options)
     run(config)
     (made,) = Plan(config).made_by("initialize")
     pieces = PieceTokenizer(str(made.path()))
@@ -207,28 +207,28 @@ def test_a_small_model_is_made_here(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_models_without_updates_are_told_apart(llama: Path, tiny: Tiny, tmp_path: Path) -> None:
-    """By what is encoded, whoever names them; settings that cannot matter make no other model."""
+    """By their weights, whoever names them; settings without effect do not make another model."""
     torch.manual_seed(1)
     other = shutil.copytree(llama, tmp_path / "other")
     model = load_pretrained(str(llama))
     model.model.embed_tokens.weight.data.normal_()
     model.save_pretrained(other)
-    found = {}
+    outcomes = {}
     for name, folder in {"one": llama, "other": other}.items():
         options = ["experiment=vanilla", "model=pretrained", f"model.name={folder}", "train.updates=0"]
         config = tiny(*options, f"paths.outputs={tmp_path}/outputs")
         run(config)
         plan = Plan(config)
-        given = tiny(*options, f"paths.outputs={tmp_path}/outputs", f"checkpoint={plan.fit.path()}")
+        imported = tiny(*options, f"paths.outputs={tmp_path}/outputs", f"checkpoint={plan.fit.path()}")
         assert (
             Plan(tiny(*options, f"paths.outputs={tmp_path}/outputs", "seed=1", "segments.length=8")).fit.folder
             == plan.fit.folder
         )
-        found[name] = (plan.test.fingerprint, Plan(given).test.fingerprint, plan.evaluate.rows()[0]["perplexity"])
-    assert len({part for own in found.values() for part in own}) == 6, found
+        outcomes[name] = (plan.test.fingerprint, Plan(imported).test.fingerprint, plan.evaluate.rows()[0]["perplexity"])
+    assert len({part for outcome in outcomes.values() for part in outcome}) == 6, outcomes
     eviction = Plan(tiny("experiment=vanilla", "model=pretrained", f"model.name={llama}", "train.updates=0", "eviction=lru",
                          f"paths.outputs={tmp_path}/outputs"))  # fmt: skip
-    assert eviction.test.fingerprint == found["one"][0], "without memories there is nothing to evict"
+    assert eviction.test.fingerprint == outcomes["one"][0], "without memories there is nothing to evict"
 
 
 def test_a_model_is_more_than_its_weights(llama: Path) -> None:
@@ -241,20 +241,20 @@ def test_a_model_is_more_than_its_weights(llama: Path) -> None:
 
 @pytest.mark.parametrize("more", [[], ["experiment=trime"]])
 def test_a_continued_model_writes_with_what_it_learned(more: list[str], llama: Path, tiny: Tiny, tmp_path: Path) -> None:
-    """With memories in its layers too; probabilities are evaluation's where nothing is evicted."""
+    """Also with memories in its layers; probabilities equal evaluation's where nothing is evicted."""
     options = ["experiment=vanilla", *more, "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}/outputs"]
     options += ["model.memory_size=200", "evaluate.context=0", "model.chunk=8", "evaluate.tokens=100", "tune.temperature=[1.5]"]
     config = tiny(*options)
     run(config)
     plan = Plan(config)
-    writer = writer_of(plan)
+    writer = open_writer(plan)
     assert isinstance(writer, Writer)
     loss, count = plan.evaluate.rows()[-1]["documents"][0]
-    text, found = plan.corpus.corpus().split("test"), 0.0
+    text, total = plan.corpus.corpus().split("test"), 0.0
     for token in text.tokens[:count].tolist():
-        found -= float(writer.continuation.next()[0].probability[token].log())
+        total -= float(writer.continuation.next()[0].probability[token].log())
         writer.continuation.read([token])
-    assert found == pytest.approx(loss, rel=1e-4)
+    assert total == pytest.approx(loss, rel=1e-4)
     step = next(writer.continuation.generate(1, TokenSampler(1.0), 0))
     assert step.token < len(plan.corpus.corpus().vocabulary) < len(step.attribution.probability), (
         "rows without a token are not drawn"
@@ -269,7 +269,7 @@ def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, 
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         (["model.name=null"], "model.name=DIR_OR_NAME"),
         (["model.name=/nowhere"], "model.name=/nowhere"),
@@ -285,8 +285,8 @@ def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, 
         (["backbone=memorizing", "batching=streams", "evaluate.context=0"], "layers of its own"),
     ],
 )
-def test_mistakes(options: list[str], said: str, llama: Path, tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
+def test_mistakes(options: list[str], message: str, llama: Path, tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         run(tiny("experiment=vanilla", "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}", *options))
 
 

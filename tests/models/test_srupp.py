@@ -1,4 +1,4 @@
-"""SRU++: the recurrence and its kernels, the layer from the papers' equations, the previous segment as TRIME's memory."""
+"""SRU++: the recurrence and its kernels, the layer from the papers' equations, and the previous segment as TRIME's memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = 40
 
 
 def model(size: int = 64, heads: int = 1) -> StatefulBackbone:
-    """Two layers in float64 whose attention counts."""
+    """Return two layers in float64 whose attention has a weight."""
     torch.manual_seed(0)
     backbone = srupp(PlainInput(WORDS, 16), 2, heads, 8, 64, BoundedMemory(size, FIFO())).double()
     for layer in backbone.layers:
@@ -35,13 +35,13 @@ def model(size: int = 64, heads: int = 1) -> StatefulBackbone:
     return backbone.eval()
 
 
-def given(b: int, steps: int, d: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """u, x, weight, bias, mask, start."""
+def random_inputs(b: int, steps: int, d: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Return random u, x, weight, bias, mask and start."""
     torch.manual_seed(b)
     shapes = [(b, steps, 3 * d), (b, steps, d), (2, d), (2, d), (b, d), (b, d)]
-    every = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    every[4] = (torch.rand(b, d) < 0.8) / 0.8
-    return [part.to(dtype).requires_grad_(number < 4) for number, part in enumerate(every)]
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    inputs[4] = (torch.rand(b, d) < 0.8) / 0.8
+    return [part.to(dtype).requires_grad_(number < 4) for number, part in enumerate(inputs)]
 
 
 def text(rows: int, length: int) -> torch.Tensor:
@@ -49,17 +49,17 @@ def text(rows: int, length: int) -> torch.Tensor:
 
 
 def read(backbone: StatefulBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
-    """f of a text in segments of ``size``."""
-    state, found = None, []
+    """Return f of a text that is read in segments of ``size`` tokens."""
+    state, outputs = None, []
     for part in tokens.split(size, dim=1):
         encoding, state = backbone(part, state, None)
-        found.append(encoding.f)
-    return torch.cat(found, 1)
+        outputs.append(encoding.f)
+    return torch.cat(outputs, 1)
 
 
 def test_recurrence_is_srus_equations() -> None:
-    """Number by number (Lei et al. 2018; the highway with one dropout mask for all steps)."""
-    u, x, weight, bias, mask, start = given(2, 5, 3, torch.float64)
+    """Compare lane by lane (Lei et al. 2018; the highway with one dropout mask for all steps)."""
+    u, x, weight, bias, mask, start = random_inputs(2, 5, 3, torch.float64)
     h, c = by_steps(u, x, weight, bias, mask, start)
 
     def sigmoid(z: torch.Tensor) -> float:
@@ -70,32 +70,32 @@ def test_recurrence_is_srus_equations() -> None:
             cell = float(start[row, lane])
             for step in range(5):
                 u0, u1, u2 = (u[row, step, part * 3 + lane] for part in range(3))
-                f, r = (sigmoid(own + weight[k, lane] * cell + bias[k, lane]) for k, own in enumerate((u1, u2)))
+                f, r = (sigmoid(part + weight[k, lane] * cell + bias[k, lane]) for k, part in enumerate((u1, u2)))
                 cell = f * cell + (1 - f) * float(u0)
-                own = float(x[row, step, lane])
+                x_t = float(x[row, step, lane])
                 assert float(c[row, step, lane]) == pytest.approx(cell)
                 assert float(h[row, step, lane]) == pytest.approx(
-                    r * float(mask[row, lane]) * cell + own * (1 - r * float(mask[row, lane]))
+                    r * float(mask[row, lane]) * cell + x_t * (1 - r * float(mask[row, lane]))
                 )
 
 
-def compared(kernels: str, b: int, steps: int, d: int) -> None:
-    """Values and gradients against autograd through the steps, in float64."""
-    every, exact = given(b, steps, d), given(b, steps, d, torch.float64)
-    every = [part.detach().to(DEVICE).requires_grad_(part.requires_grad) for part in every]
+def check_kernels(kernels: str, b: int, steps: int, d: int) -> None:
+    """Compare values and gradients with autograd through the steps, in float64."""
+    inputs, exact = random_inputs(b, steps, d), random_inputs(b, steps, d, torch.float64)
+    inputs = [part.detach().to(DEVICE).requires_grad_(part.requires_grad) for part in inputs]
     torch.manual_seed(7)
-    weigh = torch.randn(b, steps, d)
-    found = list(recurrence(*every) if kernels == "own" else Recurrence.apply(*every))
-    found += torch.autograd.grad((found[0] * weigh.to(DEVICE)).sum(), every[:4])
+    cotangent = torch.randn(b, steps, d)
+    actual = list(recurrence(*inputs) if kernels == "own" else Recurrence.apply(*inputs))
+    actual += torch.autograd.grad((actual[0] * cotangent.to(DEVICE)).sum(), inputs[:4])
     expected = list(by_steps(*exact))
-    expected += torch.autograd.grad((expected[0] * weigh).sum(), exact[:4])
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.cpu().double(), other, rtol=2e-5, atol=2e-5 * float(other.abs().max()))
+    expected += torch.autograd.grad((expected[0] * cotangent).sum(), exact[:4])
+    for value, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value.cpu().double(), reference, rtol=2e-5, atol=2e-5 * float(reference.abs().max()))
 
 
 @pytest.mark.parametrize("b, steps, d", [(1, 1, 1), (3, 40, 7), (2, 17, 128), (2, 9, 300)])
 def test_the_compiled_kernels_are_the_steps(b: int, steps: int, d: int) -> None:
-    compared("own", b, steps, d)
+    check_kernels("own", b, steps, d)
 
 
 @pytest.mark.parametrize("b, steps, d", [(1, 1, 1), (3, 12, 7), (2, 6, 200)])
@@ -106,25 +106,25 @@ def test_the_triton_kernels_are_the_steps(b: int, steps: int, d: int, monkeypatc
     from trime.models.backbones.srupp import recurrence as module
 
     monkeypatch.setattr(module, "kernels", lambda u: kernel_cuda)
-    compared("triton", b, steps, d)
+    check_kernels("triton", b, steps, d)
 
 
 def test_numbers_that_are_none_stay_none() -> None:
-    """A model that diverges says so: the compiled sigmoid hides nothing."""
-    u, *more = given(1, 4, 5)
+    """The compiled sigmoid hides no NaN, so that a diverging model is noticed."""
+    u, *more = random_inputs(1, 4, 5)
     u.data[0, 1, 2] = math.nan
     h, c = recurrence(u, *more)
     assert c[0, 1:, 2].isnan().all() and h[0, 1:, 2].isnan().all() and c[0, 0].isfinite().all()
 
 
 def test_segments_are_one_text() -> None:
-    """Cut anywhere, state and cache carried on; in float32, by the kernels, too."""
+    """However the text is split, state and cache make up for it; also in float32 by the kernels."""
     tokens, backbone = text(3, 48), model()
-    whole = read(backbone, tokens, 48)
+    expected = read(backbone, tokens, 48)
     for size in (4, 13, 16):
-        torch.testing.assert_close(read(backbone, tokens, size), whole, rtol=0, atol=1e-12)
-    torch.testing.assert_close(read(backbone.float(), tokens, 13).double(), whole, rtol=0, atol=1e-5)
-    assert not torch.allclose(read(model(size=4), tokens, 4), whole)
+        torch.testing.assert_close(read(backbone, tokens, size), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(read(backbone.float(), tokens, 13).double(), expected, rtol=0, atol=1e-5)
+    assert not torch.allclose(read(model(size=4), tokens, 4), expected)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -133,16 +133,16 @@ def test_a_layer_is_the_papers_equations(heads: int) -> None:
     layer = model(heads=heads).layers[0]
     torch.manual_seed(3)
     x = torch.randn(1, 9, 16, dtype=torch.float64)
-    carried = layer(x[:, :5], layer.start(1), torch.arange(5)[None])[2]
-    h, g, _ = layer(x[:, 5:], carried, torch.arange(5, 9)[None])
+    state = layer(x[:, :5], layer.start(1), torch.arange(5)[None])[2]
+    h, g, _ = layer(x[:, 5:], state, torch.arange(5, 9)[None])
     q = layer.norm(x[0]) @ layer.inward.weight.T
     k, v = (q @ layer.remembered.weight.T).chunk(2, 1)
-    mixed, wide = torch.zeros_like(q), 8 // heads
+    attended, head_width = torch.zeros_like(q), 8 // heads
     for i in range(9):
-        for part in (slice(n * wide, (n + 1) * wide) for n in range(heads)):
-            weight = (k[: i + 1, part] @ q[i, part] / math.sqrt(wide)).softmax(0)
-            mixed[i, part] = weight @ v[: i + 1, part]
-    projected = layer.inner_norm(q + 0.7 * mixed)
+        for part in (slice(n * head_width, (n + 1) * head_width) for n in range(heads)):
+            weight = (k[: i + 1, part] @ q[i, part] / math.sqrt(head_width)).softmax(0)
+            attended[i, part] = weight @ v[: i + 1, part]
+    projected = layer.inner_norm(q + 0.7 * attended)
     torch.testing.assert_close(g[0], projected[5:], rtol=0, atol=1e-12)
     u = projected @ layer.outward.weight.T
     ones, zeros = torch.ones(1, 16, dtype=torch.float64), torch.zeros(1, 16, dtype=torch.float64)
@@ -163,7 +163,7 @@ def test_the_published_size() -> None:
 
 
 def segment_of(number: int, length: int = 6) -> Batch:
-    """The next segment of two rows, each a document."""
+    """Return the next segment of two rows, each of which is a document."""
     torch.manual_seed(number)
     rows = torch.tensor([0, 1])
     tokens, full = torch.randint(WORDS, (2, 2, length)), torch.full((2,), length)
@@ -182,14 +182,14 @@ def test_the_previous_segment_is_memory_without_gradient() -> None:
         state = module.reader.state
         losses, _ = module.losses(batch, 1.0, False)
         encoding, _ = backbone(batch.tokens, state, batch.fresh)
-        own = contexts_of(batch, encoding.g)
-        seen.append(own)
-        memory = own if number == 0 else own.concat(seen[-2:])
+        contexts = contexts_of(batch, encoding.g)
+        seen.append(contexts)
+        memory = contexts if number == 0 else contexts.concat(seen[-2:])
         logits = encoding.f.flatten(0, 1) @ network.head.weight.T
-        expected = eq5(logits, own, memory, Previous(), math.sqrt(8)).gather(1, own.token[:, None]).log()[:, 0]
+        expected = eq5(logits, contexts, memory, Previous(), math.sqrt(8)).gather(1, contexts.token[:, None]).log()[:, 0]
         torch.testing.assert_close(losses, -expected, rtol=0, atol=1e-10)
-    kept = module.stale.batches[0]
-    assert not kept.g.requires_grad and isinstance(kept.place, TokenPosition) and len(module.stale.batches) == 1
+    stored = module.stale.batches[0]
+    assert not stored.g.requires_grad and isinstance(stored.place, TokenPosition) and len(module.stale.batches) == 1
 
 
 def test_validation_leaves_the_carried_contexts_alone() -> None:

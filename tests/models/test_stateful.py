@@ -1,4 +1,4 @@
-"""Laws of models that read on (Transformer-XL, Memorizing): segments are one text, nothing comes from the future."""
+"""Properties of backbones with a state (Transformer-XL, Memorizing): segmentation changes nothing, no later token leaks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WORDS = 40
 def model(
     size: int = 64, top_k: int = 64, gate: float = 0.0, window: int = 64, policy: EvictionPolicy | None = None
 ) -> StatefulBackbone:
-    """Two layers, the last with a memory; float64."""
+    """Return two layers in float64, the last one with a memory."""
     torch.manual_seed(0)
     memory = partial(KeyValueMemory, size=size, policy=policy or FIFO(), top_k=top_k)
     backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(window), AttentionConfig()).double()
@@ -56,7 +56,7 @@ def model(
 
 
 def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> StatefulBackbone:
-    """Two layers of Transformer-XL; float64."""
+    """Return two layers of Transformer-XL in float64."""
     torch.manual_seed(0)
     backbone = transformer_xl(PlainInput(WORDS, 16), 2, 2, 32, 64, BoundedMemory(size, policy), longest=longest).double()
     for attention in backbone.attentions:
@@ -66,35 +66,36 @@ def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> StatefulBackbone
 
 
 def read(backbone: StatefulBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
-    """f of a text that is read in segments of ``size``."""
-    state, found = None, []
+    """Return f of a text that is read in segments of ``size`` tokens."""
+    state, outputs = None, []
     for part in tokens.split(size, dim=1):
         encoding, state = backbone(part, state, None)
-        found.append(encoding.f)
-    return torch.cat(found, 1)
+        outputs.append(encoding.f)
+    return torch.cat(outputs, 1)
 
 
-def held_by(backbone: StatefulBackbone, state: State, layer: int = 1) -> list[int]:
-    """Positions of what the first row's memory holds when it is read next."""
+def memory_positions(backbone: StatefulBackbone, state: State, layer: int = 1) -> list[int]:
+    """Return the positions that the first row's memory will hold when it is read next."""
     position = backbone.attentions[layer].memory.with_pending(state.layers[layer].memory[0]).ranking.position[0]
-    return sorted(place for place in position.tolist() if place >= 0)
+    return sorted(value for value in position.tolist() if value >= 0)
 
 
 def text(rows: int, length: int) -> torch.Tensor:
+    """Return rows of random tokens."""
     return torch.randint(WORDS, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("window", [5, 8, 64])
 def test_segments_are_one_text_for_local_attention(window: int) -> None:
-    """A window that runs over segments is a window over the text, whatever is cut where."""
+    """A window across segments equals a window over the whole text, wherever it is split."""
     backbone, tokens = model(gate=-1e9, window=window), text(3, 48)
-    whole = read(backbone, tokens, 48)
+    expected = read(backbone, tokens, 48)
     for size in (4, 8, 16, 13):
-        torch.testing.assert_close(read(backbone, tokens, size), whole, rtol=0, atol=1e-12)
+        torch.testing.assert_close(read(backbone, tokens, size), expected, rtol=0, atol=1e-12)
 
 
 def test_a_window_is_no_longer_than_it_says() -> None:
-    """Two layers see twice the window: a token before that moves nothing."""
+    """Two layers see twice the window: an earlier token changes nothing."""
     backbone, tokens = model(gate=-1e9, window=6), text(1, 40)
     before, changed = read(backbone, tokens, 8), tokens.clone()
     changed[0, 10] = (changed[0, 10] + 1) % WORDS
@@ -104,39 +105,39 @@ def test_a_window_is_no_longer_than_it_says() -> None:
 
 def test_a_long_cache_is_attention_to_the_whole_text() -> None:
     backbone, tokens = xl(64, FIFO()), text(3, 48)
-    whole = read(backbone, tokens, 48)
+    expected = read(backbone, tokens, 48)
     for size in (4, 8, 16, 13):
-        torch.testing.assert_close(read(backbone, tokens, size), whole, rtol=0, atol=1e-12)
+        torch.testing.assert_close(read(backbone, tokens, size), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [5, 8, 20])
 def test_shifted_rows_and_looked_up_distances_agree(size: int) -> None:
-    """No sinks and first in first out keep the same: one is read by shifting, the other place by place."""
+    """FIFO and a sink of size 0 keep the same entries: one is read by shifting, the other by looking up distances."""
     tokens = text(2, 40)
     one, other = (read(xl(size, policy), tokens, 8) for policy in (FIFO(), Sink(0)))
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_relative_attention_is_the_papers_sum() -> None:
-    """Four terms for each query and key, from the formula (Dai et al. 2019, 3.3)."""
+    """Compare with the four terms of every query and key, computed from the formula (Dai et al. 2019, 3.3)."""
     attention = xl(6, FIFO()).attentions[0]
     torch.manual_seed(5)
     x = torch.randn(1, 9, 16, dtype=torch.float64)
-    _, held = attention(x[:, :5], attention.start(1), torch.arange(5)[None])
-    found, _ = attention(x[:, 5:], held, torch.arange(5, 9)[None])
+    _, state = attention(x[:, :5], attention.start(1), torch.arange(5)[None])
+    output, _ = attention(x[:, 5:], state, torch.arange(5, 9)[None])
     expected = torch.zeros(4, 16, dtype=torch.float64)
     key, value = attention.remembered(x[0]).chunk(2, -1)
     for i in range(5, 9):
         for head in range(2):
-            own = slice(8 * head, 8 * head + 8)
-            query = attention.query(x[0, i])[own]
+            part = slice(8 * head, 8 * head + 8)
+            query = attention.query(x[0, i])[part]
             scores = []
             for j in range(i + 1):
-                by = attention.distant(attention.sinusoids[i - j])[own]
+                distant = attention.distant(attention.sinusoids[i - j])[part]
                 u, v = attention.content[head, 0], attention.place[head, 0]
-                scores.append((query @ key[j, own] + query @ by + u @ key[j, own] + v @ by) / 8**0.5)
-            expected[i - 5, own] = torch.stack(scores).softmax(0) @ value[: i + 1, own]
-    torch.testing.assert_close(found[0], attention.outward(expected), rtol=0, atol=1e-12)
+                scores.append((query @ key[j, part] + query @ distant + u @ key[j, part] + v @ distant) / 8**0.5)
+            expected[i - 5, part] = torch.stack(scores).softmax(0) @ value[: i + 1, part]
+    torch.testing.assert_close(output[0], attention.outward(expected), rtol=0, atol=1e-12)
 
 
 def test_a_large_memory_is_attention_to_all_segments_before() -> None:
@@ -147,10 +148,10 @@ def test_a_large_memory_is_attention_to_all_segments_before() -> None:
     empty, held = memory.read(query, memory.start(key), position)
     assert (empty == 0).all()
     held = memory.with_pending(memory.write(held, (query, key, value), position))
-    found, _ = memory.read(query, memory.write(held, (query, key + 1, value + 1), position + 5), position + 10)
+    output, _ = memory.read(query, memory.write(held, (query, key + 1, value + 1), position + 5), position + 10)
     keys, values = (torch.cat([x, x + 1], 2) for x in (key, value))
     expected = (query @ keys.transpose(-1, -2)).softmax(-1) @ values
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
 
 
 def test_gradients_are_those_of_plain_indexing() -> None:
@@ -158,35 +159,35 @@ def test_gradients_are_those_of_plain_indexing() -> None:
     query = torch.randn(2, 3, 7, 8, dtype=torch.float64, requires_grad=True)
     table = Table(*torch.randn(2, 2, 50, 3, 8, dtype=torch.float64).unbind(0), torch.rand(2, 50) < 0.7)
     cotangent = torch.randn_like(query)
-    found = search(query, all_keys(table), 6, exact_top)
-    (attend(query, table, found, False) * cotangent).sum().backward()
-    own, query.grad = query.grad, None
+    retrieved = search(query, all_keys(table), 6, exact_top)
+    (attend(query, table, retrieved, False) * cotangent).sum().backward()
+    gradient, query.grad = query.grad, None
     logits = (query @ table.key.permute(0, 2, 3, 1)).masked_fill(~table.filled[:, None, None], -math.inf)
-    chosen = logits.gather(-1, found.slot).softmax(-1)
+    weight = logits.gather(-1, retrieved.slot).softmax(-1)
     row, head = torch.arange(2)[:, None, None, None], torch.arange(3)[:, None, None]
-    direct = (chosen[..., None] * table.value[row, found.slot, head]).sum(-2)
+    direct = (weight[..., None] * table.value[row, retrieved.slot, head]).sum(-2)
     (direct * cotangent).sum().backward()
-    torch.testing.assert_close(own, query.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(gradient, query.grad, rtol=0, atol=1e-12)
 
 
-OF_HEADS = ["model.backbone.memory.top_k=4", "model.backbone.memory.per_head=true"]
-IN_CELLS = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=faiss", "candidates=16")]
-NEARLY = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=approximate", "candidates=16", "scouts=4")]
-BY_CONTENT = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=content"]
+PER_HEAD = ["model.backbone.memory.top_k=4", "model.backbone.memory.per_head=true"]
+FAISS = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=faiss", "candidates=16")]
+APPROXIMATE = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=approximate", "candidates=16", "scouts=4")]
+CONTENT_GATE = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=content"]
 
 
-MODELS = [("memorizing", OF_HEADS), ("memorizing", BY_CONTENT), ("transformer_xl", []), ("srupp", [])]
+MODELS = [("memorizing", PER_HEAD), ("memorizing", CONTENT_GATE), ("transformer_xl", []), ("srupp", [])]
 COMBINATIONS = [
     *((policy, *model) for policy in POLICIES for model in MODELS),
     *(
-        (policy, "memorizing", more) for policy in ("fifo", "sink", "lru", "lfu") for more in (NEARLY, IN_CELLS)
+        (policy, "memorizing", more) for policy in ("fifo", "sink", "lru", "lfu") for more in (APPROXIMATE, FAISS)
     ),  # that others are refused is tested below
 ]
 
 
 @pytest.mark.parametrize("policy, backbone, more", COMBINATIONS)
 def test_no_later_token_and_no_other_row_moves_anything(policy: str, backbone: str, more: list[str]) -> None:
-    """With any policy; and a row that starts a document forgets the last one."""
+    """This holds with any policy; and a row that starts a document forgets the last one."""
     options = (f"eviction@train.eviction={policy}", "train.memory_size=20", *more)
     config = composed(f"experiment={backbone}", "size=tiny", *options)
     torch.manual_seed(0)
@@ -205,7 +206,7 @@ def test_no_later_token_and_no_other_row_moves_anything(policy: str, backbone: s
 
 @pytest.mark.parametrize("policy", [FIFO(), LRU(Constant(0.0), 2)])
 def test_a_state_may_be_read_again(policy: EvictionPolicy) -> None:
-    """New entries are written into the tensors of the state, the same ones each time."""
+    """New entries are written into the state's tensors in place, the same ones each time."""
     backbone, parts = model(size=12, top_k=4, policy=policy), text(2, 40).split(8, dim=1)
     state = None
     for part in parts:
@@ -217,25 +218,25 @@ def test_a_state_may_be_read_again(policy: EvictionPolicy) -> None:
 
 @pytest.mark.parametrize("heads", [{}, {"per_head": True}])
 def test_approximate_search_is_exact_where_all_are_candidates(heads: dict[str, bool]) -> None:
-    tokens, found = text(2, 96), []
-    nearly: dict[str, Any] = {"search": "approximate", "candidates": 63}
-    for more in ({}, nearly, nearly | {"candidates": 20, "scouts": 3}, {"search": "faiss", "candidates": 64}):
+    tokens, outputs = text(2, 96), []
+    approximate: dict[str, Any] = {"search": "approximate", "candidates": 63}
+    for more in ({}, approximate, approximate | {"candidates": 20, "scouts": 3}, {"search": "faiss", "candidates": 64}):
         torch.manual_seed(0)
         memory = partial(KeyValueMemory, size=64, policy=FIFO(), top_k=4, **heads, **more)
         backbone = (
             memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(8), AttentionConfig()).double().eval()
         )
-        found.append(read(backbone, tokens, 8))
-    exact, near, fewer, cells = found
-    torch.testing.assert_close(cells, exact, rtol=0, atol=1e-5)
-    torch.testing.assert_close(fewer[:, :24], exact[:, :24], rtol=0, atol=1e-12)  # so few are candidates all
+        outputs.append(read(backbone, tokens, 8))
+    exact, near, fewer, faiss = outputs
+    torch.testing.assert_close(faiss, exact, rtol=0, atol=1e-5)
+    torch.testing.assert_close(fewer[:, :24], exact[:, :24], rtol=0, atol=1e-12)  # few entries: all are candidates
     assert not torch.allclose(fewer, exact) and (near - exact).abs().max() < (fewer - exact).abs().max()
 
 
 def test_cells_follow_a_table_that_is_written_to() -> None:
-    """All cells visited, FAISS finds what exact search finds, whatever was written, emptied or read before; else less."""
+    """With all cells visited, FAISS retrieves what exact search does after any writes; with few cells, less."""
     torch.manual_seed(4)
-    table, all_of_them, few = (
+    table, full, partial_index = (
         Table(*torch.zeros(2, 2, 400, 3, 8).unbind(0), torch.zeros(2, 400).bool()),
         IVFKeyIndex(400),
         IVFKeyIndex(40),
@@ -249,18 +250,18 @@ def test_cells_follow_a_table_that_is_written_to() -> None:
         query = torch.randn(2, 3, 5, 8)
         exact, found, fewer = (
             search(query, all_keys(table), 4, exact_top),
-            *(own.search(query, table, 4) for own in (all_of_them, few)),
+            *(index.search(query, table, 4) for index in (full, partial_index)),
         )
-        there = table.filled.any(1)
-        assert torch.equal(exact.slot[there], found.slot[there])
+        filled = table.filled.any(1)
+        assert torch.equal(exact.slot[filled], found.slot[filled])
         torch.testing.assert_close(exact.product, found.product.clamp(min=-1e3), rtol=0, atol=1e-5)
-        torch.testing.assert_close(IVFKeyIndex(400).search(query, table, 4).slot[there], found.slot[there])
+        torch.testing.assert_close(IVFKeyIndex(400).search(query, table, 4).slot[filled], found.slot[filled])
         recalls.append((exact.slot[0, ..., None] == fewer.slot[0, ..., None, :]).any(-1).float().mean())
-    assert recalls[0] == 1 and 0.3 < torch.stack(recalls[10:]).mean() < 1  # a table that fills up is searched exactly
+    assert recalls[0] == 1 and 0.3 < torch.stack(recalls[10:]).mean() < 1  # a table with few entries is searched exactly
 
 
 def test_candidates_are_those_of_the_scouts() -> None:
-    """Where the scouts are the queries themselves, no query's best can be missed."""
+    """Where the scouts are the queries themselves, no query's best entry is missed."""
     torch.manual_seed(4)
     query = torch.randn(2, 3, 5, 8)
     table = Table(*torch.randn(2, 2, 200, 3, 8).unbind(0), torch.rand(2, 200) < 0.9)
@@ -273,37 +274,37 @@ def test_candidates_are_those_of_the_scouts() -> None:
 
 
 def test_memory_is_only_written_after_it_is_read() -> None:
-    """A segment finds those before it, not itself: in the first one nothing is remembered, in the second something."""
-    backbone, tokens, heard = model(), text(1, 16), []
-    read_ = backbone.attentions[1].memory.read
-    backbone.attentions[1].memory.read = lambda *given: heard.append(read_(*given)) or heard[-1]
+    """A segment retrieves earlier segments, not itself: the first one retrieves nothing, the second something."""
+    backbone, tokens, results = model(), text(1, 16), []
+    read_memory = backbone.attentions[1].memory.read
+    backbone.attentions[1].memory.read = lambda *inputs: results.append(read_memory(*inputs)) or results[-1]
     _, state = backbone(tokens[:, :8], None, None)
-    assert len(held_by(backbone, state)) == 8 and state.layers[0].cache.filled.sum() == 8
+    assert len(memory_positions(backbone, state)) == 8 and state.layers[0].cache.filled.sum() == 8
     backbone(tokens[:, 8:], state, None)
-    assert (heard[0][0] == 0).all() and (heard[1][0] != 0).all()
+    assert (results[0][0] == 0).all() and (results[1][0] != 0).all()
 
 
-@pytest.mark.parametrize("named", ["memorizing", "transformer_xl"])
-def test_a_memory_of_size_0_is_one_that_is_always_empty(named: str) -> None:
+@pytest.mark.parametrize("name", ["memorizing", "transformer_xl"])
+def test_a_memory_of_size_0_is_one_that_is_always_empty(name: str) -> None:
     tokens = text(2, 24)
-    none, some = (model(size) if named == "memorizing" else xl(size, LRU(Constant(0.0), 2)) for size in (0, 64))
-    state, found = None, []
+    empty, cleared = (model(size) if name == "memorizing" else xl(size, LRU(Constant(0.0), 2)) for size in (0, 64))
+    state, outputs = None, []
     for part in tokens.split(8, dim=1):
-        encoding, state = some(part, state, None)
-        found.append(encoding.f)
+        encoding, state = cleared(part, state, None)
+        outputs.append(encoding.f)
         both, layers = torch.ones(2, dtype=torch.bool), list(state.layers)
-        for number, attention in enumerate(some.attentions):
-            if named == "transformer_xl":
+        for number, attention in enumerate(cleared.attentions):
+            if name == "transformer_xl":
                 layers[number] = attention.reset(layers[number], both)
             elif attention.memory is not None:
                 layers[number] = layers[number]._replace(memory=(attention.memory.reset(layers[number].memory[0], both),))
         state = state._replace(layers=tuple(layers))
-    torch.testing.assert_close(read(none, tokens, 8), torch.cat(found, 1), rtol=0, atol=1e-12)
-    assert not torch.allclose(read(none, tokens, 8), read(some, tokens, 8))
+    torch.testing.assert_close(read(empty, tokens, 8), torch.cat(outputs, 1), rtol=0, atol=1e-12)
+    assert not torch.allclose(read(empty, tokens, 8), read(cleared, tokens, 8))
 
 
 def test_what_was_used_last_stays() -> None:
-    """LRU drops none of those that the last segment retrieved while it holds one that nobody did."""
+    """LRU evicts no entry that the last segment retrieved while it holds one that was not retrieved."""
     backbone, tokens, slots = model(size=12, top_k=2, policy=LRU(Constant(-1.0))), text(1, 44), []
     backbone.attentions[1].memory.on_retrieved = slots.append
     _, state = backbone(tokens[:, :12], None, None)
@@ -312,17 +313,17 @@ def test_what_was_used_last_stays() -> None:
         before = backbone.attentions[1].memory.with_pending(state.layers[1].memory[0]).ranking.position[0]
         _, state = backbone(part, state, None)
         used = {int(before[slot]) for slot in slots[-1].flatten().unique()}
-        gone = set(before.tolist()) - set(held_by(backbone, state))
+        evicted = set(before.tolist()) - set(memory_positions(backbone, state))
         unused = set(before.tolist()) - used
-        assert not gone & used or gone >= unused
-        checked += bool(gone and used)
+        assert not evicted & used or evicted >= unused
+        checked += bool(evicted and used)
     assert checked > 2
 
 
 @pytest.mark.parametrize("experiment", ["memorizing", "transformer_xl", "srupp"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_half_precision_reads_and_learns(experiment: str, policy: str) -> None:
-    """As mixed precision has it on a GPU: activations in bfloat16, memories and the search as they are."""
+    """As with mixed precision on a GPU: activations in bfloat16, memories and the search in float32."""
     options = (f"eviction@train.eviction={policy}", "train.memory_size=32")
     network = build_network(composed(f"experiment={experiment}", "size=tiny", *options).model, WORDS)
     state, tokens = None, text(2, 48)
@@ -337,20 +338,20 @@ def test_half_precision_reads_and_learns(experiment: str, policy: str) -> None:
 def test_a_reader_goes_on_from_what_it_saved() -> None:
     network = build_network(composed("experiment=memorizing", "size=tiny").model, WORDS).eval()
     tokens, zero = text(2, 48), torch.zeros(2, dtype=torch.long)
-    one, other = Reader(network), Reader(network)
+    unbroken, restored = Reader(network), Reader(network)
     for start in range(0, 48, 16):
         part = tokens[:, start : start + 16]
         fresh = torch.full((2,), start == 0)
         batch = Batch(part, part, zero + 16, part >= 0, zero, zero, zero + start, fresh)
-        expected = one.encode(batch)
-        assert torch.equal(other.encode(batch).f, expected.f)
-        other = Reader(network)
-        other.restore(one.state_tensors(), torch.device("cpu"))
+        expected = unbroken.encode(batch)
+        assert torch.equal(restored.encode(batch).f, expected.f)
+        restored = Reader(network)
+        restored.restore(unbroken.state_tensors(), torch.device("cpu"))
 
 
 def test_staleness_is_none_where_weights_stand_still(tiny: Tiny) -> None:
-    """Keys that were stored under the same weights are today's keys; under a learning rate they are not."""
-    found = {}
+    """Keys stored under the same weights equal today's keys; with a learning rate they differ."""
+    layers = {}
     for rate in (0.0, 0.01):
         options = (
             f"schedule.peak={rate}",
@@ -361,13 +362,13 @@ def test_staleness_is_none_where_weights_stand_still(tiny: Tiny) -> None:
         )
         config = tiny("experiment=memorizing", *options)
         run(config)
-        (found[rate],) = json.loads((Plan(config).run_folder / "results.json").read_text())["staleness"]
-    for rate, layer in found.items():
+        (layers[rate],) = json.loads((Plan(config).run_folder / "results.json").read_text())["staleness"]
+    for rate, layer in layers.items():
         ages = layer["ages"]
-        assert layer["layer"] == 1 and [one["age"] for one in ages] == list(range(len(ages))) and len(ages) > 2
-        assert sum(one["share_stored"] for one in ages) == pytest.approx(1.0)
-        assert sum(one["share_retrieved"] for one in ages) == pytest.approx(1.0)
-        known = [one["distance"] for one in ages if one["distance"] is not None]
+        assert layer["layer"] == 1 and [age["age"] for age in ages] == list(range(len(ages))) and len(ages) > 2
+        assert sum(age["share_stored"] for age in ages) == pytest.approx(1.0)
+        assert sum(age["share_retrieved"] for age in ages) == pytest.approx(1.0)
+        known = [age["distance"] for age in ages if age["distance"] is not None]
         assert len(known) > 1 and (max(known) < 1e-5 if rate == 0 else 1e-3 < known[0] < known[-1])
 
 
@@ -375,7 +376,7 @@ SMALL = ["model.memory_size=64"]
 
 
 def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
-    """They are evaluation's; in training they are train's, and make another model."""
+    """Policy and size of evaluation reuse the model; those of training make another model."""
     plans = [
         Plan(tiny("experiment=memorizing", *more))
         for more in (SMALL, [*SMALL, "eviction=lra_sum"], [], ["eviction@train.eviction=lru"])
@@ -387,13 +388,13 @@ def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
 
 
 def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
-    """As enwik8 is; it used to be refused."""
+    """A single document, as in enwik8, is split over all rows."""
     loss = run(tiny("experiment=transformer_xl", "segments.bounded=false", "train.updates=3", "evaluate.tokens=2000")).loss
     assert loss is not None and 0 < loss < 12
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         (["batching=shuffled"], "batching=streams"),
         (["evaluate.context=32"], "evaluate.context=0"),
@@ -415,22 +416,22 @@ def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
         (["backbone=transformer", "batching=shuffled", "eviction=lfa", "eviction.gamma=-1"], "gamma=-1"),
     ],
 )
-def test_impossible_settings(options: list[str], said: str, tiny: Tiny, tmp_path: Path) -> None:
-    """One line, before anything is trained."""
-    with pytest.raises(UserError, match=said):
+def test_impossible_settings(options: list[str], message: str, tiny: Tiny, tmp_path: Path) -> None:
+    """They are refused in one line, before anything is trained."""
+    with pytest.raises(UserError, match=message):
         run(tiny("experiment=memorizing", *options, f"paths.outputs={tmp_path}"))
     assert not list(tmp_path.rglob("model.safetensors"))
 
 
 def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
-    """One layer has the memory: what it holds before every window is what the replay says; the oracle retains most."""
+    """With one memory layer, the replay predicts what it holds before every window; the oracle retains most."""
     config = tiny("experiment=memorizing", "stages=[prepare,fit,record,replay]", "evaluate.tokens=3000", "model.memory_size=96")
     config.replay.sizes, config.train.updates = [32, 96], 6
     run(config)
     plan = Plan(config)
-    found = plan.replay.results()
-    assert found["exact"] and (plan.run_folder / "replay.png").stat().st_size > 5000
-    (layer,) = found["memories"]
+    results = plan.replay.results()
+    assert results["exact"] and (plan.run_folder / "replay.png").stat().st_size > 5000
+    (layer,) = results["memories"]
     number = int(layer["memory"].split()[-1])
     share = {(row["policy"], row["size"]): row["retained"] for row in layer["rows"]}
     assert all(0 < value <= 1 for value in share.values()) and {name for name, _ in share} == {*POLICIES, "oracle"}
@@ -441,45 +442,45 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
 
 
 def online(plan: Plan, layer: int) -> Iterator[list[int]]:
-    """What the run's memory holds before each window."""
+    """Yield what the run's memory holds before each window."""
     network, _ = open_network(plan.model.path(), plan.config)
     corpus, reader = plan.evaluated_corpus.corpus(), Reader(network)
     windows, text = plan.test.windows(corpus), corpus.split("test")
     for number in range(len(windows)):
         batch = collate(text, windows, [number], corpus.vocabulary.special_ids)
-        yield [] if reader.state is None or batch.fresh[0] else held_by(network.backbone, reader.state, layer)
+        yield [] if reader.state is None or batch.fresh[0] else memory_positions(network.backbone, reader.state, layer)
         with torch.no_grad():
             reader.encode(batch)
 
 
 def replayed(plan: Plan, layer: int, policy: str) -> Iterator[list[int]]:
-    told = plan.record.information()
+    """Yield what the replay predicts that the memory holds before each window."""
+    recorded = plan.record.information()
     for file in sorted(plan.record.path().glob("[0-9]*.safetensors")):
-        document = KeyDocument(load_file(file), layer, told["segment"], plan.config.model.backbone.memory.top_k)
+        document = KeyDocument(load_file(file), layer, recorded["segment"], plan.config.model.backbone.memory.top_k)
         for kept in document.kept(plan.replay.policy(policy), plan.config.model.memory_size):
             yield kept.tolist()
 
 
 @pytest.mark.slow
 def test_a_replay_of_the_long_memory_is_the_run(tiny: Tiny) -> None:
-    """Perplexity by policy and size is what evaluation gives for it; the oracle retains most."""
+    """Perplexities by policy and size equal those of evaluation; the oracle retains most."""
     more = ["stages=[prepare,fit,encode,tune,evaluate,report,record,replay]", "replay.c=[0.0,2.0]", "evaluate.tokens=6000"]
     config = tiny("experiment=trime_long", "replay.sizes=[32,96]", "replay.policies=[fifo,lru,lra_sum]", *more)
     run(config)
     plan = Plan(config)
-    found = plan.replay.results()
-    (memory,) = found["memories"]
+    (memory,) = plan.replay.results()["memories"]
     rows = {(row["policy"], row["size"]): row for row in memory["rows"]}
     names = {name for name, _ in rows}
     assert names == {"fifo", "lru", "lra_sum c=0", "lra_sum c=2", "oracle"}
-    retained = {place: row["retained"] for place, row in rows.items()}
+    retained = {key: row["retained"] for key, row in rows.items()}
     assert all(retained["oracle", size] > retained[name, size] for name in names - {"oracle"} for size in (32, 96))
     assert (plan.run_folder / "replay.png").stat().st_size > 5000
     chosen = plan.tune.tuned()["rows"][-1]["tuned"]["temperature"]
     for name, more in (("fifo", []), ("lra_sum", ["eviction.initial.c=0.0"])):
         for size in (32, 96):
-            given = [f"tune.memory_size=[{size}]", f"tune.temperature=[{chosen}]", "evaluate.tokens=6000"]
-            ran = Plan(tiny("experiment=trime_long", f"eviction={name}", *more, *given))
+            options = [f"tune.memory_size=[{size}]", f"tune.temperature=[{chosen}]", "evaluate.tokens=6000"]
+            ran = Plan(tiny("experiment=trime_long", f"eviction={name}", *more, *options))
             run(ran.config)
-            own = rows[name if name == "fifo" else f"{name} c=0", size]["loss"]
-            assert own == pytest.approx(ran.evaluate.rows()[-1]["loss"], abs=1e-6)
+            loss = rows[name if name == "fifo" else f"{name} c=0", size]["loss"]
+            assert loss == pytest.approx(ran.evaluate.rows()[-1]["loss"], abs=1e-6)
