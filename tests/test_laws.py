@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from trime.data.batching.base import generator
-from trime.data.batching.bm25 import chain
+from trime.data.batching.bm25 import greedy_chain
 from trime.evaluation.rows import parse_row
 from trime.memory.drawn import Drawn
 from trime.memory.fifo import FifoTokenMemory
@@ -25,7 +25,6 @@ from trime.memory.visibility import (
     Local,
     Long,
     Nothing,
-    OtherDocuments,
     Others,
     Previous,
     SameDocument,
@@ -34,7 +33,7 @@ from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint, memory_share, union
 from trime.types import Contexts, Mass, TokenPosition
 
-VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), Nothing(), SameDocument(), OtherDocuments()]
+VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), Nothing(), SameDocument()]
 WORDS = 11
 
 
@@ -61,7 +60,6 @@ def visible(visibility: object, query: Contexts, memory: Contexts) -> list[list[
         "Everything": lambda back, same, before: True,
         "Nothing": lambda back, same, before: False,
         "SameDocument": lambda back, same, before: same,
-        "OtherDocuments": lambda back, same, before: not same,
     }[type(visibility).__name__]
     places = [list(zip(*(column.tolist() for column in part.place), strict=True)) for part in (query, memory)]
     return [[sentence(q[1] - m[1], m[0] == q[0], m[2] < q[2]) for m in places[1]] for q in places[0]]
@@ -294,7 +292,7 @@ def test_algorithm_1() -> None:
     torch.manual_seed(0)
     neighbours = torch.stack([torch.randperm(40)[:6] for _ in range(40)]).numpy()
     neighbours[3:20:4, 2:] = -1
-    order = chain(neighbours.tolist(), generator(5, 2).permutation(len(neighbours)).tolist())
+    order = greedy_chain(neighbours.tolist(), generator(5, 2).permutation(len(neighbours)).tolist())
     # From the text: l, c, S; SimSeg gives the list; a random sample of S where no neighbour is left in S.
     starts = iter(generator(5, 2).permutation(40).tolist())
     unused, expected, current = set(range(40)), [], None

@@ -1,4 +1,4 @@
-"""What BM25 compares: the English analyzer of the published pipeline, and terms that stand for vocabulary symbols."""
+"""Analyzers for BM25: the English analyzer of the published pipeline, and the terms of vocabulary symbols."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trime.plan.language_model import Plan
 from trime.run.checks import check
 from trime.types import UserError
 
-STEMS = {  # the examples of Porter (1980), one or more of each step
+STEMS = {  # examples from Porter (1980), at least one of each step
     "caresses": "caress",
     "ponies": "poni",
     "agreed": "agre",
@@ -34,8 +34,8 @@ STEMS = {  # the examples of Porter (1980), one or more of each step
 
 def test_words_are_stemmed_without_stop_words_and_possessives() -> None:
     assert english(" ".join(STEMS)) == [*STEMS.values()]
-    said = "The Dog's bone , and THE dogs ’ bones ( it was 10,000.5 @-@ fold ) ."
-    assert english(said) == ["dog", "bone", "dog", "bone", "10,000.5", "fold"]
+    text = "The Dog's bone , and THE dogs ’ bones ( it was 10,000.5 @-@ fold ) ."
+    assert english(text) == ["dog", "bone", "dog", "bone", "10,000.5", "fold"]
     assert english("well-known foo_bar don't U.K") == ["well", "known", "foo_bar", "don't", "u.k"]
     assert len(STOP_WORDS) == 33 and not english(" ".join(STOP_WORDS)) and not english("<> @,@ --- …")
 
@@ -44,13 +44,13 @@ def test_symbols_become_terms() -> None:
     """A segment of symbols has the terms of its text, whether a symbol has none, one or several."""
     symbols = ["dogs", "the", "well-known", "dog", ",", "Bones", "bone"]
     table = TermTable(symbols, english)
-    named = {}
+    stems = {}
     for number, symbol in enumerate(symbols):
         for term, stem in zip(table(np.array([number])), english(symbol), strict=True):
-            assert named.setdefault(int(term), stem) == stem
+            assert stems.setdefault(int(term), stem) == stem
     tokens = np.array([1, 2, 4, 4, 5, 0, 3, 6, 2])
     text = english(" ".join(symbols[token] for token in tokens))
-    assert [named[term] for term in table(tokens).tolist()] == text and len(table(tokens[:0])) == 0
+    assert [stems[term] for term in table(tokens).tolist()] == text and len(table(tokens[:0])) == 0
 
 
 LINES = (
@@ -61,13 +61,13 @@ LINES = (
 )
 
 
-def packed(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], *more: str) -> list[int]:
-    """The nearest neighbour of each line as a segment, -1 where there is none."""
+def nearest_lines(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], *more: str) -> list[int]:
+    """Return the nearest neighbour of each line as a segment, -1 where there is none."""
     for split in ("train", "valid", "test"):
         (folder / "text" / split).mkdir(parents=True, exist_ok=True)
         (folder / "text" / split / "a.txt").write_text("\n".join(LINES) + "\n")
-    own = [f"dataset.path={folder}/text", f"neighbours.analyzer={analyzer}", f"paths.data={folder}/{analyzer}", *more]
-    config = tiny("experiment=trime_ext", "dataset=folder", "segments.length=8", "vocabulary.minimum=1", *own)
+    overrides = [f"dataset.path={folder}/text", f"neighbours.analyzer={analyzer}", f"paths.data={folder}/{analyzer}", *more]
+    config = tiny("experiment=trime_ext", "dataset=folder", "segments.length=8", "vocabulary.minimum=1", *overrides)
     plan = Plan(config)
     for artefact in [*plan.made_by("prepare"), *plan.made_by("pack")]:
         artefact.make()
@@ -77,13 +77,13 @@ def packed(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], *more: 
 
 @pytest.mark.parametrize("backend", ["fast", "sparse"])
 def test_neighbours_by_analyzer(backend: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
-    """Lines that share stop words alone are neighbours as they are; those that share stems are so for the English analyzer."""
-    assert packed(tmp_path, "raw", tiny, f"neighbours={backend}") == [1, 0, -1, -1]
-    assert packed(tmp_path, "english", tiny, f"neighbours={backend}") == [-1, -1, 3, 2]
+    """Lines that share only stop words are neighbours as raw tokens; those that share stems are for the English analyzer."""
+    assert nearest_lines(tmp_path, "raw", tiny, f"neighbours={backend}") == [1, 0, -1, -1]
+    assert nearest_lines(tmp_path, "english", tiny, f"neighbours={backend}") == [-1, -1, 3, 2]
 
 
 def test_stems_of_bytes_and_pieces_are_refused(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"neighbours\.analyzer=english .* characters"):
-        packed(tmp_path, "english", tiny, "dataset.tokenizer._target_=trime.data.tokenizers.Bytes")
+        nearest_lines(tmp_path, "english", tiny, "dataset.tokenizer._target_=trime.data.tokenizers.Bytes")
     with pytest.raises(UserError, match=r"neighbours\.analyzer=english .* pieces"):
         check(tiny("experiment=trime_mt", "neighbours.analyzer=english"))

@@ -1,4 +1,4 @@
-"""Text to rows: tokenizers, vocabulary, datasets, segments, batchings, neighbours."""
+"""From text to batches: tokenizers, vocabulary, datasets, segments, batching policies, neighbours."""
 
 from __future__ import annotations
 
@@ -35,31 +35,32 @@ from trime.data.vocabulary import SpecialIds, Vocabulary
 from trime.types import UserError
 
 
-def flat(tokenizer: object, *lines: bytes) -> list[str]:
+def tokenize(tokenizer: object, *lines: bytes) -> list[str]:
+    """Return the symbols of some lines."""
     return [token for piece in tokenizer.tokens(lines) for token in piece]  # type: ignore[attr-defined]
 
 
-def built(dataset: Dataset, folder: Path) -> None:
-    """The corpus of a dataset, every symbol of its training split in the vocabulary."""
+def build(dataset: Dataset, folder: Path) -> None:
+    """Build the corpus of a dataset, with every symbol of its training split in the vocabulary."""
     build_corpus(dataset, folder, Vocabulary.from_counts(symbol_counts(dataset), None, 1))
 
 
 def test_tokenizers() -> None:
-    assert flat(Whitespace(), b" = A = \n", b"\n", b"b <unk>\n") == ["=", "A", "=", "<eos>", "<eos>", "b", "<unk>", "<eos>"]
-    assert flat(Words(), b"\n", b"Don't go.\n", b"\n", b" \n", b"So-so\n") == ["Don't", "go", ".", "<eos>", "So", "-", "so"]
-    source = flat(PythonSource(), b"\n", b"    x1 **= 2.5e-3 -> y  # it's ok\n")
+    assert tokenize(Whitespace(), b" = A = \n", b"\n", b"b <unk>\n") == ["=", "A", "=", "<eos>", "<eos>", "b", "<unk>", "<eos>"]
+    assert tokenize(Words(), b"\n", b"Don't go.\n", b"\n", b" \n", b"So-so\n") == ["Don't", "go", ".", "<eos>", "So", "-", "so"]
+    source = tokenize(PythonSource(), b"\n", b"    x1 **= 2.5e-3 -> y  # it's ok\n")
     assert source == ["x1", "**=", "2.5e-3", "->", "y", "#", "it", "'", "s", "ok", "<eos>"]
-    assert flat(Bytes(), b"a\xff\n") == ["a", "\xff", "\n"]
-    assert flat(ByteNumbers(), b"a\xff\nb") == ["97", "255", "<eos>", "98"]
+    assert tokenize(Bytes(), b"a\xff\n") == ["a", "\xff", "\n"]
+    assert tokenize(ByteNumbers(), b"a\xff\nb") == ["97", "255", "<eos>", "98"]
 
 
 def test_vocabulary_is_ordered_by_frequency_and_maps_the_rest_to_unk(tmp_path: Path) -> None:
-    made = Vocabulary.from_counts(Counter({"b": 5, "a": 5, "c": 1, "d": 9, "<eos>": 3, "<unk>": 2}), limit=5, minimum=2)
-    assert made.symbols == ["<eos>", "<unk>", "d", "a", "b"] and made.counts == [3, 3, 9, 5, 5]
-    made.save(tmp_path / "v.json")
-    read = Vocabulary.load(tmp_path / "v.json")
-    assert read.symbols == made.symbols and read.fingerprint == made.fingerprint
-    assert [read.index[s] for s in ("d", "c", "zzz")] == [2, 1, 1]
+    vocabulary = Vocabulary.from_counts(Counter({"b": 5, "a": 5, "c": 1, "d": 9, "<eos>": 3, "<unk>": 2}), limit=5, minimum=2)
+    assert vocabulary.symbols == ["<eos>", "<unk>", "d", "a", "b"] and vocabulary.counts == [3, 3, 9, 5, 5]
+    vocabulary.save(tmp_path / "v.json")
+    loaded = Vocabulary.load(tmp_path / "v.json")
+    assert loaded.symbols == vocabulary.symbols and loaded.fingerprint == vocabulary.fingerprint
+    assert [loaded.index[s] for s in ("d", "c", "zzz")] == [2, 1, 1]
     (tmp_path / "v.json").write_text("{")
     with pytest.raises(UserError, match="prepare"):
         Vocabulary.load(tmp_path / "v.json")
@@ -71,12 +72,12 @@ def test_smallest_integer_type() -> None:
 
 def test_corpus_is_memory_mapped_and_whole(text_folder: Path, tmp_path: Path) -> None:
     dataset = Folder(str(text_folder), Words())
-    built(dataset, tmp_path)
+    build(dataset, tmp_path)
     corpus = Corpus(tmp_path)
     text = corpus.split("train")
     assert isinstance(text.tokens, np.memmap) and text.tokens.dtype.itemsize == 1
     for number, document in enumerate(dataset.documents("train")):
-        symbols = flat(Words(), *document.lines)
+        symbols = tokenize(Words(), *document.lines)
         ids = text.tokens[text.offsets[number] : text.offsets[number + 1]]
         assert [corpus.vocabulary.symbols[i] for i in ids] == symbols
     assert corpus.statistics["splits"]["train"]["tokens"] == len(text.tokens)
@@ -86,13 +87,13 @@ def test_corpus_is_memory_mapped_and_whole(text_folder: Path, tmp_path: Path) ->
 
 
 def test_stdlib_is_real_text_split_by_name() -> None:
-    whole, few = StandardLibrary(), StandardLibrary(modules=40)
-    names = {split: {d.name for d in whole.documents(split)} for split in whole.splits()}
-    assert sum(map(len, names.values())) > 300 and all(len(found) > 5 for found in names.values())
+    full, limited = StandardLibrary(), StandardLibrary(modules=40)
+    names = {split: {d.name for d in full.documents(split)} for split in full.splits()}
+    assert sum(map(len, names.values())) > 300 and all(len(documents) > 5 for documents in names.values())
     assert not set.intersection(*names.values())
-    for split in few.splits():
-        assert {d.name for d in few.documents(split)} <= names[split]
-    assert whole.fingerprint() == StandardLibrary().fingerprint() != few.fingerprint()
+    for split in limited.splits():
+        assert {d.name for d in limited.documents(split)} <= names[split]
+    assert full.fingerprint() == StandardLibrary().fingerprint() != limited.fingerprint()
 
 
 def test_folder_split_by_ratio_and_seed(tmp_path: Path) -> None:
@@ -113,18 +114,18 @@ def test_wikitext_counts_and_documents(tmp_path: Path) -> None:
     for split in dataset.splits():
         documents = list(dataset.documents(split))
         assert len(documents) == 60
-        tokens = sum(len(flat(Whitespace(), *document.lines)) for document in documents)
+        tokens = sum(len(tokenize(Whitespace(), *document.lines)) for document in documents)
         assert tokens == WikiText.published[split]
 
 
-def test_wikitext_of_the_same_form_tells_why_counts_differ(tmp_path: Path) -> None:
+def test_wikitext_notes_why_counts_differ(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         text = " \n = One = \n \n = = Part = = \n a b <unk> \n where \n = 1 = \n \n = Two = \n \n c \n"
         (tmp_path / f"wiki.{split}.tokens").write_text(text)
     dataset = WikiText(103, str(tmp_path), str(tmp_path))
     assert [d.name for d in dataset.documents("train")] == ["One", "Two"]
     (tmp_path / "out").mkdir()
-    built(dataset, tmp_path / "out")
+    build(dataset, tmp_path / "out")
     notes = Corpus(tmp_path / "out").statistics["notes"]
     assert len(notes) == 2 and "217,646" in notes[0] and "not the published" in notes[0]
 
@@ -137,7 +138,7 @@ def test_enwik8_form_is_split_90_5_5_by_bytes(tmp_path: Path) -> None:
     assert parts["train"] + parts["valid"] + parts["test"] == data
     assert [len(parts[s]) for s in ("train", "valid", "test")] == [9216, 512, 512]
     (tmp_path / "out").mkdir()
-    built(dataset, tmp_path / "out")
+    build(dataset, tmp_path / "out")
     corpus = Corpus(tmp_path / "out")
     assert corpus.statistics["characters"] and len(corpus.vocabulary) == 258
     assert "100,000,000" in corpus.statistics["notes"][0]
@@ -150,11 +151,11 @@ def test_every_token_is_scored_once_with_the_tokens_before_it(
 ) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     text = Split(np.arange(offsets[-1]) + 100, offsets)
-    kept = allocate_tokens(np.array(lengths), budget)
-    assert kept.sum() == min(budget, sum(lengths)) and (kept <= lengths).all()
+    allocated = allocate_tokens(np.array(lengths), budget)
+    assert allocated.sum() == min(budget, sum(lengths)) and (allocated <= lengths).all()
     windows = cut(offsets, block, context, budget)
-    assert windows.scored() == kept.sum()
-    seen = []
+    assert windows.scored() == allocated.sum()
+    scored_tokens = []
     for i in range(len(windows)):
         batch = collate(text, windows, [i], SpecialIds(0, 0))
         row, length = batch.targets[0].tolist(), int(batch.length)
@@ -162,12 +163,12 @@ def test_every_token_is_scored_once_with_the_tokens_before_it(
         before = int(batch.tokens[0, 0])
         assert before == (0 if int(batch.start) == 0 else row[0] - 1), "<eos> before a document, else the token before"
         assert int((~batch.scored[0, :length]).sum()) <= context
-        seen += [token for token, scored in zip(row, batch.scored[0].tolist(), strict=True) if scored]
-    first = [100 + begin + i for begin, n in zip(offsets[:-1].tolist(), kept.tolist(), strict=True) for i in range(n)]
-    assert seen == first
+        scored_tokens += [token for token, scored in zip(row, batch.scored[0].tolist(), strict=True) if scored]
+    expected = [100 + begin + i for begin, n in zip(offsets[:-1].tolist(), allocated.tolist(), strict=True) for i in range(n)]
+    assert scored_tokens == expected
 
 
-def test_padding_is_told_from_text() -> None:
+def test_padding_is_masked() -> None:
     text = Split(np.arange(10) + 5, np.array([0, 7, 10]))
     batch = collate(text, cut(text.offsets, 4), [0, 1, 2], SpecialIds(0, 0))
     assert batch.length.tolist() == [4, 3, 3]
@@ -199,22 +200,22 @@ def test_a_plan_uses_every_segment_once_and_is_deterministic(batching: object, e
     assert plan != batching.plan(SEGMENTS, epoch + 1, NEIGHBOURS)  # type: ignore[attr-defined]
 
 
-def test_rows_of_streams_read_on() -> None:
-    """The same row of the next batch has the document's next segment, or starts another one; rows end together."""
+def test_rows_of_streams_are_contiguous() -> None:
+    """A row of the next batch continues the document of the same row, or starts another one; rows end together."""
     plan = np.array(Streams(3, 0).plan(SEGMENTS, 0))
     assert plan.shape[1] == 3
     for row in plan.T:
         for a, b in pairwise(row):
-            goes_on = b == a + 1 and SEGMENTS.document[a] == SEGMENTS.document[b]
+            continues = b == a + 1 and SEGMENTS.document[a] == SEGMENTS.document[b]
             starts = SEGMENTS.start[b] == 0 and (a + 1 == len(SEGMENTS) or SEGMENTS.document[a + 1] != SEGMENTS.document[a])
-            assert b < 0 or (a >= 0 and (goes_on or starts))
+            assert b < 0 or (a >= 0 and (continues or starts))
     lengths = np.bincount(SEGMENTS.document)
     assert len(plan) <= max(lengths.max(), -(-len(SEGMENTS) // 3) + 1)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_a_long_document_is_cut_into_rows(size: int) -> None:
-    """Every row has its share, and a part starts anew where the row read something else before, on every epoch."""
+def test_a_long_document_is_split_over_rows(size: int) -> None:
+    """Every row has its share, and a part is fresh where the row read something else before, in every epoch."""
     text = Split(np.arange(1000), np.array([0, 900, 1000]))
     segments = cut(text.offsets, 10)
     streams = Streams(size, 0)
@@ -224,8 +225,8 @@ def test_a_long_document_is_cut_into_rows(size: int) -> None:
     batches = list(loader)
     before = np.full(size, -2)
     for number, (batch, rows) in enumerate(zip(batches, np.concatenate(plans), strict=True)):
-        goes_on = (rows == before + 1) & (segments.start[rows] > 0) & (number != len(plans[0]))
-        assert batch.fresh[rows >= 0].tolist() == (~goes_on)[rows >= 0].tolist()
+        continues = (rows == before + 1) & (segments.start[rows] > 0) & (number != len(plans[0]))
+        assert batch.fresh[rows >= 0].tolist() == (~continues)[rows >= 0].tolist()
         before = rows
     loader.load_state_dict({"step": 3})
     assert all(
@@ -243,15 +244,15 @@ def test_a_row_without_a_segment_is_padding() -> None:
 
 
 def test_alternating_batches_are_consecutive_and_of_neighbours_in_turn() -> None:
-    """Neighbours of a segment are here those of the same rest by 7: no two of them follow one another."""
+    """The neighbours of a segment are here congruent modulo 7, so that no two of them are consecutive."""
     count = len(SEGMENTS)
     neighbours = np.array(
-        [[other for other in range(count) if other != own and other % 7 == own % 7][:5] for own in range(count)]
+        [[other for other in range(count) if other != number and other % 7 == number % 7][:5] for number in range(count)]
     )
     batches = Alternating(4, 4, 5, 0).plan(SEGMENTS, 0, neighbours)
     following = [sum(b - a == 1 for a, b in pairwise(batch)) for batch in batches]
-    whole = [number for number, batch in enumerate(batches) if len(batch) == 4]
-    assert sum(following[n] == 3 for n in whole if n % 2 == 0) > sum(following[n] == 3 for n in whole if n % 2)
+    full = [number for number, batch in enumerate(batches) if len(batch) == 4]
+    assert sum(following[n] == 3 for n in full if n % 2 == 0) > sum(following[n] == 3 for n in full if n % 2)
     near = [sum((b - a) % 7 == 0 for a, b in pairwise(batch)) for batch in batches]
     assert sum(near[1::2]) > sum(near[::2])
 
@@ -263,22 +264,23 @@ def test_consecutive_batches_hold_runs_of_one_document() -> None:
         assert broken <= 2, "at most a run's end, a short run and another run's start share a batch of one run's size"
 
 
-def test_loader_goes_on_where_it_stopped() -> None:
+def test_loader_resumes_where_it_stopped() -> None:
     text = Split(np.arange(400) % 200, np.array([0, 95, 130, 131, 400]))
 
     def loader() -> PlannedLoader:
         return PlannedLoader(text, SEGMENTS, Shuffled(7, 1), None, steps=20, special_ids=SpecialIds(0, 0))
 
-    whole = [batch.segment.tolist() for batch in loader()]
+    uninterrupted = [batch.segment.tolist() for batch in loader()]
     first, resumed = loader(), loader()
     steps = iter(first)
-    begun = [next(steps).segment.tolist() for _ in range(9)]
+    before = [next(steps).segment.tolist() for _ in range(9)]
     resumed.load_state_dict(first.state_dict())
-    assert begun + [batch.segment.tolist() for batch in resumed] == whole and len(whole) == len(first) == 20
+    assert before + [batch.segment.tolist() for batch in resumed] == uninterrupted
+    assert len(uninterrupted) == len(first) == 20
 
 
-def lucene(segments: list[list[int]], query: list[int], k1: float, b: float) -> list[float]:
-    """BM25 as Lucene has it: idf = log(1 + (N - df + 1/2) / (df + 1/2)), in plain loops."""
+def lucene_scores(segments: list[list[int]], query: list[int], k1: float, b: float) -> list[float]:
+    """Return Lucene's BM25 scores, idf = log(1 + (N - df + 1/2) / (df + 1/2)), computed in plain loops."""
     mean = sum(map(len, segments)) / len(segments)
     scores = []
     for segment in segments:
@@ -291,8 +293,8 @@ def lucene(segments: list[list[int]], query: list[int], k1: float, b: float) -> 
     return scores
 
 
-def drawn_segments(number: int, longest: int, words: int) -> list[np.ndarray]:
-    """Words by Zipf's law; the second segment is the first again."""
+def random_segments(number: int, longest: int, words: int) -> list[np.ndarray]:
+    """Draw segments of words by Zipf's law; the second segment is a copy of the first."""
     random = np.random.default_rng(1)
     segments = [random.zipf(1.4, random.integers(10, longest)) % words for _ in range(number)]
     return [segments[0], *segments[:-1]]
@@ -300,45 +302,45 @@ def drawn_segments(number: int, longest: int, words: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("backend", [Fast(), Sparse()])
 def test_neighbours_are_lucenes(backend: Backend) -> None:
-    segments = drawn_segments(25, 30, 50)
+    segments = random_segments(25, 30, 50)
     backend.fit(segments)
-    found = backend.nearest(list(range(25)), 5)
+    neighbours = backend.nearest(list(range(25)), 5)
     lists = [segment.tolist() for segment in segments]
     for i in range(25):
-        scores = lucene(lists, lists[i], 0.9, 0.4)
+        scores = lucene_scores(lists, lists[i], 0.9, 0.4)
         best = sorted((j for j in range(25) if j != i), key=lambda j: -scores[j])[:5]
-        assert i not in found[i]
-        assert np.allclose([scores[j] for j in found[i]], [scores[j] for j in best], rtol=1e-4)
-    assert found[0, 0] == 1 and found[1, 0] == 0
+        assert i not in neighbours[i]
+        assert np.allclose([scores[j] for j in neighbours[i]], [scores[j] for j in best], rtol=1e-4)
+    assert neighbours[0, 0] == 1 and neighbours[1, 0] == 0
 
 
 def test_fast_neighbours_are_those_of_bm25s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over several blocks of queries and of segments, the last not full; by scores: ties may stand in any order."""
+    """Compare by scores, since ties may be in any order, over several blocks, the last not full."""
     from bm25s import BM25
     from bm25s.tokenization import Tokenized
 
     monkeypatch.setattr(bm25, "ROWS", 100)
     monkeypatch.setattr(bm25, "COLUMNS", 128)
-    segments = drawn_segments(700, 200, 2000)
+    segments = random_segments(700, 200, 2000)
     fast = bm25.index_of(segments, 0.9, 0.4)
     assert 0 < fast.frequent < 1000 and len(fast.blocks) == 6
     number, score = bm25.nearest(fast, np.arange(700), 20)
     terms, ids = np.unique(np.concatenate(segments), return_inverse=True)
-    lists = [part.tolist() for part in np.split(ids, np.cumsum([len(own) for own in segments])[:-1])]
+    lists = [part.tolist() for part in np.split(ids, np.cumsum([len(segment) for segment in segments])[:-1])]
     other = BM25(k1=0.9, b=0.4, method="lucene", backend="numba")
     vocabulary = {str(term): i for i, term in enumerate(terms)}
     other.index((lists, vocabulary), show_progress=False)
-    asked = Tokenized(ids=lists, vocab=vocabulary)
-    found, scores = other.retrieve(asked, k=21, show_progress=False)
+    queries = Tokenized(ids=lists, vocab=vocabulary)
+    retrieved, scores = other.retrieve(queries, k=21, show_progress=False)
     for i in range(700):
-        without = [(s, j) for s, j in zip(scores[i], found[i], strict=True) if j != i][:20]
+        without = [(s, j) for s, j in zip(scores[i], retrieved[i], strict=True) if j != i][:20]
         np.testing.assert_allclose(score[i], [s for s, _ in without], rtol=1e-4)
         assert {j for s, j in without if s > score[i, -1] * 1.001} <= {*number[i]}
     np.testing.assert_array_equal(score, -np.sort(-score, axis=1))
 
 
 def test_the_okapi_variant_is_rank_bm25s() -> None:
-    segments = drawn_segments(60, 80, 100)
+    segments = random_segments(60, 80, 100)
     fast, sparse, reference = Fast(1.5, 0.75, okapi=True), Sparse(1.5, 0.75, okapi=True), Reference()
     for backend in (fast, sparse, reference):
         backend.fit(segments)
@@ -353,73 +355,73 @@ def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> 
     segments = [np.array(s) for s in ([1, 2, 3], [1, 2, 3], [7, 8], [3, 9, 9], [20, 21], [22, 23], [24, 25])]
     for backend in (Fast(), Sparse(), Reference()):
         backend.fit(segments)
-        found = backend.nearest([0, 1, 3], 3)
-        assert found[0, 0] == 1 and found[1, 0] == 0, "a duplicate stands first, whichever comes first in the list"
-        assert all(query not in row for query, row in zip([0, 1, 3], found, strict=True))
+        neighbours = backend.nearest([0, 1, 3], 3)
+        assert neighbours[0, 0] == 1 and neighbours[1, 0] == 0, "a duplicate comes first, whatever its number"
+        assert all(query not in row for query, row in zip([0, 1, 3], neighbours, strict=True))
 
 
 @pytest.mark.parametrize("exclude", EXCLUDE)
 def test_neighbours_leave_out_what_is_excluded(exclude: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All backends find the best of what is left: segments of other documents, or none that are near copies."""
+    """All backends find the best remaining segments: of other documents, or without near copies."""
     monkeypatch.setattr(bm25, "ROWS", 7)
     monkeypatch.setattr(bm25, "COLUMNS", 16)
-    segments = drawn_segments(60, 40, 300)
+    segments = random_segments(60, 40, 300)
     document = np.arange(60) // 4
-    numbers, found = list(range(60)), []
+    numbers, results = list(range(60)), []
     for backend in (Fast(), Sparse()):
         backend.fit(segments)
-        found.append(backend.nearest(numbers, 8, *excluded_ranges(numbers, document, exclude)))
-    np.testing.assert_array_equal(*found)
+        results.append(backend.nearest(numbers, 8, *excluded_ranges(numbers, document, exclude)))
+    np.testing.assert_array_equal(*results)
     lists = [segment.tolist() for segment in segments]
     for i in range(60):
-        scores = lucene(lists, lists[i], 0.9, 0.4)
-        left = [j for j in range(60) if j != i and scores[j] > 0]
+        scores = lucene_scores(lists, lists[i], 0.9, 0.4)
+        candidates = [j for j in range(60) if j != i and scores[j] > 0]
         if exclude == "document":
-            left = [j for j in left if document[j] != document[i]]
+            candidates = [j for j in candidates if document[j] != document[i]]
         if exclude == "near_copies":
-            left = [j for j in left if scores[j] <= NEAR * scores[i]]
-        best = sorted((scores[j] for j in left), reverse=True)[:8]
-        own = [j for j in found[0][i] if j >= 0]
-        assert {*own} <= {*left}
-        np.testing.assert_allclose([scores[j] for j in own], best, rtol=1e-4)
-    assert (1 in found[0][0]) == (exclude == "none"), "the second segment is a copy of the first"
+            candidates = [j for j in candidates if scores[j] <= NEAR * scores[i]]
+        best = sorted((scores[j] for j in candidates), reverse=True)[:8]
+        neighbours = [j for j in results[0][i] if j >= 0]
+        assert {*neighbours} <= {*candidates}
+        np.testing.assert_allclose([scores[j] for j in neighbours], best, rtol=1e-4)
+    assert (1 in results[0][0]) == (exclude == "none"), "the second segment is a copy of the first"
 
 
-def test_a_folder_is_filled_by_tokens(tmp_path: Path) -> None:
-    """Whole files: valid first, then test, then train, as many tokens as asked for at least; a suffix chooses files."""
+def test_a_folder_is_split_by_tokens(tmp_path: Path) -> None:
+    """Valid, test and train, in this order, take whole files up to their numbers of tokens; the suffix selects files."""
     for number in range(12):
         (tmp_path / f"{number:02d}.py").write_text("a b c d e\n" * 2)  # 12 tokens with the ends of lines
         (tmp_path / f"{number:02d}.txt").write_text("x\n")
-    wanted: dict[str, int | str] = {"train": 40, "valid": 12, "test": 13}
-    found = Folder(str(tmp_path), Whitespace(), suffix=".py", tokens=wanted)
-    assert [len(found.files(split)) for split in ("valid", "test", "train")] == [1, 2, 4]
-    every = [path for split in ("valid", "test", "train") for path in found.files(split)]
-    assert len({*every}) == 7 and all(path.suffix == ".py" for path in every)
+    tokens: dict[str, int | str] = {"train": 40, "valid": 12, "test": 13}
+    folder = Folder(str(tmp_path), Whitespace(), suffix=".py", tokens=tokens)
+    assert [len(folder.files(split)) for split in ("valid", "test", "train")] == [1, 2, 4]
+    paths = [path for split in ("valid", "test", "train") for path in folder.files(split)]
+    assert len({*paths}) == 7 and all(path.suffix == ".py" for path in paths)
     with pytest.raises(UserError, match=r"dataset\.tokens\.valid"):
-        Folder(str(tmp_path), Whitespace(), suffix=".py", tokens=wanted | {"test": 1000}).files("train")
+        Folder(str(tmp_path), Whitespace(), suffix=".py", tokens=tokens | {"test": 1000}).files("train")
     with pytest.raises(UserError, match="train, valid, test"):
         Folder(str(tmp_path), Whitespace(), tokens={"valid": 3})
 
 
 def test_whole_documents_are_sampled() -> None:
-    """A budget of tokens takes whole documents, the same ones each time; the last is cut where the budget ends."""
+    """A budget takes the same whole documents each time; the last one is cut where the budget ends."""
     lengths = np.array([40, 7, 300, 25, 60, 1])
     for budget in (1, 50, 90, 432, 10**6):
-        kept = allocate_tokens(lengths, budget, "documents")
-        whole = kept == lengths
-        assert kept.sum() == min(budget, lengths.sum()) and ((kept > 0) & ~whole).sum() <= 1
-        assert (kept == allocate_tokens(lengths, budget, "documents")).all()
+        allocated = allocate_tokens(lengths, budget, "documents")
+        complete = allocated == lengths
+        assert allocated.sum() == min(budget, lengths.sum()) and ((allocated > 0) & ~complete).sum() <= 1
+        assert (allocated == allocate_tokens(lengths, budget, "documents")).all()
     larger = allocate_tokens(lengths, 200, "documents")
-    assert (larger >= allocate_tokens(lengths, 90, "documents")).all(), "a larger budget goes on where a smaller one ended"
+    assert (larger >= allocate_tokens(lengths, 90, "documents")).all(), "a larger budget continues where a smaller one ended"
 
 
 @pytest.mark.parametrize("order, combined", [("shuffled", 1), ("kept", 1), ("kept", 4)])
-def test_published_processes_side_by_side_or_one_after_the_other(order: str, combined: int) -> None:
-    """batching.joined=false: each process's part of a step is a micro-batch of its own, in the order of ranks."""
+def test_published_processes_joined_or_one_by_one(order: str, combined: int) -> None:
+    """With batching.joined=false each process's part of a step is a micro-batch of its own, in the order of ranks."""
     lengths = np.array([8] * 53 + [3])
     segments = Segments(lengths * 0, lengths * 0, np.cumsum(lengths) - lengths, lengths, lengths * 0)
     settings = {"size": 12, "order": order, "seed": 1, "processes": 4, "combined": combined}
-    together, apart = (Published(**settings, joined=joined).plan(segments, 2) for joined in (True, False))
-    assert len(apart) == 4 * len(together) and all(len(batch) <= 3 for batch in apart)
-    for step, batch in enumerate(together):
-        assert batch == [segment for part in apart[4 * step : 4 * step + 4] for segment in part]
+    joined, separate = (Published(**settings, joined=joined).plan(segments, 2) for joined in (True, False))
+    assert len(separate) == 4 * len(joined) and all(len(batch) <= 3 for batch in separate)
+    for step, batch in enumerate(joined):
+        assert batch == [segment for part in separate[4 * step : 4 * step + 4] for segment in part]

@@ -1,4 +1,4 @@
-"""Downloads over a real connection: several sources, checksum, resume."""
+"""Downloads from a local server: several sources, checksum, resume."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ DIGEST = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
 
 
 class Server(BaseHTTPRequestHandler):
-    """/good answers ranges, /broken stops half way, /other gives other bytes, the rest is missing."""
+    """Serves /good with ranges, /broken with half the content, /other with other bytes, and 404 elsewhere."""
 
-    asked: list[tuple[str, str | None]] = []
+    requests: list[tuple[str, str | None]] = []
 
     def do_GET(self) -> None:
-        wanted = self.headers.get("Range")
-        self.asked.append((self.path, wanted))
+        byte_range = self.headers.get("Range")
+        self.requests.append((self.path, byte_range))
         if self.path not in ("/good", "/broken", "/other"):
             self.send_error(404)
             return
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        start = int(byte_range.removeprefix("bytes=").rstrip("-")) if byte_range else 0
         body = (CONTENT if self.path != "/other" else CONTENT[::-1])[start:]
-        self.send_response(206 if wanted else 200)
+        self.send_response(206 if byte_range else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if self.path == "/broken" else body)
@@ -42,7 +42,7 @@ class Server(BaseHTTPRequestHandler):
 @pytest.fixture()
 def address() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    Server.asked.clear()
+    Server.requests.clear()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -50,13 +50,13 @@ def address() -> Iterator[str]:
 
 def test_next_source_where_one_fails(address: str, tmp_path: Path) -> None:
     target = fetch([f"{address}/gone", f"{address}/other", f"{address}/good"], DIGEST, tmp_path / "a" / "file.zip")
-    assert target.read_bytes() == CONTENT and [path for path, _ in Server.asked] == ["/gone", "/other", "/good"]
+    assert target.read_bytes() == CONTENT and [path for path, _ in Server.requests] == ["/gone", "/other", "/good"]
     fetch([f"{address}/gone"], DIGEST, target)
-    assert len(Server.asked) == 3, "what is there is not fetched again"
+    assert len(Server.requests) == 3, "an existing file is not downloaded again"
 
 
-def test_a_broken_download_goes_on(address: str, tmp_path: Path) -> None:
+def test_an_interrupted_download_is_resumed(address: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"put that file .*file\.zip"):
         fetch([f"{address}/broken"], DIGEST, tmp_path / "file.zip")
     assert fetch([f"{address}/good"], DIGEST, tmp_path / "file.zip").read_bytes() == CONTENT
-    assert Server.asked[-1] == ("/good", f"bytes={len(CONTENT) // 2}-")
+    assert Server.requests[-1] == ("/good", f"bytes={len(CONTENT) // 2}-")

@@ -43,45 +43,46 @@ def folders(tmp_path: Path) -> dict[str, str]:
 
 def test_stories_hold_the_facts_before_their_question(tmp_path: Path) -> None:
     (tmp_path / "qa.txt").write_text(BABI)
-    found = list(stories(tmp_path / "qa.txt"))
-    assert [len(story.facts) for story in found] == [2, 3, 1, 1]
-    assert found[1].question == "Where is Mary?" and found[1].answer == "garden"
-    assert [story.facts[story.supporting[0]].split()[0] for story in found] == ["Mary", "Mary", "Daniel", "Daniel"]
+    parsed = list(stories(tmp_path / "qa.txt"))
+    assert [len(story.facts) for story in parsed] == [2, 3, 1, 1]
+    assert parsed[1].question == "Where is Mary?" and parsed[1].answer == "garden"
+    assert [story.facts[story.supporting[0]].split()[0] for story in parsed] == ["Mary", "Mary", "Daniel", "Daniel"]
 
 
 @pytest.mark.parametrize("words", [0, 40, 200])
 def test_facts_stand_in_their_order_among_a_novels_sentences(folders: dict[str, str], words: int) -> None:
     for split in ("train", "valid", "test"):
         for example in Babilong(**folders, tasks=[1], words=words, seed=3).examples(split):
-            told = [
+            candidates = [
                 story for story in stories(Path(folders["babi"]) / "qa1_one_test.txt") if story.question == example.question
             ]
-            story = next(story for story in told if story.answer == example.answers[0])
+            story = next(story for story in candidates if story.answer == example.answers[0])
             places = [example.context.index(fact) for fact in story.facts]
             assert places == sorted(places)
-            around = example.context
+            background = example.context
             for fact in story.facts:
-                around = around.replace(fact, "", 1)
+                background = background.replace(fact, "", 1)
             assert len(example.context.split()) <= max(words, sum(len(fact.split()) for fact in story.facts))
-            assert around.count(f"The {split} novel") == around.count("novel") and bool(around.strip()) == (words > 0)
+            assert background.count(f"The {split} novel") == background.count("novel")
+            assert bool(background.strip()) == (words > 0)
 
 
-def test_people_and_answers_trade_names_in_training_alone(folders: dict[str, str]) -> None:
-    """A swapped story is as true as before: its answer follows from its last fact about the one who is asked for."""
-    made = {swap: Babilong(**folders, tasks=[1], words=0, swap=swap) for swap in (False, True)}
-    plain, swapped = (list(own.examples("train")) for own in made.values())
+def test_names_are_swapped_only_in_training(folders: dict[str, str]) -> None:
+    """A story with swapped names is still true: its answer follows from the last fact about the person in the question."""
+    questions = {swap: Babilong(**folders, tasks=[1], words=0, swap=swap) for swap in (False, True)}
+    plain, swapped = (list(one.examples("train")) for one in questions.values())
     assert [one.name for one in plain] == [one.name for one in swapped] and plain != swapped
     for example in (new for old, new in zip(plain, swapped, strict=True) if "Mary" in old.question):
         person = example.question.removeprefix("Where is ").rstrip("?")
-        told = [fact for fact in example.context.split(".") if fact.strip().startswith(person)]
-        assert told[-1].split()[-1] == example.answers[0]
-    again = list(made[True].examples("train", draw=1))
-    assert [one.question for one in again] != [one.question for one in swapped]
-    assert list(made[True].examples("test")) == list(made[False].examples("test"))
+        facts = [fact for fact in example.context.split(".") if fact.strip().startswith(person)]
+        assert facts[-1].split()[-1] == example.answers[0]
+    redrawn = list(questions[True].examples("train", draw=1))
+    assert [one.question for one in redrawn] != [one.question for one in swapped]
+    assert list(questions[True].examples("test")) == list(questions[False].examples("test"))
 
 
-def test_only_what_facts_tell_trades_names() -> None:
-    """Yes and no stay what they are, and so do answers that no fact holds; people come from facts."""
+def test_only_names_in_facts_are_swapped() -> None:
+    """Yes, no and other answers that are not in the facts stay unchanged; people come from facts."""
     facts = ("Mary moved to the kitchen.", "Fred took the milk.")
     yes = [Story(facts, "Is Mary in the kitchen?", "yes", (0,)), Story(facts, "Is Fred in the hall?", "no", (1,))]
     assert cast_of(yes) == Cast(["Fred", "Mary"], [])
@@ -89,8 +90,8 @@ def test_only_what_facts_tell_trades_names() -> None:
     assert cast_of(gave) == Cast(["Fred", "Mary"], ["milk"])
     north = [Story(("The office is north of the hall.",), "What is north of the hall?", "office", (0,))]
     assert cast_of(north).people == []
-    told = swap_names(cast_of(yes), yes[0], random.Random(1))
-    assert told.answer == "yes" and (told.facts[0].split()[0] in told.question)
+    story = swap_names(cast_of(yes), yes[0], random.Random(1))
+    assert story.answer == "yes" and (story.facts[0].split()[0] in story.question)
 
 
 def test_examples_are_the_same_each_time_and_splits_share_no_story(folders: dict[str, str]) -> None:
@@ -100,10 +101,12 @@ def test_examples_are_the_same_each_time_and_splits_share_no_story(folders: dict
     assert valid and test and not valid & test
     assert len(list(Babilong(**folders, tasks=[1], words=60, count=2).examples("train"))) == 2
     longer = Babilong(**folders, tasks=[1], words=100)
-    assert [e.name for e in longer.examples("test")] == [e.name for e in made.examples("test")], "length changes contexts alone"
+    assert [e.name for e in longer.examples("test")] == [e.name for e in made.examples("test")], (
+        "the length changes only contexts"
+    )
 
 
-def test_the_embedded_questions_have_one_answer_and_hold_it() -> None:
+def test_the_built_in_questions_contain_their_answer() -> None:
     for words in (0, 150):
         examples = list(Rooms(words=words, count=40).examples("test"))
         assert examples == list(Rooms(words=words, count=40).examples("test")) and len(examples) == 40
@@ -115,7 +118,7 @@ def test_the_embedded_questions_have_one_answer_and_hold_it() -> None:
     assert list(Rooms(words=0, count=9).examples("train")) != list(Rooms(words=0, count=9).examples("train", draw=1))
 
 
-def test_mistakes_are_told(folders: dict[str, str], tmp_path: Path) -> None:
+def test_errors_name_the_mistake(folders: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"qa7_\*_test"):
         list(Babilong(**folders, tasks=[7], words=10).examples("test"))
     (tmp_path / "bad.txt").write_text("no number")
@@ -135,7 +138,7 @@ def test_real_babi_and_novels() -> None:
 
 @pytest.fixture
 def triviaqa(tmp_path: Path) -> Path:
-    """A folder of the official form: five questions of dev, a page and a search result each, a page that was never saved."""
+    """Write a folder in the official format: five dev questions, each with a page, a search result and an unsaved page."""
     rows = [
         {
             "QuestionId": f"q{number}",
@@ -170,20 +173,21 @@ def write_split(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("place", [".", "triviaqa-rc"])
 def test_triviaqa_from_the_official_files(place: str, triviaqa: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Evidence beside the questions or in the archive's own folder; pages first, then search results."""
+    """Evidence lies beside the questions or in the archive's own folder; pages come first, then search results."""
     (triviaqa / place).mkdir(exist_ok=True)
     (triviaqa / "evidence").rename(triviaqa / place / "evidence")
-    found = list(TriviaQA(str(triviaqa), count=3).examples("valid"))
-    assert len(found) == 3 and found == list(TriviaQA(str(triviaqa), count=3).examples("valid"))
-    assert {example.context for example in found} == {"text of wikipedia\n\ntext of web"}
-    assert all(exact_match(answer, found[0]) for answer in ("the beatles!", "Beatles, The", "fab four"))
-    assert found[0].answers == ("The Beatles", "beatles", "Beatles, The", "The Fab Four")
-    assert {example.name for example in found} != {example.name for example in TriviaQA(str(triviaqa), 3, 1).examples("valid")}
+    examples = list(TriviaQA(str(triviaqa), count=3).examples("valid"))
+    assert len(examples) == 3 and examples == list(TriviaQA(str(triviaqa), count=3).examples("valid"))
+    assert {example.context for example in examples} == {"text of wikipedia\n\ntext of web"}
+    assert all(exact_match(answer, examples[0]) for answer in ("the beatles!", "Beatles, The", "fab four"))
+    assert examples[0].answers == ("The Beatles", "beatles", "Beatles, The", "The Fab Four")
+    other_seed = TriviaQA(str(triviaqa), 3, 1).examples("valid")
+    assert {example.name for example in examples} != {example.name for example in other_seed}
     assert not capsys.readouterr().out, "nothing is missing: a page that was never saved has no file"
 
 
 def test_missing_evidence_is_counted(triviaqa: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Some: said; all: an error; never a context that is silently empty."""
+    """A note is printed where some files are missing, and an error raised where all are."""
     (triviaqa / "evidence" / "web" / "3" / "3_0.txt").unlink()
     for kind, name in (("wikipedia", "1.txt"), ("web", "3/3_1.txt")):
         (triviaqa / "evidence" / kind / name).unlink()
@@ -222,7 +226,7 @@ def test_the_hubs_rows() -> None:
     [("The  Cat's", "cat s"), ("An apple, a day.", "apple day"), ("Sgt_Pepper", "sgt pepper"), ("theatre", "theatre")],
 )
 def test_normalized(answer: str, expected: str) -> None:
-    """Lower case, marks and articles away, as the official evaluation does."""
+    """Answers are lower-cased and lose marks and articles, as in the official evaluation."""
     assert normalized(answer) == expected
 
 

@@ -1,4 +1,4 @@
-"""Cases of scored evaluation: their flags as rows of our own, their windows, their datastores (eval/index.json)."""
+"""Cases of scored evaluation: their flags as our rows, their windows and their datastores (eval/index.json)."""
 
 from __future__ import annotations
 
@@ -47,20 +47,21 @@ def row_of(case: dict) -> tuple[Row, bool]:
     mode = flags[flags.index("--mode") + 1]
     if mode == "li":
         return Row((), (Interpolation(used, (tau,), (case["extra"]["cache_lmbda"],)),), sizes=sizes), True
-    layer = Interpolation(("external",), (flag(case, "--interp-temp", 1),), (flag(case, "--lmbda", 0),))
-    return Row(used, (layer,) if "--use-interp" in flags else (), (tau,), sizes), False
+    interpolation = Interpolation(("external",), (flag(case, "--interp-temp", 1),), (flag(case, "--lmbda", 0),))
+    return Row(used, (interpolation,) if "--use-interp" in flags else (), (tau,), sizes), False
 
 
-class Read(NamedTuple):
-    """The settings under which a case was run."""
+class CaseSettings(NamedTuple):
+    """The settings of a case: its row, whether its interpolation is scaled, and whether it has the published quirk."""
 
     row: Row
     scaled: bool
     published: bool
 
 
-def read(case: dict) -> Read:
-    return Read(*row_of(case), case["flags"][:2] == ["--mode", "gn"])
+def case_settings(case: dict) -> CaseSettings:
+    """Return the settings of a case."""
+    return CaseSettings(*row_of(case), case["flags"][:2] == ["--mode", "gn"])
 
 
 def windows_of(name: str) -> list[Batch]:
@@ -84,15 +85,15 @@ def window_batch(window: dict[str, Any], first: int) -> Batch:
     )
 
 
-def stored(name: str) -> dict[str, np.ndarray]:
-    """Return a published datastore; one in half precision is the rounded form of its model's."""
+def datastore_arrays(name: str) -> dict[str, np.ndarray]:
+    """Return a published datastore; one in half precision is its model's datastore, rounded."""
     file = f"eval/dstore_{name}.npz"
     return arrays(file if (ROOT / file).is_file() else f"eval/dstore_{STORES[name]['model']}.npz")
 
 
 def datastore(folder: Path, name: str) -> Datastore:
     """Return a published datastore in shards of our own."""
-    store, precision = stored(name), torch.float16 if STORES[name]["fp16"] else torch.float32
+    store, precision = datastore_arrays(name), torch.float16 if STORES[name]["fp16"] else torch.float32
     keys, token = torch.as_tensor(store["keys"]).to(precision), torch.as_tensor(store["vals"]).flatten().long()
     for number, part in enumerate(torch.arange(len(token)).split(1500)):
         columns = {"g": keys[part], "token": token[part], "document": torch.full_like(part, -1)}
@@ -102,7 +103,7 @@ def datastore(folder: Path, name: str) -> Datastore:
 
 def encoded(case: dict) -> Iterator[Window]:
     """Return the windows of a case, encoded."""
-    model = network(case["model"], published=read(case).published)
+    model = network(case["model"], published=case_settings(case).published)
     for batch in windows_of(case["windows"]):
         with torch.no_grad():
             contexts, vocabulary = vocabulary_evidence(Reader(model), batch)
@@ -111,7 +112,7 @@ def encoded(case: dict) -> Iterator[Window]:
 
 def scorer(case: dict, folder: Path, rescore: bool = False) -> Scorer:
     """Return the scorer of a case; its datastore, if it has one, is written to ``folder``."""
-    row, scaled, _ = read(case)
+    row, scaled, _ = case_settings(case)
     memories: dict[str, Memory] = {"local": LocalMemory()}
     if "long" in row.memories:
         memories["long"] = LongMemory(list(row.sizes), FIFO(), crossing=True, repeats=True)

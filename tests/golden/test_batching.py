@@ -1,4 +1,4 @@
-"""The published order of segments and batches, process by process, and the BM25 chains (misc/)."""
+"""The published order of segments and batches in every process, and the BM25 chains (misc/)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RUNS = {run["name"]: run for run in BATCHING["runs"]}
 
 
 def lengths_of(run: dict[str, Any]) -> np.ndarray:
-    """Return the sizes of all segments: of fixed cuts (size, how many, size of the last one) is given, of lines each one."""
+    """Return the sizes of all segments; fixed cuts are stored as size, number, and size of the last one."""
     sizes = run["segment_sizes"]
     return np.array([sizes[0]] * (sizes[1] - 1) + [sizes[2]] if run["break_mode"] == "none" else sizes)
 
 
 def batching_of(run: dict[str, Any]) -> Published:
-    given = "--predefined-batches" in run["args"]
-    order = "bm25" if given else "kept" if "--keep-order" in run["args"] else "shuffled"
+    is_predefined = "--predefined-batches" in run["args"]
+    order = "bm25" if is_predefined else "kept" if "--keep-order" in run["args"] else "shuffled"
     size = run["max_tokens"] // int(lengths_of(run).max()) * run["num_shards"]
     settings = {"processes": run["num_shards"], "combined": run["num_comb_shards"]}
     return Published(size, order, run["seed"], multiple=run["required_batch_size_multiple"], **settings)
@@ -35,8 +35,8 @@ def flat(parts: Iterable[list[Any]]) -> list[Any]:
     return [number for part in parts for number in part]
 
 
-def filled(parts: list[Any], count: int) -> list[Any]:
-    """Each process's batches, empty ones where the others still have some."""
+def pad_shards(parts: list[Any], count: int) -> list[Any]:
+    """Return each process's batches, padded with empty ones to the same number."""
     longest = max(len(part) for part in parts)
     return [[*part, *[[]] * (longest - len(part))] for part in parts][:count]
 
@@ -51,12 +51,12 @@ def test_batches_of_every_process(name: str) -> None:
     batches = batching.batches(order, np.append(lengths, run["max_tokens"]))
     assert batches == run["frozen_batches"]
     for epoch, shards in run["per_epoch_per_shard"].items():
-        distribute = (
+        dealt = (
             batching.distribute(batches, int(epoch.removeprefix("epoch")))
             if run["shuffle"] or batching.order == "kept"
             else [batches]
         )
-        assert filled(distribute, len(shards)) == filled(shards, len(shards))
+        assert pad_shards(dealt, len(shards)) == pad_shards(shards, len(shards))
 
 
 @parametrized("name", [name for name, run in RUNS.items() if run["shuffle"] and "--predefined-batches" not in run["args"]])
@@ -66,14 +66,14 @@ def test_a_plan_holds_what_the_processes_hold_side_by_side(name: str) -> None:
     segments = Segments(lengths * 0, lengths * 0, np.cumsum(lengths) - lengths, lengths, lengths * 0)
     for epoch, shards in run["per_epoch_per_shard"].items():
         plan = batching.plan(segments, int(epoch.removeprefix("epoch")) - 1)
-        assert plan == [flat(step) for step in zip(*filled(shards, len(shards)), strict=True)]
+        assert plan == [flat(step) for step in zip(*pad_shards(shards, len(shards)), strict=True)]
 
 
 @parametrized("name", list(CHAINS["cases"]))
 def test_chains(name: str) -> None:
-    """The published chain drops each list's first entry, takes it for the segment itself, and may hold strings."""
+    """The published chain drops each list's first entry, which it assumes to be the segment itself, and may hold strings."""
     case = CHAINS["cases"][name]
-    lists = [[entry for entry in found[1:] if isinstance(entry, int)] for found in case["retrieval"]]
+    lists = [[entry for entry in retrieved[1:] if isinstance(entry, int)] for retrieved in case["retrieval"]]
     assert published_chain(lists, CHAINS["seed"]) == case["order"]
 
 
@@ -82,7 +82,7 @@ STRINGS = [name for name, case in CHAINS["cases"].items() if any(isinstance(entr
 
 @parametrized("name", STRINGS)
 def test_string_ids_leave_a_shuffle(name: str) -> None:
-    """Whatever the neighbours are, the published search's strings never match a segment's number."""
+    """The published search's strings never match a segment's number, whatever the neighbours are."""
     order = CHAINS["cases"][name]["order"]
     count = len(order)
     table = np.array([[(i + 1) % count] for i in range(count)])
@@ -92,7 +92,7 @@ def test_string_ids_leave_a_shuffle(name: str) -> None:
 
 
 def test_string_ids_part_neighbours() -> None:
-    """Our own BM25 batches under the setting for the published quirk, and without it."""
+    """Our BM25 batches hold neighbours, except with the setting for the published quirk."""
     count = 200
     table = np.array([[(i + 1) % count] for i in range(count)])
     segments = cut(np.array([0, count]), 1)
@@ -102,6 +102,6 @@ def test_string_ids_part_neighbours() -> None:
 
 
 def adjacent(plan: list[list[int]], count: int) -> float:
-    """The share of neighbours in batches that follow each other in the text."""
+    """Return the share of consecutive batch rows that follow each other in the text."""
     pairs = [(one, other) for batch in plan for one, other in pairwise(batch)]
     return sum((one + 1) % count == other for one, other in pairs) / len(pairs)

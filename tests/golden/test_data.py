@@ -1,4 +1,4 @@
-"""Published data: ids, dictionaries, blocks, the texts that BM25 searches, the datastore (data/, misc/, eval/)."""
+"""Published data: ids, dictionaries, blocks, the texts for BM25, the datastore (data/, misc/, eval/)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from tests.golden.checkpoints import corpus_of, network
 from tests.golden.published import assert_near, index, parametrized
-from tests.golden.scored import STORES, stored
+from tests.golden.scored import STORES, datastore_arrays
 from tests.golden.texts import DATA, corpora, dictionary, ids_of, splits_of, stream
 from trime.data.segments import collate, cut
 from trime.data.tokenizers import Whitespace
@@ -28,33 +28,33 @@ def test_ids(corpus: str, split: str) -> None:
 
 @parametrized("corpus", corpora())
 def test_dictionary(corpus: str) -> None:
-    """As many words as were kept, counted in the training text, ordered and filled up as published."""
+    """Counting the training text gives the published words in the published order, with the same padding words."""
     counts: Counter[str] = Counter()
     with open(DATA / corpus / "text" / "train.txt", "rb") as file:
         for symbols in Whitespace().tokens(file):
             counts.update(symbols)
     read = dictionary(corpus)
-    kept = sum(count > 0 for count in read.counts)
-    made = Vocabulary.fairseq_from_counts(counts, kept + 2, 1)
+    size = sum(count > 0 for count in read.counts)
+    made = Vocabulary.fairseq_from_counts(counts, size + 2, 1)
     assert made.symbols == read.symbols and made.counts[4:] == read.counts[4:]
     assert len(made) % 8 == 0 and made.special_ids == SpecialIds(2, 1) and made.unknown == 3
 
 
 def corpus_of_batches() -> str:
-    """Return the corpus that was put into batches: the one with the listed dictionary."""
-    named = BATCHING["special_tokens"]
-    head = len(named["symbols_head"])
+    """Return the corpus of the published batches: the one with the listed dictionary."""
+    special_tokens = BATCHING["special_tokens"]
+    head = len(special_tokens["symbols_head"])
     read = {corpus: dictionary(corpus) for corpus in corpora()}
     return next(
         corpus
         for corpus, vocabulary in read.items()
-        if vocabulary.symbols[:head] == named["symbols_head"] and len(vocabulary) == named["dict_size"]
+        if vocabulary.symbols[:head] == special_tokens["symbols_head"] and len(vocabulary) == special_tokens["dict_size"]
     )
 
 
 def test_special_tokens_and_blocks() -> None:
-    named, vocabulary = BATCHING["special_tokens"], dictionary(corpus_of_batches())
-    assert (named["pad"], named["eos"], named["unk"]) == (
+    special_tokens, vocabulary = BATCHING["special_tokens"], dictionary(corpus_of_batches())
+    assert (special_tokens["pad"], special_tokens["eos"], special_tokens["unk"]) == (
         vocabulary.special_ids.pad,
         vocabulary.special_ids.eos,
         vocabulary.unknown,
@@ -67,21 +67,21 @@ def test_special_tokens_and_blocks() -> None:
 
 
 def test_texts_for_bm25() -> None:
-    """The published search reads the source side in the iterator's order; ours reads the targets in the text's order."""
+    """The published search reads the inputs in the iterator's order; ours reads the targets in the text's order."""
     run = next(run for run in TRAIN if run["shuffle"] and run["num_shards"] == 1 and not run["args"])
     assert BATCHING["bm25_segments_order"] == [segment for batch in run["frozen_batches"] for segment in batch]
     text, special_ids = stream(corpus_of_batches(), "train")
     vocabulary = dictionary(corpus_of_batches())
     segments = cut(text.offsets, run["tokens_per_sample"])
-    for found in BATCHING["bm25_segments_first3"]:
-        tokens = collate(text, segments, [found["id"]], special_ids).tokens[0].tolist()
-        assert found["contents"].split() == [vocabulary.symbols[token] for token in tokens if token != special_ids.eos]
+    for segment in BATCHING["bm25_segments_first3"]:
+        tokens = collate(text, segments, [segment["id"]], special_ids).tokens[0].tolist()
+        assert segment["contents"].split() == [vocabulary.symbols[token] for token in tokens if token != special_ids.eos]
 
 
 @parametrized("name", list(STORES))
 def test_datastore(name: str) -> None:
-    """Keys and tokens of the training split; the published pass leaves out windows whose history is not full yet."""
-    store, saved = STORES[name], stored(name)
+    """Keys and tokens are those of the training split; the published pass leaves out windows without a full context."""
+    store, saved = STORES[name], datastore_arrays(name)
     text, special_ids = stream(corpus_of(store["model"]), store["split"])
     windows, net = cut(text.offsets, store["block"], store["context"]), network(store["model"])
     keys, tokens = [], []

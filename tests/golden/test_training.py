@@ -1,14 +1,14 @@
 """The short runs of the published trainer, from its first checkpoint to its last (model/NAME/train_trajectory.json).
 
-Ours go through the Lightning module, its accumulation, clipping and schedules, over batches that the
-published order plans from the text.
+Ours use the LightningModule with its accumulation, clipping and schedules, over batches planned in the published
+order.
 
-The published runs are in float32, and what is rounded in one update is amplified by the next ones: by how much depends
-on the model, the text and the rates, and the digits that are lost on the machine and its threads. So the yardstick is
-taken from the run itself. Our run in float64 stands for the exact one, for its rounding is 10^9 times finer. Three runs
-of ours in float32, two of them from weights one rounding away, show how far float32 strays from it. The published run is
-a fourth of this kind: it may stray TIMES as far as the farthest of them, and by the rounding of the number itself. (If
-strays were normal, one in a thousand would be larger than ten times the largest of three others.)
+The published runs are in float32, and the rounding of one update is amplified by the next ones: by how much depends on
+the model, the text and the learning rates, and the rounding itself on the machine and its threads. The tolerance is
+therefore estimated from the run itself. Our run in float64 is taken as exact, since its rounding is 10^9 times finer.
+Three of our runs in float32, two of them from weights perturbed by one rounding, show how far float32 deviates from it.
+The published run may deviate TIMES as far as the farthest of them, and by the rounding of the number itself. (If
+deviations were normal, one in a thousand would be larger than ten times the largest of three others.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TIMES = 10.0
 
 
 class Record(pl.Callback):
-    """Loss sum of every micro-batch; learning rate and norm of the mean gradient of every update."""
+    """Records the loss sum of every micro-batch, and learning rate and norm of the mean gradient of every update."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -57,7 +57,7 @@ class Record(pl.Callback):
 
 
 def loader(name: str) -> PlannedLoader:
-    """Return the run's batches, planned by us from the text's length."""
+    """Return our loader of the run's batches."""
     words, updates = RUNS[name]["argv"], RUNS[name]["updates"]
     text, special_ids = stream(corpus_of(name), "train")
     length, multiple = int(option(words, "--tokens-per-sample")), int(option(words, "--required-batch-size-multiple", "8"))
@@ -68,7 +68,7 @@ def loader(name: str) -> PlannedLoader:
 
 
 def optimizer_of(words: list[str]) -> Callable[..., torch.optim.Optimizer]:
-    """Return the optimiser of a command, which is built with --lr."""
+    """Return a factory of a command's optimiser; it uses the command's --lr, whatever its argument."""
     settings = {"lr": float(option(words, "--lr")), "weight_decay": float(option(words, "--weight-decay"))}
     if option(words, "--optimizer") == "nag":
         momentum = float(option(words, "--momentum", "0.99"))
@@ -88,8 +88,8 @@ def task(name: str) -> LanguageModel:
     return LanguageModel(net.train(), memory, training, optimizer_of(words), schedule(words))
 
 
-class Course(NamedTuple):
-    """What became of a run: losses of its micro-batches, norms and rates of its updates, its last weights."""
+class Trajectory(NamedTuple):
+    """The course of a run: losses of its micro-batches, gradient norms and learning rates of its updates, final weights."""
 
     losses: torch.Tensor
     norms: torch.Tensor
@@ -97,8 +97,8 @@ class Course(NamedTuple):
     weights: dict[str, torch.Tensor]
 
 
-def course(name: str, precision: str, shift: int | None = None) -> Course:
-    """Train; with ``shift``, a seed, from weights that are one rounding larger or smaller at random."""
+def train_run(name: str, precision: str, shift: int | None = None) -> Trajectory:
+    """Train; with a seed ``shift``, from weights that are one rounding larger or smaller at random."""
     model, record, train = task(name), Record(), loader(name)
     if shift is not None:
         torch.manual_seed(shift)
@@ -119,7 +119,7 @@ def course(name: str, precision: str, shift: int | None = None) -> Course:
         )
         trainer.fit(model, datamodule=TextModule(train, WindowLoader(train.text, train.segments, [[0]], train.special_ids)))
     weights = {key: weight.detach().double() for key, weight in model.network.named_parameters() if weight.numel()}
-    return Course(torch.tensor(record.losses).double(), torch.tensor(record.norms).double(), record.rates, weights)
+    return Trajectory(torch.tensor(record.losses).double(), torch.tensor(record.norms).double(), record.rates, weights)
 
 
 @parametrized("name", list(RUNS))
@@ -134,8 +134,8 @@ def test_run_has_the_published_batches(name: str) -> None:
 @parametrized("name", list(RUNS))
 def test_run(name: str) -> None:
     updates = RUNS[name]["updates"]
-    exact = course(name, "64-true")
-    rounded = [course(name, "32-true", shift) for shift in (None, 1, 2)]
+    exact = train_run(name, "64-true")
+    rounded = [train_run(name, "32-true", shift) for shift in (None, 1, 2)]
     losses = torch.tensor([loss for update in updates for loss in update["loss_sum_nats"]]).double()
     norms = torch.tensor([update["log"]["gnorm"] for update in updates]).double()
     assert exact.rates == pytest.approx([update["lr_used"] for update in updates], rel=1e-9)
@@ -149,8 +149,8 @@ def test_run(name: str) -> None:
 def assert_near(
     published: torch.Tensor, exact: torch.Tensor, rounded: list[torch.Tensor], so_far: bool = False, printed: float = 0.0
 ) -> None:
-    """Within what float32 makes of a tensor, or of a series up to each of its numbers."""
-    strays = torch.stack([(one - exact).abs() for one in rounded]).amax(0)
-    stray = strays.cummax(0).values if so_far else strays.max()
+    """Compare within the deviation of float32 runs; with ``so_far``, that of a series up to each of its numbers."""
+    deviations = torch.stack([(one - exact).abs() for one in rounded]).amax(0)
+    deviation = deviations.cummax(0).values if so_far else deviations.max()
     rounding = 4 * torch.finfo(torch.float32).eps * exact.abs()
-    assert ((published - exact).abs() <= TIMES * stray + rounding + printed).all()
+    assert ((published - exact).abs() <= TIMES * deviation + rounding + printed).all()

@@ -20,25 +20,25 @@ CASES = index("misc/mt_loss.json")
 @pytest.mark.parametrize("rows", [7, 512])
 def test_loss(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trime.memory.in_batch_nearest.ROWS", rows)
-    case, found = CASES[name], arrays("misc/mt_loss.npz")
-    words = torch.as_tensor(found["E"]).double().requires_grad_()
-    x = torch.as_tensor(found[f"{name}_x"]).double().requires_grad_()
-    target = torch.as_tensor(found[f"{name}_target"])
+    case, vectors = CASES[name], arrays("misc/mt_loss.npz")
+    words = torch.as_tensor(vectors["E"]).double().requires_grad_()
+    x = torch.as_tensor(vectors[f"{name}_x"]).double().requires_grad_()
+    target = torch.as_tensor(vectors[f"{name}_target"])
     assert case["lens"] is None or (target != PAD).sum(1).tolist() == case["lens"]
     sentence = torch.arange(len(target))[:, None].expand_as(target)
-    kept = target != PAD  # neither queries nor memories are padding here
-    order = torch.arange(int(kept.sum()))
-    contexts = Contexts(x[kept], target[kept], TokenPosition(order * 0, sentence[kept], order))
+    is_token = target != PAD  # padding is neither query nor memory here
+    order = torch.arange(int(is_token.sum()))
+    contexts = Contexts(x[is_token], target[is_token], TokenPosition(order * 0, sentence[is_token], order))
     logits = contexts.g @ words.T
     vocabulary = Mass(logits.gather(1, contexts.token[:, None]).squeeze(1), logits.logsumexp(1))
     memory = NearestInBatch(Others(), case["topk_mem"], case["temp"], case["dist"])
     divisor = torch.tensor([math.sqrt(x.shape[-1])], dtype=torch.float64)
     mass = memory.evidence(contexts, contexts, divisor)
-    plain = name.startswith("ce")  # the warm-up phase, which nothing but its name tells apart
+    plain = name.startswith("ce")  # the warm-up phase, which only its name distinguishes
     scores = vocabulary.target - vocabulary.total if plain else joint(vocabulary, [Mass(mass.target[0], mass.total[0])])
     (-scores.sum()).backward()
     assert len(scores) == case["sample_size"]
-    assert (scores - torch.as_tensor(found[f"{name}_lprobs_f64"])[kept]).abs().max() < 1e-9
+    assert (scores - torch.as_tensor(vectors[f"{name}_lprobs_f64"])[is_token]).abs().max() < 1e-9
     assert abs(-scores.sum().item() - case["loss"]) < 1e-8 * case["loss"]
-    assert (x.grad - torch.as_tensor(found[f"{name}_grad_x"])).abs().max() < 1e-8
-    assert torch.allclose(words.grad, torch.as_tensor(found[f"{name}_grad_E"]).double(), rtol=1e-5, atol=1e-6)
+    assert (x.grad - torch.as_tensor(vectors[f"{name}_grad_x"])).abs().max() < 1e-8
+    assert torch.allclose(words.grad, torch.as_tensor(vectors[f"{name}_grad_E"]).double(), rtol=1e-5, atol=1e-6)

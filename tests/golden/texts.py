@@ -27,12 +27,12 @@ def splits_of(folder: Path) -> list[str]:
 
 
 def ids_of(folder: Path, split: str) -> np.ndarray:
-    """Return a split's ids: from fairseq's ``SPLIT.bin``, whose type ``SPLIT.idx`` says, or from ``ids.npz``."""
+    """Return a split's ids: from fairseq's ``SPLIT.bin``, whose type is in ``SPLIT.idx``, or from ``ids.npz``."""
     if (folder / "ids.npz").is_file():
         with np.load(folder / "ids.npz") as file:
             return file[split]
     magic, version, code = struct.unpack("<9sQB", (folder / f"{split}.idx").read_bytes()[:18])
-    assert magic == b"MMIDIDX\0\0" and version == 1, "no index of fairseq's memory-mapped form"
+    assert magic == b"MMIDIDX\0\0" and version == 1, "not an index of fairseq's memory-mapped format"
     return np.fromfile(folder / f"{split}.bin", TYPES[code])
 
 

@@ -1,4 +1,4 @@
-"""Training: the loss is a sum divided once, a resumed run is the unbroken run, a killed one goes on."""
+"""Training: the loss is a sum divided once, and interrupted runs resume to the weights of uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_context_is_memory_but_not_scored() -> None:
 
 
 def test_gradients_are_divided_once_by_the_updates_targets() -> None:
-    """Two micro-batches of different sizes give the gradient of one batch that holds both (without memories)."""
+    """Two micro-batches of different sizes give the gradient of one batch with both (without memories)."""
     parts, model = [batch(3, short=5), batch(4)], module(None)
     both = Batch(*(torch.cat(columns) for columns in zip(*(part[:-1] for part in parts), strict=True)))
     for part in parts:
@@ -113,27 +113,27 @@ def test_an_update_that_sees_no_memory_trains_the_plain_model() -> None:
 
 
 def test_gradients_reach_every_in_batch_memory() -> None:
-    """The loss of the last position alone moves g of the first ones, through memory and not through attention."""
+    """The loss of the last position has a gradient for g of the first ones, through memory and not through attention."""
     model, rows = module(InBatch(Local())), batch(7, rows=1)
-    kept: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     backbone = model.network.backbone
-    backbone.layers[0].feed_norm.register_forward_hook(lambda m, i, out: (out.retain_grad(), kept.append(out))[0])
+    backbone.layers[0].feed_norm.register_forward_hook(lambda m, i, out: (out.retain_grad(), outputs.append(out))[0])
     rows.targets[:] = 4
     losses, _ = model.losses(rows, 1.0, False)
     losses[-1].backward()
-    assert (kept[0].grad[0, :-1].abs().sum(1) > 0).all()
+    assert (outputs[0].grad[0, :-1].abs().sum(1) > 0).all()
 
 
-def weights(config: DictConfig) -> dict[str, torch.Tensor]:
+def load_weights(config: DictConfig) -> dict[str, torch.Tensor]:
     return load_file(Plan(config).model.path() / "model.safetensors")
 
 
-def trained(config: DictConfig) -> dict[str, torch.Tensor]:
+def train(config: DictConfig) -> dict[str, torch.Tensor]:
     plan = Plan(config)
     for stage in ("prepare", "pack", "fit"):
         for artefact in plan.made_by(stage):
             artefact.make()
-    return weights(config)
+    return load_weights(config)
 
 
 SHORT = (
@@ -146,8 +146,8 @@ SHORT = (
 
 
 @contextmanager
-def goes_down(update: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Trainings inside end before an update."""
+def crash_before(update: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make training within the context fail before an update."""
     step = LanguageModel.training_step
 
     def fails(self: LanguageModel, *args: object) -> torch.Tensor:
@@ -161,19 +161,19 @@ def goes_down(update: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("experiment", ["trime_ext", "trime_long", "memorizing", "srupp_trime_long"])
-def test_a_resumed_run_is_the_unbroken_run(
+def test_a_resumed_run_equals_an_uninterrupted_run(
     experiment: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = (f"experiment={experiment}", "dataset.modules=20", *SHORT)
-    unbroken = trained(tiny(*options))
+    unbroken = train(tiny(*options))
     broken = tiny(*options, f"paths.outputs={tmp_path}", "trainer.enable_progress_bar=true")
-    with goes_down(5, monkeypatch):
-        trained(broken)
+    with crash_before(5, monkeypatch):
+        train(broken)
     assert not Plan(broken).model.folder.exists()
     capsys.readouterr()
-    resumed = trained(broken)
-    told = capsys.readouterr().err
-    assert "| 4/7 [" in told and "| 7/7 [" in told, "the bar begins at the checkpoint and ends with all updates"
+    resumed = train(broken)
+    progress = capsys.readouterr().err
+    assert "| 4/7 [" in progress and "| 7/7 [" in progress, "the bar begins at the checkpoint and ends with all updates"
     assert resumed.keys() == unbroken.keys()
     assert all(torch.equal(resumed[name], unbroken[name]) for name in unbroken)
     histories = []
@@ -188,13 +188,13 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("vanilla", "tr
 
 @pytest.mark.parametrize("experiment", ["trime_ext", "memorizing", *OTHERS])
 def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
-    """Memory spans the processes, a batch that does not divide included; the figures are those of one process."""
+    """Memory spans the processes, even where a batch cannot be divided evenly; results are those of one process."""
     options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
-    one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     config = tiny(*options, f"paths.outputs={tmp_path}/two", "trainer.devices=2")
-    two = trained(config)
-    apart = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("inward.bias")}
-    assert max(apart.values()) < 5e-5, apart  # the keys' biases have no gradient but noise, which Adam amplifies
+    two = train(config)
+    difference = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("inward.bias")}
+    assert max(difference.values()) < 5e-5, difference  # the gradient of the keys' biases is noise, which Adam amplifies
     reports = [
         json.loads((Plan(c).model.path() / "train.json").read_text())
         for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
@@ -215,15 +215,15 @@ def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_p
     ("experiment", "before", "after"),
     [("memorizing", 2, 1), pytest.param("srupp_trime_long", 1, 2, marks=pytest.mark.slow)],
 )
-def test_a_training_goes_on_with_another_number_of_processes(
+def test_training_resumes_with_another_number_of_processes(
     experiment: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What rows carry is shared out anew; the model is that of one process, unbroken."""
+    """The rows' state is redistributed; the model is that of one uninterrupted process."""
     options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
-    one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
-    with goes_down(5, monkeypatch):
-        trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
-    other = trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
+    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    with crash_before(5, monkeypatch):
+        train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
+    other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
     assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("inward.bias")) < 5e-5
 
 
@@ -235,58 +235,60 @@ def test_a_training_goes_on_with_another_number_of_processes(
         pytest.param("memorizing", "nag", 2, 2, marks=pytest.mark.slow),
     ],
 )
-def test_weights_shared_out_make_the_model_of_one(
+def test_sharded_training_makes_the_model_of_one_process(
     experiment: str, optimizer: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FSDP's figures, and those of a training that goes on with it or without, are one process's."""
+    """Training with FSDP, also where it is resumed with or without it, gives the model of one process."""
     options = (f"experiment={experiment}", f"optimizer={optimizer}", "dataset.modules=20", "batching.size=5", *SHORT[:-1])
     tails = ("model.head.tied_projections=false",) * (experiment == "trime_ext")  # no target may lie in one process's tail
     options = (*options, *tails, "train.clip_norm=0.5", "trainer.accelerator=cpu", "trainer.strategy=fsdp")
-    one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     shared: list[Network] = []
-    monkeypatch.setattr(language_model, "shard_weights", lambda network, mesh: (shard_weights(network, mesh), shared.append(network)))
-    with goes_down(5, monkeypatch):
-        trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
-    other = trained(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
+    monkeypatch.setattr(
+        language_model, "shard_weights", lambda network, mesh: (shard_weights(network, mesh), shared.append(network))
+    )
+    with crash_before(5, monkeypatch):
+        train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
+    other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
     assert len(shared) == (before > 1) + (after > 1)
-    apart = torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("inward.bias")])
-    assert apart.mean() < 1e-7 and apart.max() < 2e-4  # where a gradient is noise, Adam makes a step of it
+    difference = torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("inward.bias")])
+    assert difference.mean() < 1e-7 and difference.max() < 2e-4  # Adam amplifies gradients that are only noise
 
 
 @pytest.mark.slow
 def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: Path) -> None:
     """The same command on both, told apart by NODE_RANK; the second one stops after the training."""
     options = ("experiment=trime_ext", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
-    one = trained(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "stages=[prepare,pack,fit,encode]"]
     command = [sys.executable, str(ROOT / "cli.py"), "size=tiny", "logger=none", f"paths.data={place}/data", *options, *two]
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     machines = [
-        subprocess.Popen(command, env=os.environ | told | {"NODE_RANK": str(node)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(command, env=os.environ | environment | {"NODE_RANK": str(node)}, stdout=subprocess.PIPE, text=True)
         for node in (1, 0)
     ]
-    said = [machine.communicate(timeout=300)[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], said
-    assert "this machine is done" in said[0] and "encode: made" in said[1] and "encode: made" not in said[0]
-    other = weights(tiny(*options, *two))
+    outputs = [machine.communicate(timeout=300)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
+    assert "this machine is done" in outputs[0] and "encode: made" in outputs[1] and "encode: made" not in outputs[0]
+    other = load_weights(tiny(*options, *two))
     assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("inward.bias")) < 5e-5
 
 
 def test_several_machines_must_know_one_another(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="MASTER_ADDR and MASTER_PORT and NODE_RANK"):
-        trained(tiny("experiment=vanilla", "trainer.num_nodes=2", f"paths.outputs={tmp_path}"))
+        train(tiny("experiment=vanilla", "trainer.num_nodes=2", f"paths.outputs={tmp_path}"))
 
 
-def test_a_loss_that_is_no_number_says_how_to_mend_it(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_non_finite_loss_is_an_error_with_advice(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(
         "experiment=vanilla", "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
     )
     with pytest.raises(UserError, match=r"schedule\.peak"):
-        trained(config)
+        train(config)
 
 
 def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, place: Path, tmp_path: Path) -> None:
-    """A whole run, killed again and again, ends with the figures of an unbroken one."""
+    """A full run that is killed repeatedly ends with the results of an uninterrupted one."""
     options = [
         "experiment=trime_ext",
         "size=tiny",
@@ -307,19 +309,20 @@ def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, place: Path, tmp_path: P
             os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     subprocess.run([*command[:-1], f"paths.outputs={tmp_path}/whole"], cwd=tmp_path, check=True, capture_output=True)
-    found = [next((tmp_path / name).glob("artefacts/evaluate-*/rows.json")).read_text() for name in ("killed", "whole")]
-    losses = [[row["loss"] for row in json.loads(text)] for text in found]
+    files = [next((tmp_path / name).glob("artefacts/evaluate-*/rows.json")) for name in ("killed", "whole")]
+    losses = [[row["loss"] for row in json.loads(file.read_text())] for file in files]
     assert losses[0] == losses[1]
 
 
 def objectives(config: DictConfig) -> dict[int, float]:
-    """The objective of every validation, by update."""
+    """Return the objective of every validation, by update."""
     with open(Plan(config).model.path() / "metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["valid/objective"]]
     return {int(row["update"]): float(row["valid/objective"]) for row in rows}
 
 
 def kept_update(config: DictConfig) -> int:
+    """Return the update whose weights the run kept."""
     return json.loads((Plan(config).model.path() / "train.json").read_text())["kept_update"]
 
 
@@ -333,22 +336,23 @@ GETS_WORSE = (
 
 
 def test_the_best_weights_are_kept(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """train.keep=best, where the learning rate rises until training diverges; a killed run keeps the same weights."""
+    """Where a rising learning rate makes training diverge, train.keep=best keeps the best weights, also in a killed run."""
     rising = (*GETS_WORSE, "schedule.peak=0.001", "schedule.floor=0.4", "train.clip_norm=0", "experiment=trime")
     best, last = (tiny(*rising, f"train.keep={keep}", f"paths.outputs={tmp_path}/{keep}") for keep in ("best", "last"))
-    weights_of = {"best": trained(best), "last": trained(last)}
-    found = objectives(best)
-    assert [*found] == [4, 8, 12, 14] and kept_update(best) == min(found, key=lambda update: found[update]) < 14
+    weights_of = {"best": train(best), "last": train(last)}
+    validations = objectives(best)
+    assert [*validations] == [4, 8, 12, 14]
+    assert kept_update(best) == min(validations, key=lambda update: validations[update]) < 14
     assert [*objectives(last)] == [4, 8, 12] and kept_update(last) == 14
     until = tiny(
         *rising, "train.keep=last", f"train.updates={kept_update(best)}", "schedule.updates=14", f"paths.outputs={tmp_path}"
     )
-    for name, weight in trained(until).items():
+    for name, weight in train(until).items():
         assert torch.equal(weight, weights_of["best"][name]) and not torch.equal(weight, weights_of["last"][name])
     broken = tiny(*rising, "train.keep=best", f"paths.outputs={tmp_path}/broken")
     for update in (4, 9):  # right after a validation at which a checkpoint was due too, and later
-        with goes_down(update, monkeypatch):
-            trained(broken)
-    resumed = trained(broken)
+        with crash_before(update, monkeypatch):
+            train(broken)
+    resumed = train(broken)
     assert all(torch.equal(resumed[name], weight) for name, weight in weights_of["best"].items())
-    assert objectives(broken) == found and kept_update(broken) == kept_update(best)
+    assert objectives(broken) == validations and kept_update(broken) == kept_update(best)

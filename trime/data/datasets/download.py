@@ -39,9 +39,8 @@ def fetch(urls: list[str], digest: str | None, target: Path) -> Path:
             reasons.append(f"{url}: wrong checksum")
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reasons.append(f"{url}: {getattr(error, 'reason', error)}")
-    raise UserError(
-        f"no source provided {target.name} ({'; '.join(reasons)}): put that file ({digest or target.stem}) at {target}"
-    )
+    content = digest or target.stem
+    raise UserError(f"no source provided {target.name} ({'; '.join(reasons)}): put that file ({content}) at {target}")
 
 
 def download(url: str, partial: Path) -> None:

@@ -90,16 +90,15 @@ class Lines:
         return next((path for path in candidates if path.is_file()), None)
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """Yield the pairs that are not empty; UserError where files differ in length, or a valid or test side is empty alone."""
+        """Yield the pairs that are not empty; UserError where files differ in length or one side of a test pair is empty."""
         source, target = self.files(split)
         for number, (left, right) in enumerate(zip_longest(lines_of(source), lines_of(target)), 1):
             if left is None or right is None:
                 raise UserError(f"{source} and {target} have different numbers of lines: line {number} is in only one of them")
             pair = Pair(left.strip(), right.strip())
             if split != "train" and any(pair) and not all(pair):
-                raise UserError(
-                    f"line {number} of {target if pair.source else source} is empty, but BLEU is of all sentences: correct both files"
-                )
+                file = target if pair.source else source
+                raise UserError(f"line {number} of {file} is empty: BLEU is of all sentences, correct both files")
             if all(pair) and (split != "train" or self.fits(pair)):
                 yield pair
 

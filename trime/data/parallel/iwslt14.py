@@ -61,9 +61,7 @@ class IWSLT14(Lines):
                 with tarfile.open(archive) as file:
                     file.extractall(partial, filter="data")
             except (tarfile.TarError, EOFError, OSError) as error:
-                raise UserError(
-                    f"{archive} is not a complete archive ({error}): delete it, or put the right one there"
-                ) from None
+                raise UserError(f"{archive} is not a complete archive ({error}): delete it, or put another there") from None
             (partial / "de-en").replace(folder)
         return folder
 

@@ -52,7 +52,7 @@ class Babilong:
         self.background = Folder(background, Whitespace(), "questions.background")
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
-        """Yield ``count`` questions in an order given by the seed; each draws its novel and places with its own random state."""
+        """Yield ``count`` questions in an order given by the seed; each has its own random state for novel and places."""
         questions = [(task, number, story) for task in self.tasks for number, story in self.stories(task, split)]
         random.Random(f"{self.seed} {draw} {split}").shuffle(questions)
         casts = {task: cast_of([story for other, _, story in questions if other == task]) for task in self.tasks}

@@ -22,7 +22,7 @@ ALIASES = ("Aliases", "NormalizedAliases", "HumanAnswers")
 
 
 class TriviaQA:
-    """``count`` questions of a split, sampled with ``seed``; from the official folder ``path``, or from the hub (extra ``hub``)."""
+    """``count`` questions of a split, sampled with ``seed``, from the official folder ``path`` or the hub (extra ``hub``)."""
 
     name = "triviaqa"
     splits: ClassVar[tuple[str, ...]] = tuple(FILES)
