@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type check-figures test-slow test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
+.PHONY: help install run test lint type docs check-figures test-slow test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,7 +28,7 @@ run: install ## the main experiment on the embedded corpus: a table and a pictur
 	$(RUN) experiment=trime_ext
 
 # One thread each: tests are small, and threads that wait for one another take what the other process needs.
-test: lint type ## ruff, mypy and all tests but the slow ones, in random order, by two processes
+test: lint type docs ## ruff, mypy, the pages and all tests but the slow ones, in random order, by two processes
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 lint: install ## ruff
@@ -37,6 +37,9 @@ lint: install ## ruff
 
 type: install ## mypy
 	$(VENV)/bin/mypy
+
+docs: install ## the pages of docs/ and the reference of the Python API, into site/
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
 check-figures: install ## every figure of README.md and of benchmarks/results against its JSON (make test has it too)
 	$(VENV)/bin/python -m benchmarks.figures

@@ -18,7 +18,7 @@ Faults = Iterator[tuple[int, str]]  # the line of a page, or the place in a bloc
 
 def pages(root: Path) -> list[Path]:
     """Return the pages that print figures."""
-    return [root / "README.md", *sorted((root / "benchmarks" / "results").rglob("*.md"))]
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md")), *sorted((root / "benchmarks" / "results").rglob("*.md"))]
 
 
 def check(root: Path) -> list[str]:

@@ -6,7 +6,10 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from benchmarks.figures.kept import Kept
+from trime.config.schema import Settings
 
 
 class Given:
@@ -16,7 +19,7 @@ class Given:
         self.kept = kept
 
     def functions(self) -> tuple[Callable[..., Any], ...]:
-        return self.published, self.expected, self.setting, self.constant
+        return self.published, self.expected, self.setting, self.default, self.constant
 
     def published(self, title: str, name: str, split: str = "test") -> float:
         """Return the papers' figure of a run; the set's title may be its beginning."""
@@ -37,6 +40,10 @@ class Given:
         for key in keys:
             part = part[key]
         return part
+
+    def default(self, key: str) -> Any:
+        """Return the default of a setting, by its dotted key."""
+        return OmegaConf.select(OmegaConf.structured(Settings), key)
 
     def constant(self, benchmark: str, name: str) -> Any:
         """Return a constant of a benchmark's code, which is not run."""

@@ -53,10 +53,8 @@ class Kept:
 
     def _published(self) -> PublishedResults:
         """Return every set of the papers' figures in the configuration: dev and test, or one figure, by the run's name."""
-        files = [self.conf / "config.yaml", *sorted(self.conf.glob("table/*.yaml"))]
-        files += sorted(self.conf.glob("experiment/ablation/*.yaml"))
-        reports = [self.yaml(file).get("report") or {} for file in files]
-        return {title: figures for report in reports for title, figures in report.get("published", {}).items()}
+        sets = [self.yaml(file) for file in sorted(self.conf.glob("published/*.yaml"))]
+        return {title: figures for part in sets for title, figures in part.items()}
 
 
 def read_json(path: Path) -> Any:

@@ -25,7 +25,7 @@ from tests.models.test_pretrained_language import saved
 from trime.plan.language_model import Plan
 from trime.run.runner import OPTIONAL_STAGES, STAGES, run
 
-READMES = [(ROOT / place / "README.md").read_text() for place in (".", "benchmarks/results")]
+PAGES = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
 
 
 def test_help_names_groups_stages_and_common_overrides() -> None:
@@ -43,8 +43,8 @@ def test_make_help_lists_every_target() -> None:
 
 
 def commands() -> list[Any]:
-    """Every `python cli.py …` line of code blocks in README and results; those that start further processes are slow tests."""
-    blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", "\n".join(READMES), re.S)
+    """Every `python cli.py …` line of code blocks in README and docs/; those that start further processes are slow tests."""
+    blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", "\n".join(PAGES), re.S)
     lines = [" ".join(line.split()) for line in "\n".join(blocks).replace("\\\n", " ").splitlines()]
     slow = re.compile("hydra/launcher|index.engine=ray|trainer.devices")
     every = [line for line in lines if line.startswith("python cli.py")]
