@@ -62,7 +62,7 @@ def entries(position: list[list[int]]) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize("capacity", [0, 1, 7, 40])
 @pytest.mark.parametrize("name", POLICIES)
-def test_what_stays_and_what_goes_is_what_came(name: str, capacity: int) -> None:
+def test_entries_either_stay_or_are_evicted(name: str, capacity: int) -> None:
     torch.manual_seed(capacity)
     memory = BoundedMemory(capacity, policy_of(name))
     state, came, went = read(memory, [5, 5, 0, 12, 3, 9, 5])  # 12 at once do not fit a memory of 7

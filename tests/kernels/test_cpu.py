@@ -1,4 +1,4 @@
-"""The CPU is used well, and nothing but the time changes by it."""
+"""Settings of the CPU change the time of computations, not their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_products_stay_float32() -> None:
         assert matmul_error(*shape) < MAX_ERROR
 
 
-def test_a_library_that_rounds_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_rounds_is_not_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor whose oneDNN multiplies in bfloat16."""
     torch.set_float32_matmul_precision("highest")
     monkeypatch.setattr("trime.kernels.cpu.matmul_error", lambda *shape: 3e-3)
@@ -25,15 +25,15 @@ def test_a_library_that_rounds_is_not_chosen(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("length", [3, MATH_MAX_KEYS, MATH_MAX_KEYS + 1])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_is_the_same_in_both_forms(length: int, masked: bool) -> None:
-    """Its values and gradients, causal or under a mask."""
+    """In values and gradients, causal or under a mask."""
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 4, length, 8).requires_grad_()
     mask = torch.rand(2, 1, length, length) < 0.7 if masked else None
     mask = None if mask is None else mask | torch.eye(length, dtype=torch.bool)
-    found = []
+    results = []
     for precision in ("highest", "medium"):
         torch.set_float32_matmul_precision(precision)
-        mixed = attend(query, key, value, mask, causal=mask is None)
-        found.append((mixed, *torch.autograd.grad(mixed.square().sum(), (query, key, value))))
-    for one, other in zip(*found, strict=True):
+        output = attend(query, key, value, mask, causal=mask is None)
+        results.append((output, *torch.autograd.grad(output.square().sum(), (query, key, value))))
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

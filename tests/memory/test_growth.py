@@ -1,4 +1,4 @@
-"""Peak memory of the objective grows linearly: no [n, n] beyond a block, no [b, l, v]."""
+"""The peak memory of the objective grows linearly: no [n, n] beyond a block, no [b, l, v]."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.types import Contexts, Mass, TokenPosition
 
 
-class StreamingTopK(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes."""
+class LargestTensor(TorchDispatchMode):
+    """Record the size of the largest tensor that any operation returns."""
 
     cells = 0
 
@@ -34,17 +34,18 @@ class StreamingTopK(TorchDispatchMode):
 
 
 def step(n: int, head: Any, visibility: Any, width: int) -> None:
-    """Forward and backward of the objective on n contexts of 4 segments."""
+    """Run forward and backward of the objective on n contexts of 4 segments."""
     order = torch.arange(n)
     f, g = (torch.randn(n, width, requires_grad=True) for _ in range(2))
     token = torch.randint(head_size(head), (n,))
     contexts = Contexts(g, token, TokenPosition(order * 0, order // (n // 4), order))
-    found = blockwise_mass(contexts, contexts, visibility, torch.tensor([math.sqrt(width)]))
-    loss = -joint(head.evidence(f, token), [Mass(found.target[0], found.total[0])]).sum()
+    mass = blockwise_mass(contexts, contexts, visibility, torch.tensor([math.sqrt(width)]))
+    loss = -joint(head.evidence(f, token), [Mass(mass.target[0], mass.total[0])]).sum()
     loss.backward()
 
 
 def head_size(head: Any) -> int:
+    """Return the size of a head's vocabulary."""
     return head.vocabulary if isinstance(head, heads.Softmax) else head.bands[-1][1]
 
 
@@ -60,9 +61,9 @@ def test_no_tensor_grows_faster_than_n(kind: str, visibility: Any, monkeypatch: 
     monkeypatch.setattr(heads, "LOGITS_PER_BLOCK", 2**18)
     largest = {}
     for n in (2048, 4096):
-        with StreamingTopK() as watch:
+        with LargestTensor() as recorder:
             step(n, HEADS[kind](), visibility, width=16)
-        largest[n] = watch.cells
+        largest[n] = recorder.cells
     assert largest[4096] <= 2 * largest[2048]
     assert largest[4096] <= 2 * BLOCK**2 < 4096 * 2000, "a block, not [n, v] and not [n, n]"
 
@@ -71,17 +72,17 @@ LARGE = 16384
 
 
 def test_peak_memory_is_far_below_one_matrix() -> None:
-    """In a process of its own, for other tests leave memory behind that this one would use; so large that blocks are small."""
-    words = [sys.executable, "-c", "from tests.memory.test_growth import extra; print(extra())"]
-    more = int(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()[-1])
+    """In a separate process, for memory that other tests freed would be used; large enough that blocks are small."""
+    command = [sys.executable, "-c", "from tests.memory.test_growth import extra; print(extra())"]
+    more = int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()[-1])
     direct = LARGE * LARGE * 4
     assert more < direct / 4, f"{more / 2**20:.0f} MiB more; one [n, n] matrix has {direct / 2**20:.0f}"
 
 
 def extra() -> int:
-    """Bytes that a large step takes beyond a small one."""
+    """Return the bytes that a large step takes beyond a small one."""
     heads.LOGITS_PER_BLOCK = 2**18
-    step(1024, HEADS["adaptive"](), Long(), width=16)  # libraries take their working memory
+    step(1024, HEADS["adaptive"](), Long(), width=16)  # libraries allocate their working memory
     reset_process_peak()
     before = process_peak()
     step(LARGE, HEADS["adaptive"](), Long(), width=16)

@@ -1,4 +1,4 @@
-"""n-grams: counts are those of a text read by eye, whatever the windows; their probabilities sum to one."""
+"""n-grams: counts equal those of a naive count, whatever the windows; their probabilities sum to one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def text(length: int, seed: int) -> np.ndarray:
 
 def windows(documents: list[np.ndarray], block: int, context: int) -> list[Window]:
     """Return the windows of some documents."""
-    found = []
+    parts = []
     for number, tokens in enumerate(documents):
         for start in range(0, len(tokens), block):
             begin, end = max(0, start - context), min(start + block, len(tokens))
@@ -35,33 +35,33 @@ def windows(documents: list[np.ndarray], block: int, context: int) -> list[Windo
             )
             contexts = Contexts(torch.zeros(end - begin, 2), torch.as_tensor(tokens[begin:end].astype(np.int64)), place)
             none = torch.zeros(end - start)
-            found.append(Window(contexts, start - begin, Mass(none, none)))
-    return found
+            parts.append(Window(contexts, start - begin, Mass(none, none)))
+    return parts
 
 
-def read(memory: Ngrams, given: list[Window]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the masses of all targets, and in all: [e n] each."""
+def read(memory: Ngrams, parts: list[Window]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-masses of all targets, and in all: [e n] each."""
     masses = []
-    for window in given:
+    for window in parts:
         masses.append(memory.experts(window, torch.ones(1)))
-        again = memory.experts(window, torch.ones(1))  # asking changes nothing
+        again = memory.experts(window, torch.ones(1))  # a query changes nothing
         assert torch.equal(again.target, masses[-1].target) and torch.equal(again.total, masses[-1].total)
         memory.write(window)
     return torch.cat([mass.target[0] for mass in masses], 1), torch.cat([mass.total[0] for mass in masses], 1)
 
 
 def occurrences(tokens: np.ndarray, order: int) -> tuple[Counter, Counter]:
-    """Count contexts that something follows, and them with what follows."""
+    """Return the counts of contexts that a token follows, and of contexts with that token."""
     rows = [tuple(tokens[i : i + order + 1].tolist()) for i in range(len(tokens) - order)]
     return Counter(row[:-1] for row in rows), Counter(rows)
 
 
-def by_eye(tokens: np.ndarray, place: int, seen: list[tuple[Counter, Counter]]) -> tuple[list[int], list[int]]:
-    """Return counts of the target and of its context, order by order."""
+def naive_counts(tokens: np.ndarray, place: int, seen: list[tuple[Counter, Counter]]) -> tuple[list[int], list[int]]:
+    """Return the counts of the target and of its context, order by order."""
     rows = [tuple(tokens[place - order : place + 1].tolist()) if order <= place else None for order in ORDERS]
     pairs = zip(rows, seen, strict=True)
-    found = [(both[row], alone[row[:-1]]) if row else (0, 0) for row, (alone, both) in pairs]
-    return [one for one, _ in found], [one for _, one in found]
+    counts = [(both[row], alone[row[:-1]]) if row else (0, 0) for row, (alone, both) in pairs]
+    return [target for target, _ in counts], [total for _, total in counts]
 
 
 @pytest.mark.parametrize("block, context", [(7, 0), (16, 16), (5, 40), (1000, 0)])
@@ -69,9 +69,9 @@ def test_counts_of_the_text(block: int, context: int) -> None:
     known, documents = text(3000, 0), [text(90, 1), text(40, 2)]
     target, total = read(TextNgrams(SuffixArray.build(known, WORDS), ORDERS), windows(documents, block, context))
     seen = [occurrences(known, order) for order in ORDERS]
-    every = [by_eye(tokens, place, seen) for tokens in documents for place in range(len(tokens))]
-    for found, expected in ((target, [one for one, _ in every]), (total, [one for _, one in every])):
-        torch.testing.assert_close(found.exp().T.round().long(), torch.tensor(expected))
+    counts = [naive_counts(tokens, place, seen) for tokens in documents for place in range(len(tokens))]
+    for result, expected in ((target, [one for one, _ in counts]), (total, [one for _, one in counts])):
+        torch.testing.assert_close(result.exp().T.round().long(), torch.tensor(expected))
     assert total[-1].isfinite().any() and total[-1].isinf().any()
 
 
@@ -84,7 +84,7 @@ def test_counts_of_the_document(block: int, context: int) -> None:
     for tokens in documents:
         for place in range(len(tokens)):
             seen = [occurrences(tokens[:place], order) for order in ORDERS]
-            expected.append(by_eye(tokens, place, seen))
+            expected.append(naive_counts(tokens, place, seen))
     torch.testing.assert_close(target.exp().T.round().long(), torch.tensor([one for one, _ in expected]))
     torch.testing.assert_close(total.exp().T.round().long(), torch.tensor([one for _, one in expected]))
     assert memory.bytes > 0
@@ -100,25 +100,25 @@ def test_entries_are_the_counts_of_every_token(kind: str) -> None:
     entries = memory.entries(last)
     assert entries.counts is not None and len(entries.token.unique()) == len(entries.token)
 
-    def asked_for(token: int) -> Window:
-        return last._replace(asked=torch.cat([last.scored.token[:-1], torch.tensor([token])]))
+    def with_target(token: int) -> Window:
+        return last._replace(targets=torch.cat([last.scored.token[:-1], torch.tensor([token])]))
 
     for token in range(WORDS):
-        asked = memory.experts(asked_for(token), torch.ones(1))
+        mass = memory.experts(with_target(token), torch.ones(1))
         column = (entries.token == token).nonzero().squeeze(1)
         shown = entries.counts[:, column[0]] if len(column) else torch.full((len(ORDERS),), -torch.inf)
-        torch.testing.assert_close(asked.target[0, :, -1].double(), shown.double(), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(entries.counts.logsumexp(1), asked.total[0, :, -1].double(), rtol=1e-6, atol=1e-6)
-    longest = memory.evidence(asked_for(0), torch.ones(3))
-    known_orders = int(asked.total[0, :, -1].isfinite().sum())
-    torch.testing.assert_close(longest.total[0, :, -1], asked.total[0, known_orders - 1, -1].expand(3))
+        torch.testing.assert_close(mass.target[0, :, -1].double(), shown.double(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(entries.counts.logsumexp(1), mass.total[0, :, -1].double(), rtol=1e-6, atol=1e-6)
+    longest = memory.evidence(with_target(0), torch.ones(3))
+    known_orders = int(mass.total[0, :, -1].isfinite().sum())
+    torch.testing.assert_close(longest.total[0, :, -1], mass.total[0, known_orders - 1, -1].expand(3))
     where = known if kind == "text" else tokens
     assert torch.as_tensor(where[entries.place.numpy()].astype(np.int64)).tolist() == entries.token.tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
 def test_the_suffix_array_is_sorted(dtype: type) -> None:
-    """Of a text that can only be read, as memory-mapped ones."""
+    """Also for a read-only text, such as a memory-mapped one."""
     tokens = (text(2000, 5) % 200).astype(dtype)
     tokens.flags.writeable = False
     order = SuffixArray.build(tokens, WORDS).order

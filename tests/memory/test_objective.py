@@ -1,4 +1,4 @@
-"""The kernels are the definition: every visibility, both directions of a tile, scores far apart."""
+"""The kernels agree with the definition: every visibility, both directions of a tile, scores far apart."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import Everything, Extent, External, Visibility
 from trime.types import Contexts, Mass, Tensor, TokenPosition
 
-LENGTHS = [(0, 40), (0, 40), (0, 23), (1, 40), (1, 7), (2, 1)]  # of segments in their documents
+LENGTHS = [(0, 40), (0, 40), (0, 23), (1, 40), (1, 7), (2, 1)]  # (document, length) of each segment
 
 
 def contexts(scale: float = 1.0) -> Contexts:
-    """Segments that follow one another, one after the other, in float32."""
+    """Return contexts of consecutive segments, in float32."""
     torch.manual_seed(1)
     places, end = [], dict.fromkeys(range(3), 0)
     for segment, (document, length) in enumerate(LENGTHS):
@@ -29,26 +29,27 @@ def contexts(scale: float = 1.0) -> Contexts:
     return Contexts(scale * torch.randn(len(places), 8), torch.randint(WORDS, (len(places),)), TokenPosition(*columns))
 
 
-def both(query: Contexts, memory: Contexts, visibility: Any, divisor: Tensor, block: int) -> list[list[Tensor]]:
-    """Masses and the gradients of a weighted sum of them: by blocks in float32, at once in float64."""
+def results(query: Contexts, memory: Contexts, visibility: Any, divisor: Tensor, block: int) -> list[list[Tensor]]:
+    """Return masses and the gradients of a weighted sum of them: by blocks in float32, directly in float64."""
     torch.manual_seed(2)
-    weights, found = torch.randn(2, len(divisor), len(query.token)), []
+    weights, pairs = torch.randn(2, len(divisor), len(query.token)), []
     for dtype in (torch.float32, torch.float64):
         g = query.g.to(dtype, copy=True).requires_grad_()
-        asked = query._replace(g=g)
-        held = asked if memory is query else memory._replace(g=memory.g.to(dtype, copy=True).requires_grad_())
+        queries = query._replace(g=g)
+        entries = queries if memory is query else memory._replace(g=memory.g.to(dtype, copy=True).requires_grad_())
         if dtype == torch.float32:
-            mass = blockwise_mass(asked, held, visibility, divisor, block)
+            mass = blockwise_mass(queries, entries, visibility, divisor, block)
         else:
-            mass = direct_mass(asked, held, visibility, divisor.double())
+            mass = direct_mass(queries, entries, visibility, divisor.double())
         parts = [torch.where(part.isinf(), 0, part) for part in (mass.target, mass.total)]
         (torch.stack(parts) * weights).sum().backward()
-        found.append([mass.target, mass.total, g.grad, held.g.grad])
-    return found
+        pairs.append([mass.target, mass.total, g.grad, entries.g.grad])
+    return pairs
 
 
-def close(found: list[list[Tensor]], tolerance: float = 1e-5) -> None:
-    for ours, exact in zip(*found, strict=True):
+def assert_close(pairs: list[list[Tensor]], tolerance: float = 1e-5) -> None:
+    """Check that both results agree, relative to the largest value."""
+    for ours, exact in zip(*pairs, strict=True):
         assert torch.equal(ours.isinf(), exact.isinf())
         finite = ~exact.isinf()
         if finite.any():  # where nothing is visible, no mass is finite
@@ -56,33 +57,33 @@ def close(found: list[list[Tensor]], tolerance: float = 1e-5) -> None:
 
 
 class Calls(NamedTuple):
-    """Of each tile, whether the kernels did it."""
+    """For each tile, whether the kernels computed it."""
 
     device: str
     done: list[bool]
 
-    def hear(self, own: Any) -> Any:
-        """A kernel that is listened to."""
+    def recorded(self, function: Any) -> Any:
+        """Return a function whose results are recorded."""
 
-        def heard(*given: Any) -> Any:
-            answer = own(*given)
-            self.done.append(answer is not None and answer is not False)
-            return answer
+        def wrapper(*arguments: Any) -> Any:
+            result = function(*arguments)
+            self.done.append(result is not None and result is not False)
+            return result
 
-        return heard
+        return wrapper
 
 
 @pytest.fixture(params=["cpu", "cuda"])
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Of the CPU, and of CUDA in Triton's interpreter."""
-    noted = Calls(request.param, [])
+    """Record the calls of the CPU's kernels, and of CUDA's in Triton's interpreter."""
+    record = Calls(request.param, [])
     if request.param == "cuda":
         pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
     module = importlib.import_module(f"trime.memory.objective.blockwise_{request.param}")
     monkeypatch.setattr(blockwise, "kernels_for", lambda product: module if product.dtype == torch.float32 else None)
     for name in ("add_masses", "score_gradients"):
-        monkeypatch.setattr(module, name, noted.hear(getattr(module, name)))
-    return noted
+        monkeypatch.setattr(module, name, record.recorded(getattr(module, name)))
+    return record
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
@@ -91,32 +92,32 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
 def test_masses_and_gradients(visibility: Visibility, block: int, symmetric: bool, calls: Calls) -> None:
     query = contexts()
     memory = query if symmetric else query.take(torch.randperm(len(query.token))[:90])
-    close(both(query, memory, visibility, torch.tensor([1.3]), block))
+    assert_close(results(query, memory, visibility, torch.tensor([1.3]), block))
     assert all(calls.done)
 
 
 def test_in_any_order_of_contexts(calls: Calls) -> None:
-    """Columns may come after their rows: a tile of which only the columns see something is turned round."""
+    """Columns may come after their rows: a tile in which only the columns see something is transposed."""
     query = contexts()
     query = query.take(torch.arange(len(query.token)).flip(0))
     for visibility in VISIBILITIES:
-        close(both(query, query, visibility, torch.tensor([1.3]), 16))
+        assert_close(results(query, query, visibility, torch.tensor([1.3]), 16))
 
 
 def test_several_temperatures(calls: Calls) -> None:
-    """Masses by the kernels, one temperature after the other; gradients of several are done by the definition."""
+    """Kernels compute masses, one temperature after the other; the definition computes gradients of several."""
     query = contexts()
-    close(both(query, query, External(), torch.tensor([0.5, 1.0, 4.0]), 64))
+    assert_close(results(query, query, External(), torch.tensor([0.5, 1.0, 4.0]), 64))
     assert any(calls.done) and not all(calls.done)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_scores_far_apart(symmetric: bool, calls: Calls) -> None:
-    """A thousand nats between scores, of which float32 keeps seven digits: what would underflow is done by the definition."""
+    """With a thousand nats between scores, the definition computes what would underflow; float32 has seven digits."""
     query = contexts(scale=12.0)
     memory = query if symmetric else query.take(slice(30, None))
-    close(both(query, memory, External(), torch.tensor([1.0]), 64), 1e3 * 2**-22)
-    assert all(calls.done) == (calls.device == "cuda"), "there each row has a maximum of its own"
+    assert_close(results(query, memory, External(), torch.tensor([1.0]), 64), 1e3 * 2**-22)
+    assert all(calls.done) == (calls.device == "cuda"), "on CUDA each row has its own maximum"
 
 
 def test_a_target_far_below_the_rest(calls: Calls) -> None:
@@ -126,7 +127,7 @@ def test_a_target_far_below_the_rest(calls: Calls) -> None:
     g[1, 0] = -0.0001
     memory = Contexts(g, torch.tensor([3, 5, 4, 4]), TokenPosition(*torch.zeros(3, 4).long()))
     query = Contexts(g[:1], torch.tensor([5]), TokenPosition(*torch.zeros(3, 1).long()))
-    close(both(query, memory, Everything(), torch.tensor([1.0]), 64))
+    assert_close(results(query, memory, Everything(), torch.tensor([1.0]), 64))
 
 
 def test_what_is_not_a_number_stays_so(calls: Calls) -> None:
@@ -145,16 +146,16 @@ def test_nothing_to_ask_or_to_see() -> None:
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
 def test_all_is_shown_only_where_every_pair_is_seen(visibility: Visibility) -> None:
-    """And nothing is visible where a tile is ruled out."""
-    place, told = contexts().place, False
+    """And no pair is visible where a tile is ruled out."""
+    place, shown = contexts().place, False
     parts = [slice(low, low + size) for size in (1, 5, 40) for low in range(0, len(place.segment), 7)]
     extents = [Extent(*((int(c[part].min()), int(c[part].max())) for c in place)) for part in parts]
     for row, query in zip(parts, extents, strict=True):
         for column, memory in zip(parts, extents, strict=True):
             seen = visibility.sees(place.take(row), place.take(column))
             if visibility.shows_all(query, memory):
-                told = True
+                shown = True
                 assert seen.all()
             if visibility.rules_out(query, memory):
                 assert not seen.any()
-    assert told == visibility.sees(place, place).any()
+    assert shown == visibility.sees(place, place).any()

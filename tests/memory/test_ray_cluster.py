@@ -1,4 +1,4 @@
-"""The external memory on Ray's workers answers as one index; a worker that dies comes back, or the search fails."""
+"""The external memory on Ray workers finds what one index finds; a worker that dies restarts, or the search fails."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ray = pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
+def shut_down_ray() -> Iterator[None]:
     yield
     ray.shutdown()
 
 
 @pytest.mark.parametrize("factory", [None, "Cells16"])
 def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when one was killed. One that comes back and finds its part gone is not one that finds nothing near."""
-    monkeypatch.setattr("trime.memory.retrieval.ray_cluster.QUERIES", 8)  # several batches are under way at once
+    """Also when a worker is killed; a worker that restarts and does not find its part raises an error."""
+    monkeypatch.setattr("trime.memory.retrieval.ray_cluster.QUERIES", 8)  # several batches are pending at once
     parts = built(stored(tmp_path), 3, factory, "ip")
     workers = RaySearch(parts, nprobe=3, device="cpu", address=None, cores=1)
     score, number = workers.nearest(QUERY, 30)
@@ -53,30 +53,31 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
             workers.nearest(QUERY, 30)
 
 
-def test_what_cannot_be_is_told() -> None:
+def test_too_few_resources_are_an_error() -> None:
     with pytest.raises(UserError, match="lower"):
         check_resources([{"CPU": 2.0}], 3, {"num_cpus": 1, "num_gpus": 0})
-    with pytest.raises(UserError, match="room for 0"):  # of eight cores in all, no machine has five
+    with pytest.raises(UserError, match="room for 0"):  # eight cores together, but no machine has five
         check_resources([{"CPU": 4.0}, {"CPU": 4.0}], 1, {"num_cpus": 5, "num_gpus": 0})
 
 
 def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
-    """Three parts on workers give the figures of one index here."""
+    """Three parts on workers give the results of one local index."""
     common = ("experiment=trime_ext", "mixture=none", "index=cells", "index.factory=Cells16", "index.probe=4")
     config = tiny(*common, "index.parts=3", "index.engine=ray")
-    there, index = losses_of(config), Plan(config).index
+    distributed, index = losses_of(config), Plan(config).index
     assert index is not None and isinstance(index.search(), RaySearch)
-    here = losses_of(tiny(*common))
-    assert there == pytest.approx(here, rel=1e-5) and len(here) == 5  # of keys that tie for the last place, any may be taken
+    local = losses_of(tiny(*common))
+    assert distributed == pytest.approx(local, rel=1e-5) and len(local) == 5  # ties for the last place may differ
 
 
 def losses_of(config: DictConfig) -> list[float]:
+    """Run an experiment and return the test loss of each row."""
     run(config)
     results = json.loads((Plan(config).run_folder / "results.json").read_text())
     return [row["loss"] for row in results["metrics"]["test"]]
 
 
-def test_a_wrong_address_is_told(tiny: Callable[..., DictConfig]) -> None:
+def test_a_wrong_address_is_an_error(tiny: Callable[..., DictConfig]) -> None:
     ray.shutdown()
     with pytest.raises(UserError, match="no Ray cluster answers"):
         RaySearch([], 1, "cpu", "127.0.0.1:1", 1)

@@ -1,4 +1,4 @@
-"""A FAISS index that is killed while it fills goes on from the keys it holds, and answers like an unbroken one."""
+"""Searches of the external memory: killed builds resume, approximate searches approach exact ones, parts act as one index."""
 
 from __future__ import annotations
 
@@ -25,42 +25,43 @@ QUERY = torch.randn(20, 8, generator=torch.Generator().manual_seed(1))
 
 
 def blocks() -> Iterator[torch.Tensor]:
+    """Yield the keys in blocks."""
     yield from KEYS.split(700)
 
 
 def broken() -> Iterator[torch.Tensor]:
-    """Training reads all blocks; the kill comes while the third one is added."""
+    """Yield two blocks, then exit as if killed."""
     yield from KEYS.split(700)[:2]
     raise SystemExit(9)
 
 
-def build_faiss(given: Blocks, factory: str, metric: str, file: Path, bar: Mock) -> None:
-    learned = file.with_name("learned.faiss")
-    train_faiss(given, len(KEYS), 8, factory, metric, learned)
-    fill_faiss(given, metric, learned, file, bar)
+def build_faiss(keys: Blocks, factory: str, metric: str, file: Path, bar: Mock) -> None:
+    trained = file.with_name("learned.faiss")
+    train_faiss(keys, len(KEYS), 8, factory, metric, trained)
+    fill_faiss(keys, metric, trained, file, bar)
 
 
-def build_cells(given: Blocks, cells: int, metric: str, folder: Path) -> None:
-    learned = folder / "learned.npy"
-    train_ivf(given, len(KEYS), 8, cells, metric, learned)
-    fill_ivf(given, metric, learned, folder, Mock())
+def build_cells(keys: Blocks, cells: int, metric: str, folder: Path) -> None:
+    trained = folder / "learned.npy"
+    train_ivf(keys, len(KEYS), 8, cells, metric, trained)
+    fill_ivf(keys, metric, trained, folder, Mock())
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 @pytest.mark.parametrize("every", [500, 10**6])
 @pytest.mark.parametrize("factory", ["Flat", "IVF4_SQ8"])
-def test_a_killed_index_goes_on(factory: str, every: int, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_index_resumes(factory: str, every: int, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faiss_index, "SAVED_EVERY", every)
-    file, whole, bar = tmp_path / "index.faiss", tmp_path / "whole.faiss", Mock()
+    file, unbroken, bar = tmp_path / "index.faiss", tmp_path / "unbroken.faiss", Mock()
     calls = iter([blocks, broken] if factory != "Flat" else [broken])
     with pytest.raises(SystemExit):
         build_faiss(lambda: next(calls)(), factory, metric, file, bar)
     assert FaissSearch(file, metric, 4).index.ntotal == 1400 if every == 500 else not file.exists()
     bar.reset_mock()
     build_faiss(blocks, factory, metric, file, bar)
-    build_faiss(blocks, factory, metric, whole, Mock())
-    resumed, unbroken = (FaissSearch(path, metric, 4).nearest(QUERY, 10) for path in (file, whole))
-    assert torch.equal(resumed[0], unbroken[0]) and torch.equal(resumed[1], unbroken[1])
+    build_faiss(blocks, factory, metric, unbroken, Mock())
+    ours, theirs = (FaissSearch(path, metric, 4).nearest(QUERY, 10) for path in (file, unbroken))
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
     assert sum(call.args[0] for call in bar.update.call_args_list) == len(KEYS)
     assert not list(tmp_path.glob("*.partial"))
 
@@ -68,15 +69,15 @@ def test_a_killed_index_goes_on(factory: str, every: int, metric: str, tmp_path:
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 def test_a_flat_index_is_exact_search(metric: str, tmp_path: Path) -> None:
     build_faiss(blocks, "Flat", metric, tmp_path / "flat.faiss", Mock())
-    found, exact = FaissSearch(tmp_path / "flat.faiss", metric, 1), ExactSearch(blocks, metric, rows=333)
-    assert found.kind == exact.kind == "exact"
-    for ours, theirs in zip(found.nearest(QUERY, 12), exact.nearest(QUERY, 12), strict=True):
+    flat, exact = FaissSearch(tmp_path / "flat.faiss", metric, 1), ExactSearch(blocks, metric, rows=333)
+    assert flat.kind == exact.kind == "exact"
+    for ours, theirs in zip(flat.nearest(QUERY, 12), exact.nearest(QUERY, 12), strict=True):
         assert torch.allclose(ours.double(), theirs.double(), atol=1e-4)
 
 
 @pytest.mark.parametrize("factory", ["IVF16_Flat", "PCA4_IVF16_Flat"])
-def test_more_cells_find_more(factory: str, tmp_path: Path) -> None:
-    """Also where keys are reduced first."""
+def test_more_probed_cells_find_more(factory: str, tmp_path: Path) -> None:
+    """Also where the dimensions of keys are reduced first."""
     build_faiss(blocks, factory, "l2", tmp_path / "index.faiss", Mock())
     one, all_ = (FaissSearch(tmp_path / "index.faiss", "l2", nprobe).nearest(QUERY, 20)[0] for nprobe in (1, 16))
     assert (one <= all_).all() and (one < all_).any(1).float().mean() > 0.5
@@ -100,12 +101,12 @@ def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
     topk = StreamingTopK(9, k)
     for start in range(0, 3000, 333):
         topk.add(scores[:, start : start + 333], start)
-    found, number = topk.result()
+    score, number = topk.result()
     best = scores.topk(min(k, 3000), 1).values
-    assert torch.equal(found[:, :3000], best) and found[:, 3000:].eq(-torch.inf).all()
-    there = found > -torch.inf
-    assert torch.equal(scores.gather(1, number.clamp(min=0))[there], found[there])
-    assert all(len({*row[own].tolist()}) == own.sum() for row, own in zip(number, there, strict=True))
+    assert torch.equal(score[:, :3000], best) and score[:, 3000:].eq(-torch.inf).all()
+    present = score > -torch.inf
+    assert torch.equal(scores.gather(1, number.clamp(min=0))[present], score[present])
+    assert all(len({*row[mask].tolist()}) == mask.sum() for row, mask in zip(number, present, strict=True))
     assert number[0, 5:].eq(-1).all() or k <= 5
 
 
@@ -113,8 +114,8 @@ def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
 def test_all_cells_are_exact_search(metric: str, tmp_path: Path) -> None:
     build_cells(blocks, 16, metric, tmp_path)
     exact = ExactSearch(blocks, metric).nearest(QUERY, 40)
-    found = IVFSearch(tmp_path, metric, 99).nearest(QUERY, 40)
-    assert torch.allclose(found[0], exact[0], atol=1e-4) and recall_of(exact[1], found[1]) > 0.99  # near ties may swap
+    score, number = IVFSearch(tmp_path, metric, 99).nearest(QUERY, 40)
+    assert torch.allclose(score, exact[0], atol=1e-4) and recall_of(exact[1], number) > 0.99  # near ties may swap
     shares = [recall_of(exact[1], IVFSearch(tmp_path, metric, nprobe).nearest(QUERY, 40)[1]) for nprobe in (1, 4, 12)]
     assert shares == sorted(shares) and shares[-1] > 0.9 and IVFSearch(tmp_path, metric, 1).kind == "approximate"
 
@@ -126,23 +127,23 @@ def test_a_cell_with_fewer_keys_than_asked_for(tmp_path: Path) -> None:
     assert missing.any(1).all() and torch.equal(missing, score.isinf()) and score[:, :20].isfinite().all()
 
 
-def test_killed_cells_go_on(tmp_path: Path) -> None:
-    """Centroids, then the cells of each block, are kept; the bytes are those of an unbroken build."""
+def test_killed_cells_resume(tmp_path: Path) -> None:
+    """Centroids and the cells of each block are reused; the bytes are those of an unbroken build."""
     calls = iter([blocks, broken])
     with pytest.raises(SystemExit):
         build_cells(lambda: next(calls)(), 16, "ip", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"learned.npy", "cell-00000.npy", "cell-00001.npy"}
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    for folder in (tmp_path, whole):
+    unbroken = tmp_path / "unbroken"
+    unbroken.mkdir()
+    for folder in (tmp_path, unbroken):
         build_cells(blocks, 16, "ip", folder)
     for name in ("key.npy", "cells.safetensors"):
-        assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
-    assert {path.name for path in whole.iterdir()} == {"key.npy", "cells.safetensors", "learned.npy"}
+        assert (tmp_path / name).read_bytes() == (unbroken / name).read_bytes()
+    assert {path.name for path in unbroken.iterdir()} == {"key.npy", "cells.safetensors", "learned.npy"}
 
 
-def test_numbers_that_a_factory_string_leaves_out() -> None:
-    for given, whole in (
+def test_numbers_missing_in_a_factory_string_are_filled_in() -> None:
+    for short, factory in (
         (None, None),
         ("Cells", "Cells1024"),
         ("IVF_SQ8", "IVF1024_SQ8"),
@@ -152,13 +153,13 @@ def test_numbers_that_a_factory_string_leaves_out() -> None:
         ("OPQ_IVF_PQ", "OPQ64_IVF1024_PQ64"),
         ("IVF_HNSW32_SQ8", "IVF1024_HNSW32_SQ8"),
     ):
-        assert complete_factory(given, 10**6, 128) == whole
-        if whole and not whole.startswith("Cells"):
-            check_factory(whole, 10**6, 128, "ip")
+        assert complete_factory(short, 10**6, 128) == factory
+        if factory and not factory.startswith("Cells"):
+            check_factory(factory, 10**6, 128, "ip")
     assert complete_factory("IVF_Flat", 200, 16) == "IVF5_Flat"
 
 
-def test_bad_cells_are_told(tmp_path: Path) -> None:
+def test_bad_cells_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fewer cells"):
         check_factory("Cells1024", 3000, 24, "ip")
     with pytest.raises(UserError, match="fewer cells"):
@@ -171,7 +172,7 @@ def test_bad_cells_are_told(tmp_path: Path) -> None:
         IVFSearch(tmp_path, "ip", 1)
 
 
-def test_faiss_without_a_device_says_so(tmp_path: Path) -> None:
+def test_faiss_without_a_device_is_an_error(tmp_path: Path) -> None:
     build_faiss(blocks, "Flat", "ip", tmp_path / "flat.faiss", Mock())
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -180,50 +181,50 @@ def test_faiss_without_a_device_says_so(tmp_path: Path) -> None:
 
 
 def test_the_mass_of_entries_is_that_of_their_softmax() -> None:
-    """Under every temperature; with missing entries, without the target, and with a target far below the rest."""
+    """At every temperature; with missing entries, without the target, and with a target far below the rest."""
     random = torch.Generator().manual_seed(3)
     score = 20 * torch.randn(50, 300, generator=random)
     token = torch.randint(0, 9, (50, 300), generator=random)
     target, divisor = torch.randint(0, 9, (50,), generator=random), torch.tensor([0.3, 1.0, 8.0])
     score[0], score[1, 5:], target[2], score[3, token[3] == target[3]] = -torch.inf, -torch.inf, 99, -200.0
-    found = retrieved_mass(score, token, target, divisor)
+    mass = retrieved_mass(score, token, target, divisor)
     expected = retrieved_mass(score.double(), token, target, divisor.double())
-    for ours, theirs in ((found.target, expected.target), (found.total, expected.total)):
+    for ours, theirs in ((mass.target, expected.target), (mass.total, expected.total)):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
-    assert found.target[:, 2].eq(-torch.inf).all() and found.total[:, 0].eq(-torch.inf).all()
-    assert found.target[0, 3] < -600
+    assert mass.target[:, 2].eq(-torch.inf).all() and mass.total[:, 0].eq(-torch.inf).all()
+    assert mass.target[0, 3] < -600
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 @pytest.mark.parametrize("factory", [None, "Cells16", "IVF16_SQ8", "Flat"])
 def test_parts_find_what_one_index_finds(factory: str | None, metric: str, tmp_path: Path) -> None:
-    """They share centroids and codes: the cells that a query visits hold the same keys, in however many parts."""
+    """Parts share centroids and codes, so that the cells that a query visits contain the same keys in any number of parts."""
     store = stored(tmp_path)
-    found = [open_search(built(store, count, factory, metric), nprobe=3).nearest(QUERY, 30) for count in (1, 3, 7)]
-    for score, number in found[1:]:
-        assert torch.allclose(score, found[0][0], atol=1e-5) and recall_of(found[0][1], number) == 1
+    results = [open_search(built(store, count, factory, metric), 3).nearest(QUERY, 30) for count in (1, 3, 7)]
+    for score, number in results[1:]:
+        assert torch.allclose(score, results[0][0], atol=1e-5) and recall_of(results[0][1], number) == 1
 
 
-def test_a_killed_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts that are whole stay; bytes are those of an unbroken build."""
+def test_a_killed_part_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete parts are reused; the bytes are those of an unbroken build."""
     store, fill = stored(tmp_path), IndexPart.fill
     parts = split_into_parts(store, 3, folder_of(tmp_path / "killed"), "Cells16", "ip")
     monkeypatch.setattr(
-        IndexPart, "fill", lambda part, *given: fill(part, *given) if part.first < 2000 else broken().throw(SystemExit)
+        IndexPart, "fill", lambda part, *arguments: fill(part, *arguments) if part.first < 2000 else broken().throw(SystemExit)
     )
     with pytest.raises(SystemExit):
         build_parts(parts, tmp_path / "killed", Mock())
     monkeypatch.setattr(IndexPart, "fill", fill)
-    when = (parts[0].folder / "key.npy").stat().st_mtime_ns
+    modified = (parts[0].folder / "key.npy").stat().st_mtime_ns
     build_parts(parts, tmp_path / "killed", bar := Mock())
-    assert (parts[0].folder / "key.npy").stat().st_mtime_ns == when
+    assert (parts[0].folder / "key.npy").stat().st_mtime_ns == modified
     assert sum(call.args[0] for call in bar.update.call_args_list) == len(KEYS)
     for ours, theirs in zip(parts, built(store, 3, "Cells16", "ip"), strict=True):
         assert (ours.folder / "key.npy").read_bytes() == (theirs.folder / "key.npy").read_bytes()
 
 
 def stored(folder: Path) -> Path:
-    """A store of the keys, in shards that are no parts."""
+    """Write a store of the keys, in shards that do not coincide with parts; return its folder."""
     store = folder_of(folder / "store")
     for number, keys in enumerate(blocks()):
         other = {name: torch.arange(len(keys)) for name in ("token", "document")}
@@ -232,6 +233,7 @@ def stored(folder: Path) -> Path:
 
 
 def built(store: Path, count: int, factory: str | None, metric: str) -> list[IndexPart]:
+    """Build an index in ``count`` parts."""
     folder = folder_of(store.parent / f"index-{count}")
     parts = split_into_parts(store, count, folder, factory, metric)
     build_parts(parts, folder, Mock())
@@ -239,5 +241,6 @@ def built(store: Path, count: int, factory: str | None, metric: str) -> list[Ind
 
 
 def folder_of(path: Path) -> Path:
+    """Make a folder and return it."""
     path.mkdir()
     return path

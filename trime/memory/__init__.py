@@ -1,1 +1,1 @@
-"""Token memories: which tokens followed contexts like this one?"""
+"""Token memories: what followed contexts similar to the current one."""

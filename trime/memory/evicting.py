@@ -1,7 +1,6 @@
-"""Long-term memory at test whose entries an eviction policy keeps, instead of the last M (see recent).
+"""Long-term memory at test in which an eviction policy chooses the entries, instead of the last M (see ``fifo``).
 
-An entry's importance is the softmax mass that it received, over this memory alone at τ = 1: that is the score
-which policies read.
+Policies score an entry by the attention that it receives: its softmax weight within this memory alone, at τ = 1.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from trime.types import AttentionBlock, Contexts, Float, Int, Mass, Tensor, Toke
 
 
 class EvictingTokenMemory:
-    """One memory for each of ``sizes``; cleared at the start of a document unless ``crossing``.
+    """A separate bounded memory for each of ``sizes``; cleared at the start of a document unless ``crossing``.
 
-    The newest entries wait while a window holds them itself as context, unless ``repeats``.
+    The newest entries wait outside while a window itself contains them as context, unless ``repeats``.
     """
 
     def __init__(
@@ -32,36 +31,36 @@ class EvictingTokenMemory:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self.states: list[MemoryState] | None = None
         self.waiting: Contexts | None = None
-        self.count = 0  # contexts that came before those which wait
+        self.count = 0  # contexts that came before the waiting ones
 
     @property
     def bytes(self) -> int:
-        """Return the size of the largest memory's entries."""
+        """Return the size of the largest memory's entries in bytes."""
         return sum(column.nbytes for column in self.states[-1].columns) if self.states else 0
 
     def write(self, seen: Contexts, overlap: int = 0) -> None:
-        """Adds the newest entries, oldest first; they enter when the next window is read."""
+        """Add the newest entries, oldest first; they are inserted when the next window is read."""
         self.waiting = seen if self.waiting is None else Contexts.concat([self.waiting, seen])
 
     def prepare(self, query: Contexts, overlap: int) -> None:
-        """Takes in what waits; forgets another document."""
+        """Insert waiting entries before a query, and forget those of another document."""
         if not self.crossing and self.waiting is not None and (self.waiting.place.document[-1] != query.place.document[0]):
             self.reset()
         self.insert_waiting(query, 0 if self.repeats else overlap)
 
     def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
-        """Those that queries of a document see at the largest size."""
+        """Return the entries that queries of a document see at the largest size."""
         self.prepare(query, overlap)
         return to_contexts(self.states[-1]) if self.states else query.take(slice(0, 0))
 
     def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
-        """Mass [s t n] at every size, in order; the queries' attention then settles what is important."""
+        """Return the mass [s t n] at every size, in order; the attention of the queries then updates the policies' scores."""
         self.prepare(query, overlap)
-        asked = self.count + (0 if self.waiting is None else len(self.waiting.token))
-        position = asked + torch.arange(len(query.token), device=query.g.device)
+        start = self.count + (0 if self.waiting is None else len(self.waiting.token))
+        position = start + torch.arange(len(query.token), device=query.g.device)
         masses = []
         for number, memory in enumerate(self.memories):
             state = self.states[number] if self.states else memory.empty(to_columns(query.take(slice(0, 0))))
@@ -71,21 +70,21 @@ class EvictingTokenMemory:
         return Mass(torch.stack([mass.target for mass in masses]), torch.stack([mass.total for mass in masses]))
 
     def insert_waiting(self, query: Contexts, overlap: int) -> None:
-        """Takes in what waits but for the ``overlap`` newest."""
+        """Insert the waiting entries but for the ``overlap`` newest."""
         if self.waiting is None or len(self.waiting.token) <= overlap:
             return
-        prepare = len(self.waiting.token) - overlap
-        columns = to_columns(self.waiting.take(slice(0, prepare)))
-        position = self.count + torch.arange(prepare, device=query.g.device)
+        ready = len(self.waiting.token) - overlap
+        columns = to_columns(self.waiting.take(slice(0, ready)))
+        position = self.count + torch.arange(ready, device=query.g.device)
         before = self.states or [memory.empty(columns) for memory in self.memories]
         pairs = zip(self.memories, before, strict=True)
         self.states = [memory.update(state, columns, position[None]) for memory, state in pairs]
-        self.waiting, self.count = self.waiting.take(slice(prepare, None)), self.count + prepare
+        self.waiting, self.count = self.waiting.take(slice(ready, None)), self.count + ready
 
     def observe_attention(
         self, policy: EvictionPolicy, state: MemoryState, query: Contexts, position: Int[Tensor, " n"]
     ) -> MemoryState:
-        """The memory after what a window's queries made of it."""
+        """Return the state after the attention of a window's queries, whose positions count all contexts read so far."""
         place, filled = TokenPosition(*(column[0] for column in state.columns[2:])), state.ranking.position[0] >= 0
         summary = policy.begin(state.ranking)
         for rows in torch.arange(len(position), device=position.device).split(BLOCK):
@@ -97,12 +96,12 @@ class EvictingTokenMemory:
 
 
 def to_columns(seen: Contexts) -> tuple[Tensor, ...]:
-    """Contexts as columns of one row."""
+    """Return contexts as the columns of a memory with one row."""
     return tuple(column[None] for column in (seen.g, seen.token, *seen.place))
 
 
 def to_contexts(state: MemoryState) -> Contexts:
-    """The entries of one row, in no order."""
+    """Return the entries of a memory with one row, in no particular order."""
     filled = state.ranking.position[0] >= 0
     g, token, *place = (column[0][filled] for column in state.columns)
     return Contexts(g, token, TokenPosition(*place))

@@ -1,4 +1,4 @@
-"""The external memory at test, as the rows of a table read it: the K nearest entries of a datastore (TRIME Eq. 4, 7)."""
+"""The external memory at test: the K nearest entries of a datastore (TRIME Eq. 4, 7)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trime.types import Contexts, Float, Mass, Tensor
 
 
 class ExternalMemory(Memory):
-    """Asked for many windows at once, which searching is fastest with. ``size``: bytes of the datastore and its index."""
+    """The nearest entries of a datastore, searched for many windows at once; ``size``: bytes of the datastore and its index."""
 
     looks_ahead = True
 
@@ -22,7 +22,7 @@ class ExternalMemory(Memory):
         return self.size
 
     def ahead(self, windows: list[Window]) -> list[Any]:
-        """Return scores and tokens of the entries nearest to each window's contexts."""
+        """Return the scores and tokens of the entries nearest to each window's contexts."""
         queries = [window.query for window in windows]
         score, token, _ = self.nearest.entries(Contexts.concat(queries))
         sizes = [len(query.token) for query in queries]

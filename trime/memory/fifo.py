@@ -13,11 +13,11 @@ from trime.types import Contexts, Float, Mass, Tensor
 
 
 class FifoTokenMemory:
-    """First in, first out: holds the ``max(sizes)`` last contexts written, and answers for every size at once.
+    """The ``max(sizes)`` contexts written last, first in, first out; all sizes are evaluated at once.
 
-    ``crossing`` shows entries of earlier documents too (the published way). The ``overlap`` newest
-    entries, those which the window holds itself as context, are passed over unless ``repeats`` (the
-    published way counts them twice): sizes count from there.
+    ``crossing`` shows entries of earlier documents too, as published. The ``overlap`` newest entries, which the window
+    itself contains as context, are skipped, and sizes count from there, unless ``repeats`` (as published, which counts
+    them twice).
     """
 
     def __init__(self, sizes: list[int], crossing: bool = False, repeats: bool = False, metric: str = "ip"):
@@ -26,35 +26,35 @@ class FifoTokenMemory:
         self.seen: Contexts | None = None
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self.seen = None
 
     def write(self, seen: Contexts, overlap: int = 0) -> None:
-        """Adds the newest entries, oldest first; keeps ``overlap`` more than the largest size."""
+        """Add the newest entries, oldest first; keep ``overlap`` more than the largest size."""
         joined = seen if self.seen is None else Contexts.concat([self.seen, seen])
         self.seen = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - overlap), None))
 
     @property
     def bytes(self) -> int:
-        """Return the size of all entries."""
+        """Return the size of all entries in bytes."""
         return 0 if self.seen is None else self.seen.bytes
 
     def visible_count(self, overlap: int) -> int:
-        """How many entries a window sees that holds the ``overlap`` newest itself."""
+        """Return the number of entries that a window sees which itself contains the ``overlap`` newest."""
         return 0 if self.seen is None else max(0, len(self.seen.token) - (0 if self.repeats else overlap))
 
     def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
-        """Those that queries of a document see at the largest size."""
+        """Return the entries that queries of a document see at the largest size."""
         if self.seen is None:
             return query.take(slice(0, 0))
-        visible_count = self.visible_count(overlap)
-        found = self.seen.take(slice(max(0, visible_count - self.sizes[-1]), visible_count))
-        return found.take(self.visibility.sees(query.place, found.place)[0])
+        count = self.visible_count(overlap)
+        newest = self.seen.take(slice(max(0, count - self.sizes[-1]), count))
+        return newest.take(self.visibility.sees(query.place, newest.place)[0])
 
     def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
-        """Mass [s t n] at every size, in order."""
-        visible_count = self.visible_count(overlap)
-        edges = [max(visible_count - size, 0) for size in (0, *self.sizes)]
+        """Return the mass [s t n] at every size, in order."""
+        count = self.visible_count(overlap)
+        edges = [max(count - size, 0) for size in (0, *self.sizes)]
         bands = [self.band(query, divisor, low, high) for high, low in pairwise(edges)]
         return Mass(
             torch.stack([band.target for band in bands]).logcumsumexp(0),
@@ -62,15 +62,15 @@ class FifoTokenMemory:
         )
 
     def band(self, query: Contexts, divisor: Tensor, low: int, high: int) -> Mass:
-        """Mass of the entries low to high, oldest first."""
+        """Return the mass [t n] of the entries ``low`` to ``high``, counted from the oldest."""
         if self.seen is None or low >= high:
-            nothing = query.g.new_full((len(divisor), len(query.token)), -math.inf)
-            return Mass(nothing, nothing)
+            empty = query.g.new_full((len(divisor), len(query.token)), -math.inf)
+            return Mass(empty, empty)
         return blockwise_mass(query, self.seen.take(slice(low, high)), self.visibility, divisor, metric=self.metric)
 
 
 def check_sizes(sizes: list[int]) -> list[int]:
-    """Sizes of a memory; ValueError unless they are positive and rising."""
+    """Return the sizes of a memory as a list; ValueError unless they are positive and rising."""
     if not sizes or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
         raise ValueError(f"sizes={list(sizes)} must be positive and rising: mend tune.memory_size")
     return list(sizes)

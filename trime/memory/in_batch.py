@@ -1,4 +1,4 @@
-"""TRIME's training memory: the other contexts of the same batch, on all devices, with gradient (section 4, Eq. 5)."""
+"""TRIME's training memory: the other contexts of the batch, on all devices, with gradient (section 4, Eq. 5)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
 
 
 class InBatch:
-    """Contexts of the batch under a visibility; the local ones are dropped with probability ``drop_local``.
+    """The contexts of the batch under a visibility; local memory is dropped with probability ``drop_local``.
 
-    ``draw``, uniform in [0, 1), comes from outside: a pure function of (seed, update). ``own_gradient_only``
-    is the published code's quirk: the contexts of other processes are constants; without ``gradient`` all are
-    (TRIME Table 11's ablation). Contexts of the last ``stale`` batches are memory too, as they were then (Appendix E;
-    footnote 7). Similarities are divided by ``temperature`` too (Eq. 5 has none); ``metric`` says which they are.
+    ``own_gradient_only``: contexts of other processes get no gradient, as in the published code. ``gradient`` false: none
+    get any (the ablation of TRIME Table 11). ``stale``: the number of earlier batches whose contexts are memory too, as
+    they were then (Appendix E; footnote 7). ``temperature`` divides similarities further (Eq. 5 has none); ``metric``
+    names the similarity. ValueError for values out of range.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class InBatch:
         metric: str = "ip",
     ):
         if not 0 <= drop_local <= 1:
-            raise ValueError(f"drop_local={drop_local} is a probability: choose memory.drop_local in [0, 1]")
+            raise ValueError(f"drop_local={drop_local} must be a probability: choose memory.drop_local in [0, 1]")
         if drop_local and not isinstance(visibility, External):
             raise ValueError(f"drop_local={drop_local} leaves no memory but for memory=external: set memory.drop_local=0")
         self.visibility, self.drop_local = visibility, drop_local
         if stale < 0:
             raise ValueError(
-                f"stale={stale}: the number of earlier batches whose contexts are memory, at least 0: mend memory.stale"
+                f"stale={stale}: the number of earlier batches whose contexts are memory must be at least 0: mend memory.stale"
             )
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be positive: mend memory.temperature")
@@ -48,9 +48,9 @@ class InBatch:
     def evidence(
         self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
     ) -> Mass:
-        """Mass [t n] of the batch's contexts, of which ``seen`` are this process's, for the queries.
+        """Return the mass [t n] of the batch's contexts for the queries; ``seen`` are the contexts of this process.
 
-        ``progress``: of training, from 0 to 1.
+        ``draw``, uniform in [0, 1), is a function of seed and update alone; ``progress`` of training runs from 0 to 1.
         """
         memory = gather_contexts(seen, not self.own_gradient_only)
         if not self.gradient:
@@ -60,7 +60,7 @@ class InBatch:
         )
 
     def visibility_for(self, draw: float, progress: float = 1.0) -> Visibility:
-        """What queries see in an update with this draw."""
+        """Return the visibility in an update with this draw."""
         return Others() if draw < self.drop_local else self.visibility
 
 
@@ -71,23 +71,23 @@ class StaleContexts:
         self.batches: deque[Contexts] = deque(maxlen=batches)
 
     def join_and_store(self, seen: Contexts) -> Contexts:
-        """They and those of this batch, which are kept for the next ones."""
-        every = Contexts.concat([*self.batches, seen]) if self.batches else seen
+        """Return the stored contexts followed by those of this batch, which are then stored too."""
+        joined = Contexts.concat([*self.batches, seen]) if self.batches else seen
         self.batches.append(seen._replace(g=seen.g.detach()))
-        return every
+        return joined
 
     def saved(self) -> list[list[list[Tensor]]]:
-        """Batch by batch, column by column, process by process."""
-        return [[all_gather_varlen(part) for part in (own.g, own.token, *own.place)] for own in self.batches]
+        """Return the contexts of all processes, for a checkpoint: for each batch its columns, each a list of parts by rank."""
+        return [[all_gather_varlen(part) for part in (batch.g, batch.token, *batch.place)] for batch in self.batches]
 
     def restore(self, saved: list[list[list[Tensor]]], rank: int, world: int, device: torch.device) -> None:
-        """Goes on from what was saved, by however many processes: each has some, and all see them all."""
+        """Restore saved contexts, of any number of processes; each process takes a share, and all see all of them."""
         for batch in saved:
             g, token, *place = (part.to(device) for part in rank_rows(batch, rank, world))
             self.batches.append(Contexts(g, token, TokenPosition(*place)))
 
 
 def local_draw(seed: int, update: int) -> float:
-    """The update's draw for dropping local memory: the same on every rank and after a resume."""
+    """Return the random number of an update in [0, 1), the same on every rank and after a resume."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
     return float(torch.rand((), generator=generator, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""TRIME-MT's training memory: of the other sentences' contexts, only the nearest (section 4.4; the published recipe)."""
+"""TRIME-MT's training memory: the nearest contexts of the other sentences (section 4.4; the published recipe)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trime.memory.similarity import similarity
 from trime.memory.visibility import Visibility
 from trime.types import Contexts, Float, Mass, Tensor
 
-ROWS = 512  # queries whose similarities are held at a time
+ROWS = 512  # queries whose similarities are in memory at a time
 
 
 class NearestInBatch:
     """The ``k`` most similar contexts of the batch under a visibility (null: all), at a training temperature.
 
-    ``metric`` is one of similarity's. Gradient reaches those that are kept.
+    Gradient reaches the selected contexts alone. ValueError unless ``k`` and ``temperature`` are positive.
     """
 
     stale = 0
@@ -34,29 +34,31 @@ class NearestInBatch:
     def evidence(
         self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
     ) -> Mass:
-        """Mass [t n] of the nearest contexts, of which ``seen`` are this process's; there is nothing to draw."""
+        """Return the mass [t n] of the nearest contexts; ``seen`` are those of this process. ``draw`` has no effect."""
         memory = gather_contexts(seen)
         blocks = [*slices(len(query.token), ROWS)] or [slice(0, 0)]  # a process may have no rows
         parts = [self.block(query.take(rows), memory, divisor) for rows in blocks]
         return Mass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))
 
     def block(self, query: Contexts, memory: Contexts, divisor: Tensor) -> Mass:
+        """Return the mass of some queries; the backward pass computes their similarities again."""
         hidden = ~self.visibility.sees(query.place, memory.place)
         target, total = checkpoint(
             self.masses, query.g, memory.g, hidden, query.token, memory.token, divisor, use_reentrant=False
         )
         return Mass(target, total)
 
-    def masses(self, query: Tensor, memory: Tensor, hidden: Tensor, wanted: Tensor, token: Tensor, divisor: Tensor):  # type: ignore[no-untyped-def]
+    def masses(self, query: Tensor, memory: Tensor, hidden: Tensor, target: Tensor, token: Tensor, divisor: Tensor):  # type: ignore[no-untyped-def]
+        """Return the log-masses [t n] of the targets and in all, over the nearest visible contexts."""
         score = similarity(query, memory, self.metric).masked_fill(hidden, -math.inf)
         score, index = score.topk(min(self.k or len(memory), len(memory)), dim=1)
         scaled = score / (divisor * self.temperature)[:, None, None]
-        missed = token[index] != wanted[:, None]
-        return safe_logsumexp(scaled.masked_fill(missed, -math.inf)), safe_logsumexp(scaled)
+        other = token[index] != target[:, None]
+        return safe_logsumexp(scaled.masked_fill(other, -math.inf)), safe_logsumexp(scaled)
 
 
 def safe_logsumexp(scores: Float[Tensor, "t n k"]) -> Float[Tensor, "t n"]:
-    """logsumexp whose gradient is zero, not NaN, where nothing is finite."""
+    """Return the logsumexp, whose gradient here is zero, not NaN, where no score is finite."""
     empty = scores.isinf().all(-1, keepdim=True)
-    found = scores.masked_fill(empty, 0).logsumexp(-1)
-    return found.masked_fill(empty.squeeze(-1), -math.inf)
+    result = scores.masked_fill(empty, 0).logsumexp(-1)
+    return result.masked_fill(empty.squeeze(-1), -math.inf)

@@ -1,4 +1,4 @@
-"""The local memory at test: the contexts of the window before each one (TRIME Eq. 2; the continuous cache)."""
+"""The local memory at test: the earlier contexts of the same window (TRIME Eq. 2; the continuous cache)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trime.types import Contexts, Float, Mass, Tensor
 
 
 class LocalMemory(Memory):
-    """``metric``: of similarity, ip, l2 or cosine."""
+    """The earlier contexts of each window; ``metric``: ip, l2 or cosine."""
 
     def __init__(self, metric: str = "ip"):
         self.metric = metric
@@ -34,6 +34,6 @@ class LocalMemory(Memory):
 
 
 def context_entries(window: Window, seen: Contexts, metric: str) -> Entries:
-    """Return contexts as the last one of a window sees them."""
+    """Return contexts as entries, with their similarities to the last context of a window."""
     query = window.contexts.take(slice(-1, None))
     return Entries(similarity(query.g, seen.g.to(query.g), metric)[0], seen.token, seen.place.position)

@@ -1,4 +1,4 @@
-"""The long-term memory at test, as the rows of a table read it: the last M contexts, or those that a policy keeps."""
+"""The long-term memory at test: the last M contexts, or those that an eviction policy keeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from trime.types import Float, Mass, Tensor
 
 
 class LongMemory(Memory):
-    """``policy``: what is kept; one that keeps the last entries needs no memory for each size (see recent, selective)."""
+    """The contexts that ``policy`` keeps.
+
+    A policy that keeps the last entries is served by one memory for all sizes (``fifo``), unless ``selective``; others need
+    a memory for each size (``evicting``).
+    """
 
     fills = True
 
@@ -43,7 +47,7 @@ class LongMemory(Memory):
 
     @property
     def states(self) -> list[MemoryState]:
-        """Return what the memory of each size holds, where they are kept apart (``selective``, whatever the policy)."""
+        """Return the state of the memory of each size, where there is one for each size."""
         return (self.memory.states or []) if isinstance(self.memory, EvictingTokenMemory) else []
 
     def reset(self) -> None:

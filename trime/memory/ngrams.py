@@ -1,7 +1,7 @@
-"""n-grams as memories at test: what followed the last k tokens in the training text, or in the document read so far.
+"""n-gram memories at test: what followed the last k tokens in the training text, or in the document so far.
 
-Each length k of the context (its *order*) is an expert: P(w) = count(last k tokens, w) / count(last k tokens). The training
-text is searched by a suffix array, so that a context may be as long as one likes (infini-gram, Liu et al. 2024).
+Each context length k (the *order*) is an expert: P(w) = count(last k tokens, w) / count(last k tokens). The training text
+is searched by a suffix array, so that contexts may be of any length (infini-gram, Liu et al. 2024).
 """
 
 from __future__ import annotations
@@ -16,49 +16,50 @@ from trime.memory.base import Entries, Memory, Window
 from trime.memory.ngrams_cpu import counts_in_document, counts_in_text, rehash, suffix_range
 from trime.types import Float, Mass, Tensor
 
-INITIAL_SLOTS = 2**10  # slots of a table of counts
-MAX_OCCURRENCES = 2**16  # occurrences of a context that generation looks at, evenly chosen
+INITIAL_SLOTS = 2**10  # slots of an empty hash table of counts
+MAX_OCCURRENCES = 2**16  # occurrences of a context that generation reads at most, evenly chosen
 
 
 class SuffixArray:
-    """A text [n] and the order of its suffixes [n]; ``starts`` [v + 1]: where those begin that start with each token."""
+    """A text [n] and its suffixes in sorted order [n]; those that begin with token v are ``starts[v]`` to ``starts[v + 1]``."""
 
     def __init__(self, text: np.ndarray, order: np.ndarray, starts: np.ndarray):
         self.text, self.order, self.starts = text, order, starts
 
     @staticmethod
     def build(tokens: np.ndarray, vocabulary: int) -> SuffixArray:
-        """Return the suffix array of a text; seconds for a million tokens, 9 bytes of memory a token."""
+        """Return the suffix array of a text; it takes seconds for a million tokens, and 9 bytes of memory a token."""
         from pydivsufsort import divsufsort
 
-        text = np.array(tokens)  # the library refuses one that is read-only, as memory-mapped texts are
+        text = np.array(tokens)  # a copy, for the library rejects read-only arrays such as memory-mapped texts
         starts = np.concatenate([[0], np.cumsum(np.bincount(text, minlength=vocabulary))])
         return SuffixArray(text, divsufsort(text), starts.astype(np.int64))
 
 
 class RecentTokens:
-    """The last tokens of a document, as windows are read."""
+    """The last ``limit`` tokens of the document that is being read."""
 
     def __init__(self, limit: int):
         self.limit = limit
         self.forget()
 
     def forget(self) -> None:
+        """Forget all tokens."""
         self.document, self.end, self.tokens = -1, -1, np.zeros(0, np.int64)
 
     def before(self, window: Window) -> np.ndarray:
-        """Return the tokens before a window's first scored context: its own context, and what was read before that."""
+        """Return the tokens before a window's first scored context: its unscored ones, and those read before the window."""
         contexts = window.contexts
-        own = contexts.token[: window.context].cpu().numpy().astype(np.int64)
-        if len(own) >= self.limit:
-            return own[len(own) - self.limit :]
+        unscored = contexts.token[: window.context].cpu().numpy().astype(np.int64)
+        if len(unscored) >= self.limit:
+            return unscored[len(unscored) - self.limit :]
         document, begin = int(contexts.place.document[0]), int(contexts.place.position[0])
         if document != self.document or not self.end - len(self.tokens) <= begin <= self.end:
-            return own
-        return np.concatenate([self.tokens[: len(self.tokens) - (self.end - begin)], own])
+            return unscored
+        return np.concatenate([self.tokens[: len(self.tokens) - (self.end - begin)], unscored])
 
     def add(self, window: Window) -> None:
-        """Read the scored tokens of a window."""
+        """Add the scored tokens of a window."""
         before = self.before(window)
         self.tokens = np.concatenate([before, next_tokens(window)])[-self.limit :]
         self.document = int(window.contexts.place.document[0])
@@ -71,13 +72,16 @@ def next_tokens(window: Window) -> np.ndarray:
 
 
 class Ngrams(Memory):
-    """``orders``: lengths of contexts, rising. Counts have no temperature: ``evidence`` is of the longest known context."""
+    """n-grams of several context lengths; ``orders`` must rise, else ValueError.
+
+    Counts have no temperature: ``evidence`` is that of the longest context that occurred.
+    """
 
     fills = True
 
     def __init__(self, orders: list[int]):
         if not orders or sorted(set(orders)) != list(orders) or orders[0] < 1:
-            raise ValueError(f"orders={list(orders)}: lengths of contexts must be positive and rising")
+            raise ValueError(f"orders={list(orders)}: context lengths must be positive and rising")
         self.orders = np.array(orders, np.int64)
         self.expert_names = [str(order) for order in orders]
         self.read = RecentTokens(int(self.orders[-1]))
@@ -90,25 +94,25 @@ class Ngrams(Memory):
 
     @abstractmethod
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        """Return how often each order's context occurs before the target, and in all: [e n] each."""
+        """Return how often the context of each order occurs before the target, and before any token: [e n] each."""
 
     def experts(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
         of_target, total = (torch.as_tensor(part).to(window.contexts.g).log()[None] for part in self.context_counts(window))
         return Mass(of_target, total)
 
     def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
-        every = self.experts(window, divisor)
-        known = every.total[0].isfinite().sum(0)  # a context that is known is so without its first tokens
+        experts = self.experts(window, divisor)
+        known = experts.total[0].isfinite().sum(0)  # where a context occurs, its shorter suffixes do too
         longest = (known - 1).clamp(min=0)[None]
-        chosen = [part[0].gather(0, longest).expand(len(divisor), -1)[None] for part in (every.target, every.total)]
-        return Mass(*chosen)
+        masses = [part[0].gather(0, longest).expand(len(divisor), -1)[None] for part in (experts.target, experts.total)]
+        return Mass(*masses)
 
     def entries(self, window: Window) -> Entries:
-        """Return every token that followed, with its log-count under each order, and a place where it followed the longest."""
-        found = self.continuations(window)
-        token, column = np.unique(np.concatenate([tokens for tokens, _ in found] or [np.zeros(0)]), return_inverse=True)
+        """Return each token that followed, with its log-count under each order and a place where it followed the longest."""
+        followers = self.continuations(window)
+        token, column = np.unique(np.concatenate([tokens for tokens, _ in followers] or [np.zeros(0)]), return_inverse=True)
         counts, place = np.zeros((len(self.orders), len(token))), np.zeros(len(token), np.int64)
-        for number, (columns, (_, places)) in enumerate(zip(split(column, found), found, strict=True)):
+        for number, (columns, (_, places)) in enumerate(zip(split(column, followers), followers, strict=True)):
             counts[number] = np.bincount(columns, minlength=len(token))
             place[columns] = places
         longest = counts[max(int(counts.any(1).sum()) - 1, 0)]
@@ -118,12 +122,12 @@ class Ngrams(Memory):
 
     @abstractmethod
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return for each order the tokens that followed the context of a window's last token, and where they stand."""
+        """Return for each order the tokens that followed the context of the window's last token, and their positions."""
 
 
-def split(column: np.ndarray, found: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Return what was joined, part by part."""
-    return np.split(column, np.cumsum([len(tokens) for tokens, _ in found])[:-1]) if found else []
+def split(column: np.ndarray, followers: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """Split a column into parts as long as those of each order."""
+    return np.split(column, np.cumsum([len(tokens) for tokens, _ in followers])[:-1]) if followers else []
 
 
 class TextNgrams(Ngrams):
@@ -143,7 +147,7 @@ class TextNgrams(Ngrams):
 
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
         history, array = np.concatenate([self.read.before(window), next_tokens(window)[:-1]]), self.array
-        found = []
+        followers = []
         for order in self.orders[self.orders <= len(history)].tolist():
             begin = len(history) - order
             low, high = suffix_range(array.text, array.order, array.starts, history, begin, order)
@@ -152,8 +156,8 @@ class TextNgrams(Ngrams):
             else:
                 places = np.asarray(array.order[low:high]) + order
             places = places[places < len(array.text)]
-            found.append((np.asarray(array.text[places]), places))
-        return found
+            followers.append((np.asarray(array.text[places]), places))
+        return followers
 
     @property
     def bytes(self) -> int:
@@ -161,7 +165,7 @@ class TextNgrams(Ngrams):
 
 
 class DocumentNgrams(Ngrams):
-    """n-grams of the document, up to each token. Two contexts with the same 63 bits of hash would share their counts."""
+    """n-grams of the document up to each token; contexts whose 63-bit hashes collide share their counts."""
 
     remembers_all = True
 
@@ -178,29 +182,29 @@ class DocumentNgrams(Ngrams):
         self.document, self.tokens = -1, np.zeros(0, np.int64)
         self.keys, self.counts, self.taken = np.zeros(INITIAL_SLOTS, np.uint64), np.zeros(INITIAL_SLOTS, np.int32), 0
 
-    def begin(self, window: Window) -> None:
-        """Forget another document than the window's."""
+    def start_document(self, window: Window) -> None:
+        """Clear the counts where a window is of another document."""
         document = int(window.contexts.place.document[0])
         if document != self.document:
             self.clear()
             self.document = document
 
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        """Return counts that know the window's earlier tokens too; they are forgotten again until they are written."""
-        self.begin(window)
-        *found, added = self.count(window, window.query.token.cpu().numpy().astype(np.int64))
+        """Return the counts, which include the window's earlier tokens; these are then removed until they are written."""
+        self.start_document(window)
+        of_target, total, added = self.count(window, window.query.token.cpu().numpy().astype(np.int64))
         np.subtract.at(self.counts, added, 1)
-        return found[0], found[1]
+        return of_target, total
 
     def write(self, window: Window) -> None:
-        self.begin(window)
+        self.start_document(window)
         tokens = next_tokens(window)
         self.taken += len(self.count(window, tokens)[2])
         self.tokens = np.concatenate([self.tokens, tokens])
         super().write(window)
 
     def count(self, window: Window, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the counts of targets and in all, and the slots of what followed, which is counted now."""
+        """Count a window's tokens; return the counts before targets and before any token, and the slots that went up."""
         before = self.read.before(window)
         added = np.zeros(2 * len(self.orders) * len(target), np.int64)
         self.make_room(len(added))
@@ -210,7 +214,7 @@ class DocumentNgrams(Ngrams):
         return of_target, total, added[:done]
 
     def make_room(self, more: int) -> None:
-        """Let the table grow, so that at most half of it is taken."""
+        """Grow the table so that at most half of it is taken after ``more`` new entries."""
         size = len(self.keys)
         while size < 2 * (self.taken + more):
             size *= 2
@@ -220,17 +224,18 @@ class DocumentNgrams(Ngrams):
             self.keys, self.counts = keys, counts
 
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
-        own = next_tokens(window)[:-1]
+        current = next_tokens(window)[:-1]
         first = int(window.contexts.place.position[window.context]) - len(self.tokens)
-        history = np.concatenate([self.tokens, own]) if not first else np.concatenate([self.read.before(window), own])
-        found, places = [], np.arange(len(history))
+        before = self.read.before(window) if first else self.tokens
+        history = np.concatenate([before, current])
+        followers, places = [], np.arange(len(history))
         for number, order in enumerate(self.orders.tolist()):
-            known = 0 if not number else self.orders[number - 1]
-            for back in range(known, min(order, len(history))):
+            matched = 0 if not number else self.orders[number - 1]
+            for back in range(matched, min(order, len(history))):
                 places = places[places > back]
                 places = places[history[places - 1 - back] == history[-1 - back]]
-            found.append((history[places], places) if order <= len(history) else (history[:0], history[:0]))
-        return found
+            followers.append((history[places], places) if order <= len(history) else (history[:0], history[:0]))
+        return followers
 
     @property
     def bytes(self) -> int:

@@ -1,7 +1,7 @@
-"""Counts of what followed the last k tokens, for several k: in a text by its suffix array, in a document while it is read.
+"""Counts of what followed the last k tokens, for several k: in a text by its suffix array, or in a growing document.
 
-The suffixes that begin with some tokens stand side by side in a suffix array, so that binary search counts them. In a
-document that grows, counts stand in a hash table under the hash of the tokens.
+The suffixes that begin with given tokens are adjacent in a suffix array, so that binary search counts them. For a growing
+document, a hash table maps hashes of tokens to counts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ONE = np.uint64(1)
 
 @numba_jit()
 def compare_tokens(text, at, tokens, begin, first, end):  # type: ignore[no-untyped-def]
-    """-1, 0 or 1: how text[at + first : at + end] compares with tokens[begin + first : begin + end].
+    """Compare text[at + first : at + end] with tokens[begin + first : begin + end]: -1 if smaller, 0 if equal, 1 if larger.
 
-    A text that ends before is the smaller.
+    Where the text ends first, it is the smaller.
     """
     for j in range(first, end):
         if at + j >= len(text):
@@ -31,14 +31,14 @@ def compare_tokens(text, at, tokens, begin, first, end):  # type: ignore[no-unty
 
 
 @numba_jit()
-def bound(text, array, low, high, tokens, begin, first, end, least):  # type: ignore[no-untyped-def]
-    """The first place in array[low : high] whose suffix compares as ``least`` or more with the tokens.
+def bound(text, array, low, high, tokens, begin, first, end, threshold):  # type: ignore[no-untyped-def]
+    """Return the first index in array[low : high] whose suffix compares to the tokens as ``threshold`` or more.
 
-    ``least`` 0 finds where equal ones begin, 1 where they end.
+    Threshold 0 finds where equal suffixes begin, 1 where they end.
     """
     while low < high:
         middle = (low + high) // 2
-        if compare_tokens(text, array[middle], tokens, begin, first, end) < least:
+        if compare_tokens(text, array[middle], tokens, begin, first, end) < threshold:
             low = middle + 1
         else:
             high = middle
@@ -47,22 +47,25 @@ def bound(text, array, low, high, tokens, begin, first, end, least):  # type: ig
 
 @numba_jit()
 def suffix_range(text, array, starts, history, begin, length):  # type: ignore[no-untyped-def]
-    """Where in the suffix array the suffixes stand that begin with history[begin : begin + length]."""
-    low, high = starts[history[begin]], starts[history[begin] + 1]  # of the first token nothing is left to compare
+    """Return the range of the suffix array whose suffixes begin with history[begin : begin + length]."""
+    low, high = starts[history[begin]], starts[history[begin] + 1]  # the first token matches in this range
     low = bound(text, array, low, high, history, begin, 1, length, 0)
     return low, bound(text, array, low, high, history, begin, 1, length, 1)
 
 
 @numba_jit()
 def count_followed_by(text, array, low, high, length, target, i):  # type: ignore[no-untyped-def]
-    """How many of the suffixes have target[i] after their first ``length`` tokens."""
+    """Return how many suffixes in a range have target[i] after their first ``length`` tokens."""
     low = bound(text, array, low, high, target, i - length, length, length + 1, 0)
     return bound(text, array, low, high, target, i - length, length, length + 1, 1) - low
 
 
 @numba_jit()
 def counts_in_text(text, array, starts, history, first, target, orders, of_target, total):  # type: ignore[no-untyped-def]
-    """total[q, i]: how often the ``orders[q]`` tokens before history[first + i] occur; of_target[q, i]: before target[i]."""
+    """Write to total[q, i] how often the ``orders[q]`` tokens before history[first + i] occur in the text.
+
+    of_target[q, i] is how often target[i] follows them.
+    """
     for i in range(len(target)):
         place = first + i
         for q in range(len(orders)):
@@ -73,18 +76,19 @@ def counts_in_text(text, array, starts, history, first, target, orders, of_targe
             if low == high:
                 break
             of_target[q, i] = count_followed_by(text, array, low, high, length, target, i)
-            total[q, i] = high - low - (array[low] + length >= len(text))  # the text's end is followed by nothing
+            total[q, i] = high - low - (array[low] + length >= len(text))  # nothing follows the end of the text
 
 
 @numba_jit()
 def mix_hash(hashed, token):  # type: ignore[no-untyped-def]
+    """Return a hash extended by a token."""
     hashed = (hashed ^ (np.uint64(token) + ONE)) * FACTOR
     return hashed ^ (hashed >> HALF)
 
 
 @numba_jit()
 def find_slot(keys, key):  # type: ignore[no-untyped-def]
-    """The slot that holds a key, or the free one where it belongs; the number of slots is a power of two."""
+    """Return the slot of a key, or the free slot for it; the number of slots is a power of two."""
     last = np.uint64(len(keys) - 1)
     slot = key & last
     while keys[slot] != 0 and keys[slot] != key:
@@ -94,9 +98,9 @@ def find_slot(keys, key):  # type: ignore[no-untyped-def]
 
 @numba_jit()
 def counts_in_document(keys, counts, history, first, target, orders, of_target, total, added):  # type: ignore[no-untyped-def]
-    """As counts_in_text, of the tokens before each one; each history[first + i] is counted after its turn.
+    """Count as counts_in_text does, in the tokens before each one; each history[first + i] is then counted itself.
 
-    ``added`` takes the slots whose counts went up, so that this can be undone; returned is how many there are.
+    The slots whose counts went up are written to ``added``, so that this can be undone; return their number.
     """
     done = 0
     for i in range(len(target)):
@@ -122,7 +126,7 @@ def counts_in_document(keys, counts, history, first, target, orders, of_target, 
 
 @numba_jit()
 def rehash(keys, counts, new_keys, new_counts):  # type: ignore[no-untyped-def]
-    """Enter what a table holds into a larger one; returned is how many slots are taken."""
+    """Copy a table into a larger one; return the number of taken slots."""
     taken = 0
     for slot in range(len(keys)):
         if counts[slot]:

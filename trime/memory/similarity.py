@@ -1,8 +1,8 @@
-"""How alike two contexts are: ``ip``, ``l2`` or ``cosine``; all are inner products of vectors that are made of g.
+"""Similarity of contexts: ``ip``, ``l2`` or ``cosine``, each an inner product of vectors made from g.
 
     ip: q . k        l2: -|q - k|^2        cosine: d q . k / (|q| |k|)
 
-Memories divide all of them by sqrt(d) and a temperature. TRIME has ip (section 3.1 says that others did worse).
+Memories divide each by sqrt(d) and a temperature. TRIME uses ip (section 3.1 reports that others did worse).
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ METRICS = ("ip", "l2", "cosine")
 
 
 def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> Float[Tensor, "*n q m"]:
-    """Of every query with every key."""
-    if metric == "l2":  # no copy of the keys
+    """Return the similarity of every query to every key; ValueError for an unknown metric."""
+    if metric == "l2":  # without a copy of the keys
         return 2 * query @ key.transpose(-1, -2) - query.square().sum(-1, keepdim=True) - key.square().sum(-1).unsqueeze(-2)
     query, key = as_inner_products(query, key, metric)
     return query @ key.transpose(-1, -2)
 
 
 def as_inner_products(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> tuple[Tensor, Tensor]:
-    """Vectors whose inner products are the similarity; of the same vectors the same, but for l2."""
+    """Return vectors whose inner products are the similarity.
+
+    Except for l2, equal objects give equal objects, so that products of a set with itself stay symmetric.
+    """
     if metric == "cosine":
-        lengthened = normalize_keys(query)
-        return lengthened, lengthened if query is key else normalize_keys(key)
+        normalized = normalize_keys(query)
+        return normalized, normalized if query is key else normalize_keys(key)
     if metric == "l2":
-        of_query, of_key = (-x.square().sum(-1, keepdim=True) for x in (query, key))
-        ones = torch.ones_like(of_query), torch.ones_like(of_key)
-        return torch.cat([2 * query, of_query, ones[0]], -1), torch.cat([key, ones[1], of_key], -1)
+        query_norm, key_norm = (-x.square().sum(-1, keepdim=True) for x in (query, key))
+        ones = torch.ones_like(query_norm), torch.ones_like(key_norm)
+        return torch.cat([2 * query, query_norm, ones[0]], -1), torch.cat([key, ones[1], key_norm], -1)
     if metric != "ip":
         raise ValueError(f"metric={metric}: choose one of {', '.join(METRICS)}")
     return query, key
 
 
 def normalize_keys(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-    """At length sqrt(d), which a normalised g has."""
+    """Return vectors scaled to length sqrt(d), the length of a layer-normalised g."""
     return x.shape[-1] ** 0.5 * F.normalize(x, dim=-1)

@@ -1,7 +1,7 @@
-"""Which memory entry may a query see? Pure functions of places (TRIME Fig. 2, Eq. 2-4).
+"""Which memory entries a query may see, as pure functions of their places (TRIME Fig. 2, Eq. 2-4).
 
-Each visibility also says which tiles hold no visible pair at all, so that they are never computed, and may say where all
-pairs are visible, so that they need not be asked one by one.
+Each visibility also says which tiles contain no visible pair, so that they are skipped, and in which tiles all pairs are
+visible, so that they need no mask.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trime.types import Bool, Int, Tensor, TokenPosition
 
 
 class Extent(NamedTuple):
-    """The least and greatest document, segment and position in a tile."""
+    """The smallest and largest document, segment and position in a tile."""
 
     document: tuple[int, int]
     segment: tuple[int, int]
@@ -21,30 +21,38 @@ class Extent(NamedTuple):
 
 @runtime_checkable
 class Visibility(Protocol):
-    """``sees`` answers pair by pair; of tiles, ``rules_out`` may say that no pair is visible, ``shows_all`` that all are."""
+    """A rule for what queries see; ``rules_out`` and ``shows_all`` may return false for any tile that needs a mask."""
 
-    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]: ...
+    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
+        """Return the mask of entries that each query sees."""
+        ...
 
-    def rules_out(self, query: Extent, memory: Extent) -> bool: ...
+    def rules_out(self, query: Extent, memory: Extent) -> bool:
+        """Return true if surely no pair of a tile is visible."""
+        ...
 
-    def shows_all(self, query: Extent, memory: Extent) -> bool: ...
+    def shows_all(self, query: Extent, memory: Extent) -> bool:
+        """Return true if surely all pairs of a tile are visible."""
+        ...
 
 
 def disjoint(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Two ranges share no value."""
+    """Return true if two ranges have no value in common."""
     return one[1] < other[0] or other[1] < one[0]
 
 
 def same_value(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Two ranges are one value."""
+    """Return true if two ranges are the same single value."""
     return one == other and one[0] == one[1]
 
 
 def same(one: Int[Tensor, " n"], other: Int[Tensor, " m"]) -> Bool[Tensor, "n m"]:
+    """Return the mask of pairs of equal numbers."""
     return one[:, None] == other[None, :]
 
 
 def earlier(query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
+    """Return the mask of entries at an earlier position than the query's."""
     return memory.position[None, :] < query.position[:, None]
 
 
@@ -62,7 +70,7 @@ class Local:
 
 
 class Long:
-    """Preceding contexts of the same document, whichever segment they are in (Eq. 3 with Eq. 2)."""
+    """Preceding contexts of the same document, in any segment (Eq. 3 with Eq. 2)."""
 
     def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return same(query.document, memory.document) & earlier(query, memory)
@@ -91,7 +99,7 @@ class Previous:
 
 
 class Others:
-    """All contexts of other segments, before or after: section 4.3 with the local memory dropped."""
+    """All contexts of other segments, earlier or later: section 4.3 with the local memory dropped."""
 
     def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return ~same(query.segment, memory.segment)
@@ -104,7 +112,7 @@ class Others:
 
 
 class External:
-    """All contexts of other segments, and the preceding ones of the own segment (section 4.3)."""
+    """All contexts of other segments, and the preceding ones of the same segment (section 4.3)."""
 
     def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return ~same(query.segment, memory.segment) | earlier(query, memory)
@@ -117,7 +125,7 @@ class External:
 
 
 class Everything:
-    """Every entry: what a memory of earlier windows shows."""
+    """Every entry, as in a memory that holds earlier windows alone."""
 
     def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         shape = len(query.segment), len(memory.segment)
@@ -144,7 +152,7 @@ class Nothing:
 
 
 class SameDocument:
-    """Every entry of the query's document: a memory of earlier windows that is bounded by documents."""
+    """Every entry of the query's document, as in a memory of earlier windows that does not cross documents."""
 
     def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return same(query.document, memory.document)
@@ -154,16 +162,3 @@ class SameDocument:
 
     def shows_all(self, query: Extent, memory: Extent) -> bool:
         return same_value(query.document, memory.document)
-
-
-class OtherDocuments:
-    """Every entry of another document: a datastore built from the very split that is being scored."""
-
-    def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
-        return ~same(query.document, memory.document)
-
-    def rules_out(self, query: Extent, memory: Extent) -> bool:
-        return same_value(query.document, memory.document)
-
-    def shows_all(self, query: Extent, memory: Extent) -> bool:
-        return disjoint(query.document, memory.document)

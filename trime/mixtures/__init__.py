@@ -1,1 +1,1 @@
-"""Mixtures: how the vocabulary's evidence and the memories' become one probability."""
+"""Mixtures: how the evidence of the vocabulary and of memories becomes one probability."""

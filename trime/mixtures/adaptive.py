@@ -1,8 +1,8 @@
-"""Weights by a small network: π(c) = softmax(W2 relu(W1 x + b1) + b2), an average of networks that saw other documents.
+"""Mixture weights by a small network: π(c) = softmax(W2 relu(W1 x + b1) + b2), averaged over cross-fitted networks.
 
-x are the experts' log-masses (of similarities relative to the vocabulary's, of n-grams their counts), the vocabulary's own,
-and how well each expert said the tokens before. Related: adaptive kNN-MT (Zheng et al. 2021), which chooses K; the gates of
-He et al. (2021) and Drozdov et al. (2022), which choose the share of one memory.
+The features x are the log-mass of the vocabulary, those of the experts (relative to the vocabulary's for similarities, log
+counts for n-grams), and how well each expert predicted the tokens before. Related work: adaptive kNN-MT (Zheng et al. 2021)
+chooses K; the gates of He et al. (2021) and Drozdov et al. (2022) choose the share of one memory.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch
 from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, Evidence, History, Mixture, log_mixture
 from trime.types import Bool, Float, Int, Tensor
 
-LEARNED = ("w1", "b1", "w2", "b2")  # of the parameters
-FEATURE_LIMIT = 4.0  # standard deviations beyond which a feature is cut; an expert that knows nothing stands there too
-BATCH = 2**14  # tokens of which weights are computed together
-MIN_IMPROVEMENT = 1e-4  # nats that count as an improvement
+LEARNED = ("w1", "b1", "w2", "b2")  # names of the trained parameters
+FEATURE_LIMIT = 4.0  # standard deviations at which features are clamped; also the value for an expert without entries
+BATCH = 2**14  # tokens that are scored at once
+MIN_IMPROVEMENT = 1e-4  # nats
 
 
 class Adaptive(Mixture):
-    """``hidden``: units of each network. There is one for each fold of documents, which it does not see, nor the next fold,
-    on which it stops.
+    """A mixture of networks with ``hidden`` units, one for each fold of documents.
 
-    ``online``: go on learning from tokens that were scored, at ``online_rate``.
+    Each network is trained without its own fold, on which it is scored, and without the next fold, on which it is stopped.
+    ``online``: training continues on tokens after they are scored, at ``online_rate``.
     """
 
     def __init__(
@@ -48,29 +48,30 @@ class Adaptive(Mixture):
         self.optimizer: torch.optim.Optimizer | None = None
 
     def features(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n x"]:
-        """What the networks see, each with mean 0 and deviation 1 over the tokens of the fit."""
+        """Return the features of the networks, with mean 0 and standard deviation 1 over the tokens of the fit."""
         raw_features = self.raw_features(total, history, self.parameters["counts"])
         scaled = (raw_features - self.parameters["mean"]) / self.parameters["deviation"]
         return scaled.clamp(-FEATURE_LIMIT, FEATURE_LIMIT)
 
     @staticmethod
     def raw_features(total: Tensor, history: Tensor, counts: Tensor) -> Float[Tensor, "n x"]:
-        own = total[:, :1]
-        return torch.cat([own, total[:, 1:] - torch.where(counts[1:], 0, own), history], 1)
+        """Return the features before normalization."""
+        vocabulary = total[:, :1]
+        return torch.cat([vocabulary, total[:, 1:] - torch.where(counts[1:], 0, vocabulary), history], 1)
 
     def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
         return self.network_log_weights(self.features(total, history), total.isfinite()).logsumexp(0) - math.log(self.networks)
 
     @property
     def networks(self) -> int:
-        """How many are averaged."""
+        """Return the number of networks that are averaged."""
         return len(self.parameters["b2"])
 
     def network_log_weights(self, x: Float[Tensor, "n x"], known: Bool[Tensor, "n e"]) -> Float[Tensor, "k n e"]:
-        """log π of each network."""
+        """Return log π of each network; -inf for experts that are not known."""
         p = self.parameters
-        inner = torch.relu(torch.baddbmm(p["b1"], x.expand(self.networks, -1, -1), p["w1"]))
-        return torch.baddbmm(p["b2"], inner, p["w2"]).masked_fill(~known, -torch.inf).log_softmax(-1)
+        hidden = torch.relu(torch.baddbmm(p["b1"], x.expand(self.networks, -1, -1), p["w1"]))
+        return torch.baddbmm(p["b2"], hidden, p["w2"]).masked_fill(~known, -torch.inf).log_softmax(-1)
 
     @torch.enable_grad()
     def fit(self, evidence: Evidence, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
@@ -82,29 +83,30 @@ class Adaptive(Mixture):
         learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
         optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
         network = torch.arange(self.networks)[:, None]
-        stops = fold == (network + 1) % self.networks  # network k is scored on fold k, and stopped by the one after it
-        out = stops | (fold == network)
-        best, kept, since = torch.full((self.networks,), torch.inf), detached_copies(learned), torch.zeros(self.networks)
+        stopping = fold == (network + 1) % self.networks  # network k is scored on fold k and stopped on the next fold
+        held_out = stopping | (fold == network)
+        best, since = torch.full((self.networks,), torch.inf), torch.zeros(self.networks)
+        best_parameters = detached_copies(learned)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(x), generator=generator).split(self.batch):
                 loss = -log_mixture(self.network_log_weights(x[rows], known[rows]), log_probability[rows])
-                seen = ~out[:, rows]
+                training = ~held_out[:, rows]
                 optimizer.zero_grad()
-                ((loss * seen).sum(1) / seen.sum(1).clamp(min=1)).sum().backward()
+                ((loss * training).sum(1) / training.sum(1).clamp(min=1)).sum().backward()
                 optimizer.step()
             loss = -self.network_scores(x, known, log_probability)
-            found = (loss * stops).sum(1) / stops.sum(1)
-            better = (found < best - MIN_IMPROVEMENT) & (since < self.patience)
-            best, since = torch.where(better, found, best), torch.where(better, 0, since + 1)
+            stopping_loss = (loss * stopping).sum(1) / stopping.sum(1)
+            better = (stopping_loss < best - MIN_IMPROVEMENT) & (since < self.patience)
+            best, since = torch.where(better, stopping_loss, best), torch.where(better, 0, since + 1)
             for name, part in learned.items():
-                kept[name][better] = part.detach()[better]
+                best_parameters[name][better] = part.detach()[better]
             if (since >= self.patience).all():
                 break
-        self.parameters |= kept
+        self.parameters |= best_parameters
         return self.network_scores(x, known, log_probability).gather(0, fold[None])[0]
 
     def initialize(self, total: Tensor, history: Tensor, counts: Tensor, folds: int, generator: torch.Generator) -> None:
-        """The scale of features, and networks whose weights are even."""
+        """Set the scale of features, and initialize networks whose mixture weights are uniform."""
         raw_features = self.raw_features(total, history, counts)
         finite = torch.where(raw_features.isfinite(), raw_features, torch.nan)
         mean = finite.nanmean(0).nan_to_num()
@@ -118,10 +120,10 @@ class Adaptive(Mixture):
 
     @torch.no_grad()
     def network_scores(self, x: Tensor, known: Tensor, log_probability: Tensor) -> Float[Tensor, "k n"]:
-        """log P by each network."""
-        parts = range(0, len(x), BATCH)
-        rows = [slice(first, first + BATCH) for first in parts]
-        return torch.cat([log_mixture(self.network_log_weights(x[own], known[own]), log_probability[own]) for own in rows], 1)
+        """Return log P of each token by each network."""
+        batches = [slice(first, first + BATCH) for first in range(0, len(x), BATCH)]
+        parts = [log_mixture(self.network_log_weights(x[rows], known[rows]), log_probability[rows]) for rows in batches]
+        return torch.cat(parts, 1)
 
     def learn(self, evidence: Evidence, history: Float[Tensor, "n f"]) -> None:
         if not self.learns:
@@ -140,7 +142,7 @@ class Adaptive(Mixture):
         self.optimizer.step()
 
     def trainable_parameters(self) -> Iterator[Tensor]:
-        """The parts that are learned."""
+        """Yield copies of the trained parameters, which replace them and take gradients."""
         for name in LEARNED:
             self.parameters[name] = self.parameters[name].clone().requires_grad_()
             yield self.parameters[name]
@@ -150,10 +152,10 @@ class Adaptive(Mixture):
         self.optimizer = None
 
     def describe(self) -> dict[str, Any]:
-        own = sum(self.parameters[name][0].numel() for name in LEARNED)
-        return {"parameters": own, "networks": self.networks}
+        count = sum(self.parameters[name][0].numel() for name in LEARNED)
+        return {"parameters": count, "networks": self.networks}
 
 
 def detached_copies(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies that no gradient reaches."""
+    """Return copies without gradient."""
     return {name: part.detach().clone() for name, part in parts.items()}

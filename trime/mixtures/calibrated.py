@@ -1,6 +1,6 @@
-"""One softmax over the vocabulary and every memory (Eq. 6), where each memory has a temperature and a log-weight of its own.
+"""One softmax over the vocabulary and every memory (Eq. 6), with a fitted temperature and log-weight for each memory.
 
-As a mixture of softmaxes: π is in proportion to the vocabulary's mass and e^b times each memory's.
+As a mixture of softmaxes: π is proportional to the vocabulary's mass and e^b times each memory's mass.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, Evidence, Mixture, log_mixture
 from trime.types import Float, Int, Tensor
 
-ROUNDS, STEPS = 3, 12  # over all memories; of the quasi-Newton method for the log-weights
+ROUNDS, STEPS = 3, 12  # passes over all memories; steps of the quasi-Newton method for the log-weights
 
 
 class Calibrated(Mixture):
-    """``temperatures``: those that each memory may have."""
+    """A mixture with one of ``temperatures`` and a log-weight for each memory."""
 
     def __init__(self, temperatures: list[float]):
         self.temperatures = tuple(temperatures)
@@ -27,31 +27,31 @@ class Calibrated(Mixture):
 
     def fit(self, evidence: Evidence, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
         sizes, experts = list(self.memories.values()), evidence.total.shape[1]
-        found = evidence.total.new_empty(len(fold))
+        scores = evidence.total.new_empty(len(fold))
         for number in range(int(fold.max()) + 1):
             weight = fit_log_weights(evidence.take(fold != number), sizes)
-            own = evidence.take(fold == number)
-            found[fold == number] = log_mixture(
-                (own.total + weight).log_softmax(-1), own.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
-            )
+            part = evidence.take(fold == number)
+            log_probability = part.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
+            scores[fold == number] = log_mixture((part.total + weight).log_softmax(-1), log_probability)
         self.parameters = {"weight": fit_log_weights(evidence, sizes)}
         assert self.parameters["weight"].shape == (experts,)
-        return found
+        return scores
 
     def describe(self) -> dict[str, Any]:
-        weight, first, found = self.parameters["weight"], 1, {}
+        weight, first, fitted = self.parameters["weight"], 1, {}
         for name, size in self.memories.items():
-            own = weight[first : first + size]
-            chosen, first = int(own.argmax()), first + size
+            weights = weight[first : first + size]
+            chosen, first = int(weights.argmax()), first + size
             temperature = {"temperature": self.temperatures[chosen]} if size == len(self.temperatures) else {"expert": chosen}
-            found[name] = temperature | {"log_weight": round(float(own[chosen]), 3)}
-        return found
+            fitted[name] = temperature | {"log_weight": round(float(weights[chosen]), 3)}
+        return fitted
 
 
 def fit_log_weights(evidence: Evidence, sizes: list[int]) -> Float[Tensor, " e"]:
-    """Return the log-weight of each expert: of every memory one has a finite one, the vocabulary has 0.
+    """Return the log-weight of each expert: finite for one expert of each memory, 0 for the vocabulary.
 
-    From the middle temperatures on, memory after memory takes its best one, the log-weights being the best each time.
+    Coordinate descent from the middle temperatures: memory after memory takes its best temperature, with the log-weights
+    fitted for each candidate.
     """
     firsts = [1 + sum(sizes[:number]) for number in range(len(sizes))]
     chosen = [first + (size - 1) // 2 for first, size in zip(firsts, sizes, strict=True)]
@@ -60,10 +60,10 @@ def fit_log_weights(evidence: Evidence, sizes: list[int]) -> Float[Tensor, " e"]
         before = list(chosen)
         for number, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
             for other in range(first, first + size):
-                tried = [*chosen[:number], other, *chosen[number + 1 :]]
-                loss, own = fit_weights_of(evidence, tried, weight)
+                candidate = [*chosen[:number], other, *chosen[number + 1 :]]
+                loss, fitted = fit_weights_of(evidence, candidate, weight)
                 if loss < best:
-                    best, chosen, weight = loss, tried, own
+                    best, chosen, weight = loss, candidate, fitted
         if chosen == before:
             break
     result = torch.full((evidence.total.shape[1],), -torch.inf)
@@ -72,16 +72,16 @@ def fit_log_weights(evidence: Evidence, sizes: list[int]) -> Float[Tensor, " e"]
 
 
 def fit_weights_of(evidence: Evidence, chosen: list[int], start: Float[Tensor, " m"]) -> tuple[float, Float[Tensor, " m"]]:
-    """Return the least mean loss, and the log-weights of the chosen experts that give it, by a quasi-Newton method."""
+    """Fit the log-weights of the chosen experts by a quasi-Newton method; return the mean loss and the log-weights."""
     index = [0, *chosen]
-    total, found = evidence.total[:, index], evidence.log_probability[:, index].clamp(min=LOG_PROBABILITY_FLOOR)
+    total, log_probability = evidence.total[:, index], evidence.log_probability[:, index].clamp(min=LOG_PROBABILITY_FLOOR)
     weight = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS([weight], max_iter=STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()
         shifted = total + torch.cat([weight.new_zeros(1), weight])
-        value = -log_mixture(shifted.log_softmax(-1), found).mean()
+        value = -log_mixture(shifted.log_softmax(-1), log_probability).mean()
         value.backward()
         return value
 

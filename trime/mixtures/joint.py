@@ -1,7 +1,7 @@
-"""One softmax over the vocabulary and every memory (TRIME Eq. 5 and 6); or, where the model has one, a learned gate.
+"""One softmax over the vocabulary and every memory (TRIME Eq. 5 and 6), or a learned gate where the model has one.
 
 The gate z(c) (footnote 6; the pointer-generator network, See et al. 2017) sets the memories' share to sigmoid(z), whatever
-their mass: that is Eq. 5 with their mass scaled so that their total is e^z times the vocabulary's.
+their mass: this is Eq. 5 with the memories' mass scaled to a total of e^z times the vocabulary's.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from trime.types import Float, Mass, Tensor
 
 
 def joint(vocabulary: Mass, masses: list[Mass]) -> Float[Tensor, "*s n"]:
-    """log P(target): all masses enter one logsumexp, which always holds the vocabulary's finite one."""
+    """Return log P(target) by one logsumexp over all masses, of which the vocabulary's is always finite."""
     masses = apply_gate(vocabulary, masses)
     target = torch.logsumexp(stack_broadcast([vocabulary.target, *(mass.target for mass in masses)]), 0)
     return target - torch.logsumexp(stack_broadcast([vocabulary.total, *(mass.total for mass in masses)]), 0)
 
 
 def memory_share(vocabulary: Mass, masses: list[Mass]) -> Float[Tensor, "*s n"]:
-    """The share of all mass that the memories hold, in [0, 1]."""
+    """Return the memories' share of the total mass, in [0, 1]."""
     masses = apply_gate(vocabulary, masses)
     total = torch.logsumexp(stack_broadcast([vocabulary.total, *(mass.total for mass in masses)]), 0)
     return 1 - (vocabulary.total - total).exp()
 
 
 def apply_gate(vocabulary: Mass, masses: list[Mass]) -> list[Mass]:
-    """The memories as they enter the softmax; an empty one stays empty."""
+    """Return the masses that enter the softmax, scaled by the gate if there is one; an empty memory stays empty."""
     if vocabulary.gate is None or not masses:
         return masses
-    memory = masses[0] if len(masses) == 1 else union(masses)  # a union of one has no gradient where it is empty
+    memory = masses[0] if len(masses) == 1 else union(masses)  # the union of a single empty memory would have no gradient
     empty = memory.total.isinf()
     total = torch.where(empty, -torch.inf, vocabulary.total + vocabulary.gate)
     return [Mass(memory.target - torch.where(empty, 0, memory.total) + total, total)]
 
 
 def union(masses: list[Mass]) -> Mass:
-    """Several memories as one."""
+    """Return the mass of several memories as one memory."""
     return Mass(
         torch.logsumexp(stack_broadcast([mass.target for mass in masses]), 0),
         torch.logsumexp(stack_broadcast([mass.total for mass in masses]), 0),
@@ -44,5 +44,5 @@ def union(masses: list[Mass]) -> Mass:
 
 
 def stack_broadcast(parts: list[Tensor]) -> Tensor:
-    """Tensors of broadcastable shapes on a new first axis."""
+    """Stack tensors of broadcastable shapes along a new first axis."""
     return torch.stack(torch.broadcast_tensors(*parts))

@@ -1,4 +1,4 @@
-"""A memory's mass for every query, tile by tile: no [n, m] tensor beyond a block, forward or backward.
+"""The mass of a memory for every query, tile by tile: no [n, m] tensor beyond a block, forward or backward.
 
 With scores s_ij = g_i . g_j / divisor over visible j (TRIME Eq. 5, 6):
 
@@ -6,10 +6,11 @@ With scores s_ij = g_i . g_j / divisor over visible j (TRIME Eq. 5, 6):
     target_i = logsumexp_(j: x_j = x_i) s_ij
     d s_ij   = exp(s_ij - total_i) d total_i + [x_j = x_i] exp(s_ij - target_i) d target_i
 
-Forward keeps 2 t n numbers; backward computes the scores again. Memory is O((n + m) d + t n + t block^2). Tiles that a
-visibility rules out are left out. Where the queries are the memory, as in training, s is symmetric: one tile serves its
-rows and its columns, and 2 n^2 d multiplications do forward and backward, instead of 4 (the matrix at once: 3).
-The definition below is what ``blockwise_cpu`` and ``blockwise_cuda`` are tested against, and does the tiles that they may not.
+The forward pass stores 2 t n numbers; the backward pass computes the scores again. Memory is O((n + m) d + t n + t block^2).
+Tiles that a visibility rules out are skipped. Where the queries are the memory, as in training, s is symmetric: one tile
+serves its rows and its columns, so that forward and backward take 2 n^2 d multiplications instead of 4 n^2 d (the whole
+matrix at once takes 3 n^2 d). The kernels of ``blockwise_cpu`` and ``blockwise_cuda`` are tested against the definition
+below, which also computes the tiles that they decline.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from trime.memory.similarity import as_inner_products
 from trime.memory.visibility import Extent, Visibility
 from trime.types import Bool, Contexts, Float, Mass, Tensor, TokenPosition
 
-BLOCK, CUDA_BLOCK = 1024, 4096  # rows and columns of a tile: in the cache of a CPU; on CUDA few launches
+BLOCK, CUDA_BLOCK = 1024, 4096  # rows and columns of a tile: fits the cache of a CPU; few launches on CUDA
 
 
 def kernels_for(product: Tensor) -> Any:
-    """Those of the device for products like these; none where the definition is to do."""
+    """Return the module of kernels for products of this device and type; None where the definition is used."""
     if product.dtype != torch.float32 or not product.numel():
         return None
     if product.device.type == "cuda":
         try:
             from trime.memory.objective import blockwise_cuda
-        except ImportError:  # triton comes with torch for CUDA, but for some systems
+        except ImportError:  # on some systems torch for CUDA comes without triton
             return None
         return blockwise_cuda
     return blockwise_cpu if product.device.type == "cpu" else None
 
 
 def slices(length: int, block: int) -> list[slice]:
-    """Consecutive slices of at most ``block``."""
+    """Return consecutive slices of at most ``block`` elements."""
     return [slice(start, min(start + block, length)) for start in range(0, length, block)]
 
 
 def extents(place: TokenPosition, block: int) -> list[Extent]:
-    """The extent of each block of places; one transfer to the host for all of them."""
+    """Return the extent of each block of places, with a single transfer to the host."""
     if not len(place.segment):
         return []
     bounds = [torch.stack([torch.stack([part.min(), part.max()]) for part in column.split(block)]) for column in place]
@@ -55,9 +56,9 @@ def extents(place: TokenPosition, block: int) -> list[Extent]:
 
 
 class Tile(NamedTuple):
-    """Rows of queries, columns of memory, and what a row sees of a column; null: all.
+    """Rows of queries, columns of memory, and the mask of what rows see of columns; null: everything.
 
-    ``both``: the columns are queries to the rows too, and ``back`` is what they see of them.
+    ``both``: the columns are queries to the rows too, and ``back`` masks what they see of the rows.
     """
 
     row: slice
@@ -68,7 +69,7 @@ class Tile(NamedTuple):
 
 
 class Tiles:
-    """The tiles of a visibility over queries and memory in which something is visible."""
+    """The tiles over queries and memory in which something is visible."""
 
     def __init__(self, query: Contexts, memory: Contexts, visibility: Visibility, block: int, symmetric: bool):
         self.query, self.memory, self.visibility, self.symmetric = query, memory, visibility, symmetric
@@ -78,10 +79,10 @@ class Tiles:
     def __iter__(self) -> Iterator[Tile]:
         for row in range(len(self.rows)):
             for column in range(row + 1 if self.symmetric else len(self.columns)):
-                there = not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
+                visible = not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
                 if self.symmetric and column < row and self.visible_back(row, column):
                     back = self.seen(column, row)
-                    if there:
+                    if visible:
                         yield Tile(
                             self.rows[row],
                             self.columns[column],
@@ -91,27 +92,27 @@ class Tiles:
                         )
                     else:
                         yield Tile(self.rows[column], self.columns[row], back)
-                elif there:
+                elif visible:
                     yield Tile(self.rows[row], self.columns[column], self.seen(row, column))
 
     def visible_back(self, row: int, column: int) -> bool:
-        """Whether queries of the column's block see anything of the row's."""
+        """Return whether queries in the column's block see anything of the row's block."""
         return not self.visibility.rules_out(self.row_extents[column], self.column_extents[row])
 
     def seen(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
-        """What the queries of a block see of a block of memory; null: all."""
+        """Return the mask of what a block of queries sees of a block of memory; None: everything."""
         if self.visibility.shows_all(self.row_extents[row], self.column_extents[column]):
             return None
         return self.visibility.sees(self.query.place.take(self.rows[row]), self.memory.place.take(self.columns[column]))
 
 
 def mask_scores(scores: Float[Tensor, "t n m"], seen: Bool[Tensor, "n m"] | None) -> Tensor:
-    """Scores, -inf where nothing is to be seen."""
+    """Return scores with -inf where an entry is not visible."""
     return scores if seen is None else scores.masked_fill(~seen, -math.inf)
 
 
 def add_masses(target: Tensor, total: Tensor, scores: Float[Tensor, "t n m"], seen: Tensor | None, hit: Tensor) -> None:
-    """By the definition: what a tile's columns add to the masses of its rows, in place."""
+    """Add a tile's columns to the masses of its rows, in place, by the definition."""
     torch.logaddexp(total, mask_scores(scores, seen).logsumexp(-1), out=total)
     if hit.any():
         torch.logaddexp(target, mask_scores(scores, hit if seen is None else hit & seen).logsumexp(-1), out=target)
@@ -128,8 +129,8 @@ def score_gradients(
     seen: Tensor | None,
     hit: Tensor,
 ) -> Float[Tensor, "t n m"]:
-    """By the definition: the gradient of a tile's scores as its rows see them."""
-    # Where nothing is visible the mass is -inf: a finite stand-in gives exp(-inf - 0) = 0, never NaN; its gradient is none.
+    """Return the gradient of a tile's scores that comes from its rows, by the definition."""
+    # Where nothing is visible the mass is -inf; 0 in its place gives exp(-inf - 0) = 0 instead of NaN, and no gradient.
     target, total = (torch.where(part.isinf(), 0, part)[:, rows, None] for part in masses)
     grad_target, grad_total = (
         torch.where(part.isinf(), 0, gradient)[:, rows, None] for part, gradient in zip(masses, gradients, strict=True)
@@ -140,14 +141,16 @@ def score_gradients(
 
 
 class _Blockwise(torch.autograd.Function):
+    """The masses of targets and in all, with the gradient of the module's docstring."""
+
     @staticmethod
     def forward(ctx: Any, query: Tensor, memory: Tensor, divisor: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
         total = query.new_full((len(divisor), len(query)), -math.inf)
         target = total.clone()
         for tile in tiles:
             product = query[tile.row] @ memory[tile.column].T
-            own = kernels_for(product)
-            if own and own.add_masses(target, total, product, divisor, tile, tiles):
+            kernels = kernels_for(product)
+            if kernels and kernels.add_masses(target, total, product, divisor, tile, tiles):
                 continue
             scores, hit = product / divisor[:, None, None], token_matches(tiles, tile)
             add_masses(target[:, tile.row], total[:, tile.row], scores, tile.seen, hit)
@@ -166,22 +169,22 @@ class _Blockwise(torch.autograd.Function):
         for tile in ctx.tiles:
             row, column = tile.row, tile.column
             product = query[row] @ memory[column].T
-            own = kernels_for(product)
-            slope = own.score_gradients(masses, gradients, product, divisor, tile, ctx.tiles) if own else None
+            kernels = kernels_for(product)
+            slope = kernels.score_gradients(masses, gradients, product, divisor, tile, ctx.tiles) if kernels else None
             if slope is None:
                 scores, hit = product / divisor[:, None, None], token_matches(ctx.tiles, tile)
-                whole = score_gradients(masses, gradients, row, scores, tile.seen, hit)
+                gradient = score_gradients(masses, gradients, row, scores, tile.seen, hit)
                 if tile.both:
                     back = None if tile.back is None else tile.back.T
-                    whole += score_gradients(masses, gradients, column, scores.mT, back, hit.T).mT
-                slope = (whole / divisor[:, None, None]).sum(0)
+                    gradient += score_gradients(masses, gradients, column, scores.mT, back, hit.T).mT
+                slope = (gradient / divisor[:, None, None]).sum(0)
             grad_query[row].addmm_(slope, memory[column])
             grad_memory[column].addmm_(slope.T, query[row])
         return grad_query, None if ctx.tiles.symmetric else grad_memory, None, None
 
 
 def token_matches(tiles: Tiles, tile: Tile) -> Bool[Tensor, "n m"]:
-    """Where a row's target is a column's token."""
+    """Return the mask of pairs in which the row's target is the column's token."""
     return tiles.query.token[tile.row, None] == tiles.memory.token[None, tile.column]
 
 
@@ -193,16 +196,16 @@ def blockwise_mass(
     block: int | None = None,
     metric: str = "ip",
 ) -> Mass:
-    """Mass [t n] of the visible memory for each query; -inf where nothing (with the target) is visible.
+    """Return the mass [t n] of the visible memory for each query; -inf where nothing (with the target) is visible.
 
-    Differentiable in both g. Scores are computed in float32 at least. Half of the work falls away where ``query`` is
-    ``memory``, the same object, unless the metric is l2.
+    The mass is differentiable in the g of both; scores are computed in float32 at least. Where ``query`` and ``memory``
+    are the same object, half of the work is saved, unless the metric is l2.
     """
     dtype = torch.promote_types(torch.promote_types(query.g.dtype, memory.g.dtype), torch.float32)
     with torch.autocast(query.g.device.type, enabled=False):
         g = query.g.to(dtype)
-        asked, held = as_inner_products(g, g if query is memory else memory.g.to(dtype), metric)
+        queries, keys = as_inner_products(g, g if query is memory else memory.g.to(dtype), metric)
         block = block or (CUDA_BLOCK if g.device.type == "cuda" else BLOCK)
-        tiles = Tiles(query, memory, visibility, block, query is memory and asked is held)
-        target, total = _Blockwise.apply(asked, held, divisor.to(g), tiles)
+        tiles = Tiles(query, memory, visibility, block, query is memory and queries is keys)
+        target, total = _Blockwise.apply(queries, keys, divisor.to(g), tiles)
     return Mass(target, total)

@@ -1,12 +1,12 @@
-"""One tile of the blockwise mass on the CPU: each exponential is taken once, and serves the tile's rows and its columns.
+"""One tile of the blockwise mass on the CPU: each exponential is computed once, for the tile's rows and its columns.
 
-With the tile's scores s_ij and its largest one, c:  e_ij = exp(s_ij - c)
+With the tile's scores s_ij and their maximum c:  e_ij = exp(s_ij - c)
 
     sums:   of the rows  sum_j e_ij,  sum_(j: x_j = x_i) e_ij;  of the columns  sum_i e_ij,  sum_(i: x_j = x_i) e_ij
     slope:  e_ij (a_i + [x_j = x_i] b_i + a'_j + [x_j = x_i] b'_j),   a_i = exp(c - total_i) d total_i  (b: of the target)
 
-A sum so small that float32 would round it away (LEAST_SUM) is told, and so is a factor beyond MOST: the caller then does
-the tile by the definition, each row with a maximum of its own.
+A sum below MIN_SUM, which float32 would round away, and a factor beyond e^MAX_EXPONENT are reported: the caller then computes
+the tile by the definition, in which each row has its own maximum.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from trime.kernels.numba_kernels import ONE, exponentials, numba_jit, run_kernel
 from trime.memory.objective.entries_cpu import entry_masses
 from trime.types import Tensor
 
-CHUNK = 64  # rows of a job
-LEAST_SUM = np.float32(1e-25)
+CHUNK = 64  # rows of a thread's job
+MIN_SUM = np.float32(1e-25)
 ZERO = np.float32(0)
-MOST = 57.0  # e to that is 1 / LEAST_SUM
+MAX_EXPONENT = 57.0  # e^57 is 1 / MIN_SUM
 
 
 def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> bool:
-    """Adds a tile to the masses [t n], in place; false, and nothing added, where it is to be done by the definition."""
+    """Add a tile to the masses [t n], in place; return false, with nothing added, where the definition is needed."""
     if not tile.both:
         add_rows(target[:, tile.row], total[:, tile.row], product, divisor, tile, tiles)
         return True
@@ -38,30 +38,30 @@ def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, 
     (seen, back, _, *tokens), tops = kernel_inputs(product, tile, tiles), []
     for number, scale in enumerate((1 / divisor).tolist()):
         tops.append(float(product.amax()) * scale)
-        given = product, np.float32(scale), np.float32(tops[-1]), seen, back, *tokens, rows[number], columns[number]
-        if not math.isfinite(tops[-1]) or not run_kernel(tile_sums, *given):
+        arguments = product, np.float32(scale), np.float32(tops[-1]), seen, back, *tokens, rows[number], columns[number]
+        if not math.isfinite(tops[-1]) or not run_kernel(tile_sums, *arguments):
             return False
     top = product.new_tensor(tops)[:, None]
     for sums, part in ((rows, tile.row), (columns, tile.column)):
         sums.log_()
-        for mass, own in ((total[:, part], sums[:, 0]), (target[:, part], sums[:, 1])):
-            torch.logaddexp(mass, own.add_(top), out=mass)
+        for mass, added in ((total[:, part], sums[:, 0]), (target[:, part], sums[:, 1])):
+            torch.logaddexp(mass, added.add_(top), out=mass)
     return True
 
 
 def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> None:
-    """Adds a tile to the masses [t n] of its rows alone, each with a largest score of its own, at all temperatures."""
+    """Add a tile to the masses [t n] of its rows alone, at all temperatures; each row has its own maximum."""
     scores = product if tile.seen is None else product.masked_fill(~tile.seen, -math.inf)
     tokens = tiles.memory.token[tile.column], tiles.query.token[tile.row]
-    own = entry_masses(scores, *tokens, divisor)
-    torch.logaddexp(target, own.target, out=target)
-    torch.logaddexp(total, own.total, out=total)
+    mass = entry_masses(scores, *tokens, divisor)
+    torch.logaddexp(target, mass.target, out=target)
+    torch.logaddexp(total, mass.total, out=total)
 
 
 def score_gradients(
     masses: Sequence[Tensor], gradients: Sequence[Tensor], product: Tensor, divisor: Tensor, tile: Any, tiles: Any
 ) -> Tensor | None:
-    """The gradient [n m] of a tile's products; null where it is to be done by the definition."""
+    """Return the gradient [n m] of a tile's products; None where the definition is needed."""
     if len(divisor) > 1:
         return None
     scale = 1 / float(divisor)
@@ -70,15 +70,15 @@ def score_gradients(
         return None
     slope = torch.empty_like(product)
     of_rows, of_columns = (
-        [torch.cat([part[:, own] for part in reversed(which)]) for which in (masses, gradients)]
-        for own in (tile.row, tile.column if tile.both else slice(0, 0))
+        [torch.cat([part[:, side] for part in reversed(pair)]) for pair in (masses, gradients)]
+        for side in (tile.row, tile.column if tile.both else slice(0, 0))
     )
-    given = product, np.float32(scale), np.float32(top), *kernel_inputs(product, tile, tiles), *of_rows, *of_columns, slope
-    return slope if run_kernel(tile_slopes, *given) else None
+    arguments = product, np.float32(scale), np.float32(top), *kernel_inputs(product, tile, tiles), *of_rows, *of_columns, slope
+    return slope if run_kernel(tile_slopes, *arguments) else None
 
 
 def kernel_inputs(product: Tensor, tile: Any, tiles: Any) -> tuple[Any, ...]:
-    """What is seen, and the tokens, as the kernels want them."""
+    """Return a tile's masks and tokens as arguments of the kernels; an empty mask stands for everything."""
     everything = torch.empty(0, product.shape[1], dtype=torch.bool)
     seen = everything if tile.seen is None else tile.seen.contiguous()
     back = everything if tile.back is None else tile.back
@@ -88,7 +88,7 @@ def kernel_inputs(product: Tensor, tile: Any, tiles: Any) -> tuple[Any, ...]:
 
 @numba_jit(reorder=True)
 def row_sums(e, seen, token, tokens):  # type: ignore[no-untyped-def]
-    """The sum of what is seen (without ``seen``, everything), and that of the equal tokens."""
+    """Return the sum of the visible exponentials (all if ``seen`` is empty), and that of equal tokens."""
     total, target = ZERO, ZERO
     for j in range(len(seen)):
         e[j] *= np.float32(seen[j])
@@ -100,12 +100,12 @@ def row_sums(e, seen, token, tokens):  # type: ignore[no-untyped-def]
 
 @numba_jit()
 def add_to_columns(e, seen, token, tokens, total, target):  # type: ignore[no-untyped-def]
-    """A row's part of the sums of the columns."""
+    """Add a row to the sums of the columns."""
     if len(seen):
         for j in range(len(e)):
-            own = e[j] * np.float32(seen[j])
-            total[j] += own
-            target[j] += own if tokens[j] == token else ZERO
+            visible = e[j] * np.float32(seen[j])
+            total[j] += visible
+            target[j] += visible if tokens[j] == token else ZERO
     else:
         for j in range(len(e)):
             total[j] += e[j]
@@ -113,9 +113,9 @@ def add_to_columns(e, seen, token, tokens, total, target):  # type: ignore[no-un
 
 
 @numba_jit()
-def doubtful(total, target, seen, token, tokens):  # type: ignore[no-untyped-def]
-    """Whether a sum is too small to trust, though it has terms."""
-    if total >= LEAST_SUM and target >= LEAST_SUM:
+def too_small(total, target, seen, token, tokens):  # type: ignore[no-untyped-def]
+    """Return whether a sum is too small to be accurate, though it has terms."""
+    if total >= MIN_SUM and target >= MIN_SUM:
         return False
     terms, hits = 0, 0
     if len(seen):
@@ -126,50 +126,50 @@ def doubtful(total, target, seen, token, tokens):  # type: ignore[no-untyped-def
         terms = len(tokens)
         for j in range(len(tokens)):
             hits += tokens[j] == token
-    return (total < LEAST_SUM and terms > 0) or (target < LEAST_SUM and hits > 0)
+    return (total < MIN_SUM and terms > 0) or (target < MIN_SUM and hits > 0)
 
 
 @numba_jit(parallel=True)
 def tile_sums(scores, scale, top, seen, back, row_token, column_token, rows, columns):  # type: ignore[no-untyped-def]
-    """Fills ``rows`` [2 n] and ``columns`` [2 m] (total, target); false where one is too small to trust.
+    """Write the sums (total, target) to ``rows`` [2 n] and ``columns`` [2 m]; return false if one is too small.
 
-    ``seen`` [n m] is what rows see of columns, ``back`` [n m] what columns see of rows; of no length: everything.
+    ``seen`` [n m] is what rows see of columns, ``back`` [n m] what columns see of rows; if empty, everything.
     """
     n, m = scores.shape
     chunks = (n + CHUNK - 1) // CHUNK
     nothing, partial = seen.ravel()[:0], np.zeros((chunks, 2, m), np.float32)
-    doubt = np.zeros(max(n, m), np.uint8)
+    small = np.zeros(max(n, m), np.uint8)
     for chunk in prange(chunks):
         e, bits = np.empty(m, np.float32), np.empty(m, np.int32)
         power = bits.view(np.float32)
         for i in range(chunk * CHUNK, min(n, (chunk + 1) * CHUNK)):
             exponentials(scores[i], scale, top, e, bits, power)
-            sight = back[i] if len(back) else nothing
-            add_to_columns(e, sight, row_token[i], column_token, partial[chunk, 0], partial[chunk, 1])
-            own = seen[i] if len(seen) else nothing
-            rows[0, i], rows[1, i] = row_sums(e, own, row_token[i], column_token)
-            doubt[i] = doubtful(rows[0, i], rows[1, i], own, row_token[i], column_token)
+            mask = back[i] if len(back) else nothing
+            add_to_columns(e, mask, row_token[i], column_token, partial[chunk, 0], partial[chunk, 1])
+            mask = seen[i] if len(seen) else nothing
+            rows[0, i], rows[1, i] = row_sums(e, mask, row_token[i], column_token)
+            small[i] = too_small(rows[0, i], rows[1, i], mask, row_token[i], column_token)
     for j in prange(m):
         columns[0, j], columns[1, j] = partial[:, 0, j].sum(), partial[:, 1, j].sum()
-        doubt[j] |= doubtful(columns[0, j], columns[1, j], back[:, j], column_token[j], row_token)
-    return not doubt.any()
+        small[j] |= too_small(columns[0, j], columns[1, j], back[:, j], column_token[j], row_token)
+    return not small.any()
 
 
 @numba_jit()
 def factors(top, total, grad):  # type: ignore[no-untyped-def]
-    """exp(top - total) d total of each row, [2 n]; and whether one is beyond what float32 holds beside e^-87."""
+    """Return exp(top - total) d total of each row, [2 n], and whether all are within the range of float32."""
     out, fits = np.zeros(total.shape, np.float32), True
     for part in range(2):
         for i in range(total.shape[1]):
             if grad[part, i] != 0 and total[part, i] > -np.inf:
-                fits &= top - total[part, i] < MOST
+                fits &= top - total[part, i] < MAX_EXPONENT
                 out[part, i] = np.exp(top - total[part, i]) * grad[part, i]
     return out, fits
 
 
 @numba_jit(parallel=True)
 def tile_slopes(scores, scale, top, seen, back, both, row_token, column_token, row, row_grad, column, column_grad, slope):  # type: ignore[no-untyped-def]
-    """Fills ``slope`` [n m], the gradient of the unscaled scores; false where a factor is too large.
+    """Write the gradient of the unscaled scores to ``slope`` [n m]; return false if a factor is too large.
 
     ``row`` [2 n] and ``column`` [2 m] are log-masses (total, target), ``row_grad`` and ``column_grad`` their gradients.
     """
@@ -194,11 +194,11 @@ def tile_slopes(scores, scale, top, seen, back, both, row_token, column_token, r
             else:
                 for j in range(m):
                     hit = np.float32(column_token[j] == token)
-                    own = np.float32(seen[i, j]) if len(seen) else ONE
-                    out[j] = e[j] * own * (total + hit * target)
+                    visible = np.float32(seen[i, j]) if len(seen) else ONE
+                    out[j] = e[j] * visible * (total + hit * target)
                 if both:
                     for j in range(m):
                         hit = np.float32(column_token[j] == token)
-                        own = np.float32(back[i, j]) if len(back) else ONE
-                        out[j] += e[j] * own * (c[0, j] + hit * c[1, j])
+                        visible = np.float32(back[i, j]) if len(back) else ONE
+                        out[j] += e[j] * visible * (c[0, j] + hit * c[1, j])
     return True

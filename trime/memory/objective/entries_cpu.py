@@ -1,4 +1,4 @@
-"""The mass of retrieved entries under many temperatures on the CPU: each exponential once, and no tensor of all of them."""
+"""The mass of retrieved entries at many temperatures on the CPU, without a tensor of all exponentials."""
 
 from __future__ import annotations
 
@@ -15,68 +15,70 @@ def entry_masses(
     target: Int[Tensor, " n"],
     divisor: Float[Tensor, " t"],
 ) -> Mass:
-    """Return the mass [t n] of entries: each target has its own, or all share them. A score of -inf is no entry."""
-    found = score.new_empty(2, len(divisor), len(target))
+    """Return the mass [t n] of entries, separate ones for each target or shared by all; a score of -inf is no entry."""
+    masses = score.new_empty(2, len(divisor), len(target))
     kernel = add_up if token.ndim == 2 else add_up_shared
-    run_kernel(kernel, score.contiguous(), token.contiguous(), target, divisor.float(), *found)
-    return Mass(*found)
+    run_kernel(kernel, score.contiguous(), token.contiguous(), target, divisor.float(), *masses)
+    return Mass(*masses)
 
 
 @numba_jit(parallel=True)
 def add_up(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
+    """Write the log-masses of all queries, each with its own tokens."""
     for row in prange(len(score)):
         add_row(score[row], token[row], target[row], divisor, of_target[:, row], total[:, row])
 
 
 @numba_jit(parallel=True)
 def add_up_shared(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
+    """Write the log-masses of all queries, which share their tokens."""
     for row in prange(len(score)):
         add_row(score[row], token, target[row], divisor, of_target[:, row], total[:, row])
 
 
 @numba_jit()
 def add_row(score, token, target, divisor, of_target, total):  # type: ignore[no-untyped-def]
-    """Log-masses [t] of one query's entries: of those of its target, and of all."""
-    own, hits = np.empty(len(score), np.float32), 0
+    """Write the log-masses [t] of one query's entries: of those with its target, and of all."""
+    target_scores, hits = np.empty(len(score), np.float32), 0
     for j in range(len(score)):
         if token[j] == target:
-            own[hits] = score[j]
+            target_scores[hits] = score[j]
             hits += 1
     out, bits = np.empty(len(score), np.float32), np.empty(len(score), np.int32)
     log_sum_exps(score, divisor, out, bits, total)
-    log_sum_exps(own[:hits], divisor, out[:hits], bits[:hits], of_target)
+    log_sum_exps(target_scores[:hits], divisor, out[:hits], bits[:hits], of_target)
 
 
 @numba_jit(reorder=True)
 def log_sum_exps(scores, divisor, out, bits, result):  # type: ignore[no-untyped-def]
-    """log of the sum of e^(x / d) for each divisor d; -inf of nothing. Where a divisor is half of the next, e is squared."""
+    """Write log Σ e^(x / d) for each divisor d, -inf without scores; where d is half of the next one, e is squared."""
     top, before = largest(scores), np.float32(0)
     for t in range(len(divisor) - 1, -1, -1):
         scale = np.float32(1) / divisor[t]
         if top == -np.inf:
             result[t] = top
             continue
-        whole = np.float32(0)
+        total = np.float32(0)
         if abs(scale - 2 * before) <= np.float32(1e-6) * scale:
             for j in range(len(out)):
                 out[j] *= out[j]
-                whole += out[j]
+                total += out[j]
         else:
             exponentials(scores, scale, scale * top, out, bits, bits.view(np.float32))
             for x in out:
-                whole += x
-        result[t] = scale * top + np.log(whole)
+                total += x
+        result[t] = scale * top + np.log(total)
         before = scale
 
 
 @numba_jit(reorder=True)
 def largest(scores):  # type: ignore[no-untyped-def]
-    """Return the largest score, -inf of none, by eight running ones, which vector instructions compare at once."""
+    """Return the largest score, or -inf; eight running maxima let vector instructions compare at once."""
     tops = np.full(8, -np.inf, np.float32)
-    whole = len(scores) // 8 * 8
-    for j in range(0, whole, 8):
+    end = len(scores) // 8 * 8
+    for j in range(0, end, 8):
         for lane in range(8):
             tops[lane] = max(tops[lane], scores[j + lane])
-    for j in range(whole, len(scores)):
+    for j in range(end, len(scores)):
         tops[0] = max(tops[0], scores[j])
     return tops.max()

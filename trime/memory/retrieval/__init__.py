@@ -1,1 +1,1 @@
-"""Nearest neighbours in a datastore: exact, inverted files, FAISS, and shards on one or several machines."""
+"""Nearest-neighbour search in a datastore: exact, inverted files, FAISS, and parts on one or several machines."""

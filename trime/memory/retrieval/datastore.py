@@ -1,4 +1,4 @@
-"""The external memory (TRIME Eq. 4): keys, tokens and places of a corpus in shards, and its top-K evidence."""
+"""The external memory (TRIME Eq. 4): keys, tokens and documents of a corpus in shards, and its nearest entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trime.types import Contexts, Float, Int, Mass, Tensor, UserError
 
 
 class Shards:
-    """Files ``00000.safetensors`` and so on, read through memory maps."""
+    """Files ``00000.safetensors`` and so on, read through memory maps; UserError if there are none, or one is damaged."""
 
     def __init__(self, folder: Path):
         self.paths = sorted(folder.glob("[0-9]*.safetensors"))
@@ -27,26 +27,27 @@ class Shards:
 
     @staticmethod
     def open_shard(path: Path) -> Any:
+        """Open a safetensors file."""
         try:
             return safe_open(path, "pt")
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is truncated or no shard ({error}): delete its folder and run again") from None
+            raise UserError(f"{path} is truncated or not a shard ({error}): delete its folder and run again") from None
 
     def column(self, name: str) -> Tensor:
-        """One column of all shards."""
+        """Return a column of all shards."""
         return torch.cat([file.get_tensor(name) for file in self.files])
 
     def iter_columns(self, *names: str) -> Iterator[tuple[Tensor, ...]]:
-        """Columns, shard by shard."""
+        """Yield the named columns, shard by shard."""
         for file in self.files:
             yield tuple(file.get_tensor(name) for name in names)
 
 
-DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors' files
+DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors files
 
 
 def stored_keys(g: Float[Tensor, "n d"], dtype: str) -> dict[str, Tensor]:
-    """The columns that hold keys: in a type of numbers, or in 8 bits, with a scale for each key."""
+    """Return the columns that store keys: in a floating-point type, or in 8 bits with a scale for each key."""
     if dtype != "int8":
         return {"g": g.to(getattr(torch, dtype))}
     scale = g.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
@@ -54,11 +55,11 @@ def stored_keys(g: Float[Tensor, "n d"], dtype: str) -> dict[str, Tensor]:
 
 
 class Keys:
-    """Keys g [N d] of a store, or those of its entries ``first`` to ``last``; nothing is read before it is wanted."""
+    """The keys g [N d] of a store, or of its entries ``first`` to ``last``, read when they are needed."""
 
     def __init__(self, shards: Shards, first: int = 0, last: int | None = None):
         self.shards, sizes = shards, [file.get_slice("g").get_shape()[0] for file in shards.files]
-        self.scaled = "scale" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are no dictionaries)
+        self.scaled = "scale" in shards.files[0].keys()  # noqa: SIM118 (not a dictionary)
         self.starts = torch.tensor([0, *sizes]).cumsum(0)
         self.first, self.last = first, int(self.starts[-1]) if last is None else last
         self.width: int = shards.files[0].get_slice("g").get_shape()[1]
@@ -68,33 +69,33 @@ class Keys:
 
     @property
     def dtype(self) -> str:
-        """The precision of stored keys, as ``datastore.dtype`` has it."""
+        """Return the type of stored keys, by its name in ``datastore.dtype``."""
         return DTYPES[self.shards.files[0].get_slice("g").get_dtype()]
 
     def blocks(self) -> Iterator[Float[Tensor, "m d"]]:
-        """All keys in order, a shard at a time."""
+        """Yield all keys in order, a shard at a time."""
         for file, start, end in zip(self.shards.files, self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
-            own = slice(max(0, self.first - start), min(end, self.last) - start)
-            if own.start < own.stop:
-                keys = file.get_slice("g")[own]
-                yield (keys * file.get_slice("scale")[own][:, None]).half() if self.scaled else keys
+            rows = slice(max(0, self.first - start), min(end, self.last) - start)
+            if rows.start < rows.stop:
+                keys = file.get_slice("g")[rows]
+                yield (keys * file.get_slice("scale")[rows][:, None]).half() if self.scaled else keys
 
     def take(self, index: Int[Tensor, "n k"]) -> Float[Tensor, "n k d"]:
-        """The stored keys of entries, numbered through the whole store."""
+        """Return the stored keys of entries by their numbers in the whole store, in float32."""
         flat = index.flatten()
         shard = torch.bucketize(flat, self.starts, right=True) - 1
-        found = torch.empty(len(flat), self.width)
+        keys = torch.empty(len(flat), self.width)
         for number in shard.unique().tolist():
-            chosen = (shard == number).nonzero().squeeze(1)
-            file, index_ = self.shards.files[number], flat[chosen] - self.starts[number]
-            found[chosen] = file.get_tensor("g")[index_].float()
+            rows = (shard == number).nonzero().squeeze(1)
+            file, index_ = self.shards.files[number], flat[rows] - self.starts[number]
+            keys[rows] = file.get_tensor("g")[index_].float()
             if self.scaled:
-                found[chosen] *= file.get_tensor("scale")[index_, None]
-        return found.view(*index.shape, self.width)
+                keys[rows] *= file.get_tensor("scale")[index_, None]
+        return keys.view(*index.shape, self.width)
 
 
 class Datastore:
-    """What the model predicted where: keys g [N d], the tokens that followed, their documents."""
+    """The encoded contexts of a corpus: keys g [N d], the tokens that followed, and their documents."""
 
     def __init__(self, folder: Path):
         shards = Shards(folder)
@@ -106,11 +107,11 @@ class Datastore:
 
 
 class KNNMemory:
-    """The K entries of a datastore nearest to each query: kNN(M_ext, g(c)) of TRIME Eq. 7.
+    """The ``k`` entries of a datastore nearest to each query, kNN(M_ext, g(c)) in TRIME Eq. 7.
 
-    ``rescore`` computes the similarity to the stored keys, where the search only estimates it (the
-    papers' dagger rows). ``hide_own`` leaves out entries of the query's own document, for a datastore
-    built from the split that is being scored.
+    ``rescore`` computes similarities to the stored keys, where the search only estimates them (the rows marked by a dagger
+    in the papers). ``hide_own`` hides entries of the query's own document, for a datastore of the split that is scored.
+    UserError where the datastore has fewer entries.
     """
 
     def __init__(self, store: Datastore, search: Search, k: int, metric: str, rescore: bool, hide_own: bool = False):
@@ -120,24 +121,24 @@ class KNNMemory:
 
     @property
     def kind(self) -> str:
-        """How the figures of this memory came about."""
+        """Return how the search is done, as reports name it."""
         return self.search.kind + (", rescored" if self.rescore else "")
 
     def entries(self, query: Contexts) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Similarity, token and number of the nearest entries; -inf similarity where there are fewer."""
+        """Return the similarity, token and number of the nearest entries; similarity -inf where fewer are found."""
         score, index = self.search.nearest(query.g, self.k)
-        index = index.cpu().clamp(min=0)  # approximate search fills up with -1 at similarity -inf
+        index = index.cpu().clamp(min=0)  # missing entries have number -1 and similarity -inf
         if self.rescore:
             keys = self.store.keys.take(index).to(query.g)
             score = torch.where(score.isinf(), score, similarity(query.g[:, None], keys, self.metric).squeeze(1))
         if self.hide_own:
-            own = self.store.document[index].to(score.device) == query.place.document[:, None]
-            score = score.masked_fill(own, -math.inf)
+            same_document = self.store.document[index].to(score.device) == query.place.document[:, None]
+            score = score.masked_fill(same_document, -math.inf)
         return score, self.store.token[index].long().to(score.device), index
 
 
 def check_k(k: int, entries: int) -> None:
-    """UserError where there are fewer entries."""
+    """Raise a UserError if ``k`` exceeds the number of entries."""
     if k > entries:
         raise UserError(f"index.k={k} of {entries} entries: lower index.k (translation.k) or raise datastore.tokens")
 
@@ -145,7 +146,7 @@ def check_k(k: int, entries: int) -> None:
 def retrieved_mass(
     score: Float[Tensor, "n k"], token: Int[Tensor, "n k"], target: Int[Tensor, " n"], divisor: Float[Tensor, " t"]
 ) -> Mass:
-    """Mass [t n] of entries for targets."""
+    """Return the mass [t n] of retrieved entries for the targets."""
     if score.device.type == "cpu" and score.dtype == torch.float32:
         return entry_masses(score, token, target, divisor)
     scores = score / divisor[:, None, None]

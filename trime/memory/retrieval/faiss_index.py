@@ -1,4 +1,4 @@
-"""Search by a FAISS index that a factory string names: trained on a sample of keys, filled in steps, read from a file."""
+"""Search by a FAISS index, which a factory string describes: trained on a sample of keys, filled in resumable steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trime.memory.retrieval.search import Blocks, check_training_size, normalize
 from trime.memory.similarity import normalize_keys
 from trime.types import Float, Int, Tensor, UserError
 
-SAVED_EVERY = 2**24  # keys: a killed build of an index goes on from the last of these
-TRAINING_POINTS = 64  # per centroid: a quarter of FAISS's default costs no recall here and a quarter of the time
+SAVED_EVERY = 2**24  # keys between two saves of an unfinished index, from which a killed build resumes
+TRAINING_POINTS = 64  # per centroid: a quarter of FAISS's default takes a quarter of the time at the same recall here
 
 
 def use_threads(count: int) -> None:
-    """So many of this process, for PyTorch and FAISS."""
+    """Set the number of threads of this process for PyTorch and FAISS."""
     import faiss
 
     torch.set_num_threads(count)
@@ -28,7 +28,10 @@ def use_threads(count: int) -> None:
 
 
 class FaissSearch:
-    """A FAISS index read from a file; ``nprobe`` cells of an inverted index are visited. On a CUDA device by faiss-gpu."""
+    """A FAISS index read from a file; UserError if the file is damaged.
+
+    ``nprobe`` cells of an inverted index are searched. Other devices than the CPU need faiss-gpu.
+    """
 
     def __init__(self, file: Path, metric: str, nprobe: int, device: str = "cpu"):
         import faiss
@@ -36,7 +39,7 @@ class FaissSearch:
         try:
             self.index = faiss.read_index(str(file))
         except RuntimeError:
-            raise UserError(f"{file} is truncated or no FAISS index: delete its folder and run stage datastore") from None
+            raise UserError(f"{file} is truncated or not a FAISS index: delete its folder and run stage datastore") from None
         self.metric = metric
         self.kind = "exact" if isinstance(self.index, faiss.IndexFlat) else "approximate"
         inverted = faiss.try_extract_index_ivf(self.index)  # behind a PCA too
@@ -46,15 +49,14 @@ class FaissSearch:
             self.index = to_cuda(self.index)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        asked = normalize_keys(query.float()) if self.metric == "cosine" else query.float()
-        found, index = self.index.search(asked.cpu().numpy(), k)
-        score = -torch.from_numpy(found) if self.metric == "l2" else torch.from_numpy(found)
-        index_ = torch.from_numpy(index)
-        return score.masked_fill(index_ < 0, -math.inf).to(query.device), index_.to(query.device)
+        normalized = normalize_keys(query.float()) if self.metric == "cosine" else query.float()
+        distance, number = map(torch.from_numpy, self.index.search(normalized.cpu().numpy(), k))
+        score = -distance if self.metric == "l2" else distance
+        return score.masked_fill(number < 0, -math.inf).to(query.device), number.to(query.device)
 
 
 def to_cuda(index: Any) -> Any:
-    """An index on the first CUDA device."""
+    """Return an index on the first CUDA device; UserError without a device or faiss-gpu."""
     import faiss
 
     if not getattr(faiss, "get_num_gpus", lambda: 0)():
@@ -63,17 +65,17 @@ def to_cuda(index: Any) -> Any:
 
 
 def train_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path) -> None:
-    """An empty index, trained on a sample of keys. An underscore in ``factory`` stands for a comma."""
+    """Write an empty index, trained on a sample of keys; an underscore in ``factory`` stands for a comma."""
     if not file.exists():
         save_index(train_index(normalized_blocks(blocks, metric), entries, width, factory, metric), file)
 
 
-def fill_faiss(blocks: Blocks, metric: str, learned: Path, file: Path, bar: Any) -> None:
-    """Fills a copy of the empty index; a killed run goes on from the keys that ``file`` holds."""
+def fill_faiss(blocks: Blocks, metric: str, trained: Path, file: Path, bar: Any) -> None:
+    """Fill a copy of the empty index; a killed run resumes after the keys that are already in ``file``."""
     import faiss
 
     blocks = normalized_blocks(blocks, metric)
-    index = faiss.read_index(str(file if file.exists() else learned))
+    index = faiss.read_index(str(file if file.exists() else trained))
     bar.update(index.ntotal)
     saved, passed = index.ntotal, 0
     for keys in blocks():
@@ -91,7 +93,7 @@ def fill_faiss(blocks: Blocks, metric: str, learned: Path, file: Path, bar: Any)
 
 
 def train_index(blocks: Blocks, entries: int, width: int, factory: str, metric: str) -> Any:
-    """An empty index that is ready to be filled."""
+    """Return an empty index, trained so that it can be filled."""
     index = create_index(entries, width, factory, metric)
     if not index.is_trained:
         with faiss_errors():
@@ -100,16 +102,16 @@ def train_index(blocks: Blocks, entries: int, width: int, factory: str, metric: 
 
 
 def create_index(entries: int, width: int, factory: str, metric: str) -> Any:
-    """What a factory string names, not trained; UserError where it names nothing, or entries are too few to train it."""
+    """Return the untrained index of a factory string; UserError if the string is invalid or the entries are too few."""
     import faiss
 
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
     try:
         index = faiss.index_factory(width, re.sub(r"(IVF\d+),HNSW", r"\1_HNSW", factory.replace("_", ",")), kind)
     except RuntimeError:
-        raise UserError(f"index.factory={factory} is no FAISS factory string for width {width}: try IVF_SQ8") from None
-    if any(int(kept) > width for kept in re.findall(r"PCA\w*?(\d+)", factory)):
-        raise UserError(f"index.factory={factory}: keys have {width} dimensions, of which PCA can keep no more")
+        raise UserError(f"index.factory={factory} is not a FAISS factory string for width {width}: try IVF_SQ8") from None
+    if any(int(size) > width for size in re.findall(r"PCA\w*?(\d+)", factory)):
+        raise UserError(f"index.factory={factory}: keys have {width} dimensions, and PCA cannot keep more")
     if not index.is_trained:
         check_training_size(factory, centroid_count(index), entries)
     return index
@@ -117,15 +119,15 @@ def create_index(entries: int, width: int, factory: str, metric: str) -> Any:
 
 @contextmanager
 def faiss_errors() -> Iterator[None]:
-    """A factory string that FAISS understands may still be one that it cannot make."""
+    """Turn errors of FAISS about a valid but unsupported factory string into a UserError."""
     try:
         yield
     except RuntimeError as error:
-        raise UserError(f"index.factory: FAISS refuses it ({str(error).splitlines()[0][-160:]}): try IVF_SQ8") from None
+        raise UserError(f"index.factory: FAISS cannot build it ({str(error).splitlines()[0][-160:]}): try IVF_SQ8") from None
 
 
 def centroid_count(index: Any) -> int:
-    """Of an inverted index; else as many centroids as a code of 8 bits has."""
+    """Return the number of cells of an inverted index; otherwise 256, the centroids of an 8-bit code."""
     import faiss
 
     inverted = faiss.try_extract_index_ivf(index)
@@ -133,7 +135,7 @@ def centroid_count(index: Any) -> int:
 
 
 def save_index(index: Any, file: Path) -> None:
-    """Writes an index whole or not at all."""
+    """Write an index atomically."""
     import faiss
 
     partial = file.with_name(file.name + ".partial")
@@ -142,7 +144,7 @@ def save_index(index: Any, file: Path) -> None:
 
 
 def training_sample(blocks: Blocks, entries: int, index: Any) -> Float[Tensor, "n d"]:
-    """An even sample of keys, as many as the index's cells want."""
+    """Return an even sample of keys, large enough for the number of cells."""
     import faiss
 
     inverted = faiss.try_extract_index_ivf(index)

@@ -1,6 +1,7 @@
-"""Search by cells (an inverted file), for queries that come in batches: a cell meets all queries that visit it in one product.
+"""Search by an inverted file, for batches of queries: each cell is multiplied with all queries that visit it at once.
 
-Keys lie sorted by cell, in the type in which they were encoded, so that similarities are exact; only which are compared is not.
+Keys are sorted by cell and keep the type in which they were encoded, so that similarities are exact, and approximate is only
+which keys are compared.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor, UserError
 
-SCORES = 2**24  # held at a time, more or less: 64 MiB
-SAMPLE, STEPS = 64, 10  # keys a cell on which centroids are trained; rounds of k-means
+SCORES = 2**24  # in memory at a time, approximately: 64 MiB
+SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means
 
 
 class IVFSearch:
-    """``nprobe`` cells, those whose centroids are nearest, are searched for each query."""
+    """Search of the ``nprobe`` cells with the nearest centroids; UserError if the folder's files are damaged."""
 
     kind = "approximate"
 
@@ -35,53 +36,53 @@ class IVFSearch:
             parts = load_file(folder / "cells.safetensors")
             self.key = torch.from_numpy(np.load(folder / "key.npy", mmap_mode="c"))
         except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(f"{folder} is truncated or no index ({error}): delete it and run stage datastore") from None
+            raise UserError(f"{folder} is truncated or not an index ({error}): delete it and run stage datastore") from None
         self.centroid, self.start, self.number = parts["centroid"], parts["start"].numpy(), parts["number"]
         self.nprobe = min(nprobe, len(self.centroid))
         self.topk, self.flat = StreamingTopK(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        asked = query.float().cpu()
-        asked = normalize_keys(asked) if self.metric == "cosine" else asked
-        visited = similarity(asked, self.centroid, self.metric).topk(self.nprobe, 1).indices.flatten()
-        order = visited.argsort(stable=True)  # pairs of a query and a cell, cell by cell
+        local = query.float().cpu()
+        local = normalize_keys(local) if self.metric == "cosine" else local
+        visited = similarity(local, self.centroid, self.metric).topk(self.nprobe, 1).indices.flatten()
+        order = visited.argsort(stable=True)  # pairs of query and cell, sorted by cell
         cell, row = visited[order], order // self.nprobe
-        self.topk = self.topk if self.topk.fits(len(asked), k) else StreamingTopK(len(asked), k)
+        self.topk = self.topk if self.topk.fits(len(local), k) else StreamingTopK(len(local), k)
         self.topk.reset()
         sizes = torch.from_numpy(np.diff(self.start))[cell]
         batch = (sizes.cumsum(0) - sizes) // SCORES
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
-            self.score_pairs(asked, cell[pairs], row[pairs])
+            self.score_pairs(local, cell[pairs], row[pairs])
         score, place = self.topk.result()
         number = torch.where(place < 0, -1, self.number[place])
         if self.metric == "l2":
-            score -= asked.square().sum(1, keepdim=True)
+            score -= local.square().sum(1, keepdim=True)
         return score.to(query.device), number.to(query.device)
 
     def score_pairs(self, query: Tensor, cell: Tensor, row: Tensor) -> None:
-        """The cells of some pairs, each with all queries that visit it."""
+        """Compare the queries and cells of some pairs, each cell with all queries that visit it."""
         numbers, counts = (part.tolist() for part in cell.unique_consecutive(return_counts=True))
-        room, place, first, done = [], torch.empty_like(cell), 0, 0
+        blocks, place, first, done = [], torch.empty_like(cell), 0, 0
         for number, count in zip(numbers, counts, strict=True):
             rows, columns = round_up(count, 8), round_up(int(self.start[number + 1] - self.start[number]), 64)
-            columns = min(columns, len(self.key) - int(self.start[number]))  # of the next cell, whose scores nobody reads
-            room.append((done, rows, columns))
+            columns = min(columns, len(self.key) - int(self.start[number]))  # may reach into the next cell: not read
+            blocks.append((done, rows, columns))
             place[first : first + count] = done + columns * torch.arange(count)
             first, done = first + count, done + rows * columns
         if len(self.flat) < done:
             self.flat = torch.empty(done)
         first = 0
-        for number, count, (begin, rows, columns) in zip(numbers, counts, room, strict=True):
-            asked = query[row[torch.arange(first, first + rows).clamp(max=first + count - 1)]]
+        for number, count, (begin, rows, columns) in zip(numbers, counts, blocks, strict=True):
+            queries = query[row[torch.arange(first, first + rows).clamp(max=first + count - 1)]]
             keys = self.key[self.start[number] : self.start[number] + columns].float()
-            self.write_similarities(asked, keys, self.flat[begin : begin + rows * columns].view(rows, columns))
+            self.write_similarities(queries, keys, self.flat[begin : begin + rows * columns].view(rows, columns))
             first += count
         order = row.argsort(stable=True)
         edges = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(row, minlength=len(query)).cumsum(0)])
         self.topk.add_tiles(self.flat, edges, place[order], cell[order], self.start)
 
     def write_similarities(self, query: Float[Tensor, "q d"], key: Float[Tensor, "m d"], out: Float[Tensor, "q m"]) -> None:
-        """Similarities, without what is the same for all keys of a query."""
+        """Write similarities to ``out``, without the term that is the same for all keys of a query."""
         if self.metric == "l2":
             torch.addmm(key.square().sum(1)[None], query, key.T, beta=-1, alpha=2, out=out)
         else:
@@ -89,24 +90,24 @@ class IVFSearch:
 
 
 def round_up(size: int, step: int) -> int:
-    """The next of a few sizes, at most an eighth larger: oneDNN, which may do the products, makes a program for each shape."""
+    """Round a size up by at most an eighth, so that there are few shapes: oneDNN compiles a program for each."""
     step = max(step, 2 ** ((size - 1).bit_length() - 3)) if size > 1 else step
     return -(-size // step) * step
 
 
 def train_ivf(blocks: Blocks, entries: int, width: int, cells: int, metric: str, file: Path) -> None:
-    """Centroids by k-means."""
+    """Train centroids by k-means and save them to ``file``, unless they are there."""
     load_or_make(file, lambda: train_centroids(normalized_blocks(blocks, metric), entries, width, cells, metric))
 
 
-def fill_ivf(blocks: Blocks, metric: str, learned: Path, folder: Path, bar: Any) -> None:
-    """Each key to its nearest centroid, keys sorted; a killed run goes on with the block that it was at."""
+def fill_ivf(blocks: Blocks, metric: str, trained: Path, folder: Path, bar: Any) -> None:
+    """Assign keys to their nearest centroids and sort them by cell; a killed run resumes at its last block."""
     blocks = normalized_blocks(blocks, metric)
-    centroid, chosen = np.load(learned), []
+    centroid, assigned = np.load(trained), []
     for shard, keys in enumerate(blocks()):
-        chosen.append(load_or_make(folder / f"cell-{shard:05d}.npy", partial(nearest_centroid, keys, centroid, metric)))
+        assigned.append(load_or_make(folder / f"cell-{shard:05d}.npy", partial(nearest_centroid, keys, centroid, metric)))
         bar.update(len(keys))
-    cell = np.concatenate(chosen)
+    cell = np.concatenate(assigned)
     number = np.argsort(cell, kind="stable")
     sort_keys(blocks, number, centroid.shape[1], folder / "key.npy")
     start = np.concatenate([[0], np.bincount(cell, minlength=len(centroid)).cumsum()])
@@ -118,7 +119,7 @@ def fill_ivf(blocks: Blocks, metric: str, learned: Path, folder: Path, bar: Any)
 
 
 def load_or_make(file: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """What a killed run has made already, or what is made and kept now."""
+    """Return the array in a file, where a killed run may have left it; otherwise make and save it."""
     if not file.exists():
         aside = file.with_suffix(".aside.npy")
         np.save(aside, make())
@@ -127,7 +128,7 @@ def load_or_make(file: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def train_centroids(blocks: Blocks, entries: int, width: int, cells: int, metric: str) -> np.ndarray:
-    """By FAISS, on an even sample of keys; for inner products and cosine at length 1."""
+    """Return centroids by FAISS's k-means on an even sample of keys; of length 1 for inner products and cosine."""
     import faiss
 
     step = max(1, entries // (cells * SAMPLE))
@@ -138,21 +139,21 @@ def train_centroids(blocks: Blocks, entries: int, width: int, cells: int, metric
 
 
 def nearest_centroid(keys: Float[Tensor, "m d"], centroid: np.ndarray, metric: str) -> np.ndarray:
-    """The cell of each key."""
-    whole = torch.from_numpy(centroid)
-    return torch.cat([similarity(part.float(), whole, metric).argmax(1) for part in keys.split(2**13)]).int().numpy()
+    """Return the cell of each key."""
+    centroids = torch.from_numpy(centroid)
+    return torch.cat([similarity(part.float(), centroids, metric).argmax(1) for part in keys.split(2**13)]).int().numpy()
 
 
 def sort_keys(blocks: Blocks, number: np.ndarray, width: int, file: Path) -> None:
-    """Every key to the place that its cell gives it."""
+    """Write the keys sorted by cell to ``file``; ``number`` lists them in that order."""
     place = np.empty_like(number)
     place[number] = np.arange(len(number))
     aside, first, sorted_ = file.with_suffix(".aside.npy"), 0, None
     for keys in blocks():
-        given = (keys.float() if keys.dtype == torch.bfloat16 else keys).numpy()  # NumPy has no bfloat16
+        values = (keys.float() if keys.dtype == torch.bfloat16 else keys).numpy()  # NumPy has no bfloat16
         if sorted_ is None:
-            sorted_ = np.lib.format.open_memmap(aside, "w+", given.dtype, (len(number), width))
-        sorted_[place[first : first + len(keys)]] = given
+            sorted_ = np.lib.format.open_memmap(aside, "w+", values.dtype, (len(number), width))
+        sorted_[place[first : first + len(keys)]] = values
         first += len(keys)
     assert sorted_ is not None
     sorted_.flush()

@@ -1,7 +1,7 @@
-"""Parts of the external memory on the workers of a Ray cluster (or of Ray on this machine), searched as one.
+"""Search of the external memory in parts, on the workers of a Ray cluster or of Ray on this machine.
 
-Folders of the datastore and of its index must be readable by every worker under the same path: on several machines, a shared
-disk. A worker that dies is started again by Ray, opens its part anew and is asked again; when that fails, so does the search.
+Every worker must be able to read the datastore and its index under the same path: several machines need a shared disk. Ray
+restarts a worker that dies, which opens its part again and repeats the search; if that fails, so does the search.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trime.memory.retrieval.search import Search, combined_kind, merge_results
 from trime.memory.retrieval.sharded import IndexPart
 from trime.types import Float, Int, Tensor, UserError
 
-RESTARTS = 3  # of a worker in a run, before the search fails
-CONNECTING = 10  # seconds until an address that does not answer is an error
-STARTING = 600  # seconds until workers must have opened their parts
-QUERIES = 4096  # of a batch: workers search the next one while answers to the last travel and are merged
+RESTARTS = 3  # of a worker, before the search fails
+CONNECTING = 10  # seconds to wait for an address to answer
+STARTING = 600  # seconds to wait for workers to open their parts
+QUERIES = 4096  # in a batch: workers search the next batch while the results of the last are sent and merged
 
 
 class RayWorker:
-    """One part, on ``cores`` cores or a device of its own."""
+    """A Ray actor that searches one part, on ``cores`` cores or on its own device."""
 
     def __init__(self, part: IndexPart, nprobe: int, device: str, cores: int):
         self.part, self.nprobe, self.device = part, nprobe, device
@@ -35,96 +35,99 @@ class RayWorker:
 
     @cached_property
     def search(self) -> Search:
-        """Opened when it is first asked for, so that what is wrong is told in the answer."""
+        """Open the part at the first call, so that an error is raised in the result of that call."""
         for folder in (self.part.store, *[self.part.folder] * bool(self.part.factory)):
             if not folder.is_dir():
                 raise UserError(f"{folder} is not on the disk of a worker: all machines must see outputs under one path")
         return self.part.search(self.nprobe, self.device)
 
     def kind(self) -> str:
-        """Exact or approximate."""
+        """Return ``exact`` or ``approximate``."""
         return self.search.kind
 
     def process(self) -> int:
-        """Its number with the operating system."""
+        """Return the process id of the worker."""
         return os.getpid()
 
     def nearest(self, query: Any, k: int) -> tuple[Any, Any]:
-        """As NumPy's arrays, entries numbered from the part's first."""
+        """Return similarities and numbers as NumPy arrays, with entries numbered from the part's first."""
         score, index = self.search.nearest(torch.tensor(query, device=self.device), k)
-        return score.cpu().numpy(), index.int().cpu().numpy()  # of a part, below 2^31
+        return score.cpu().numpy(), index.int().cpu().numpy()  # numbers within a part are below 2^31
 
 
 class RaySearch:
-    """A search that asks a worker for each part and merges their answers exactly."""
+    """A search by one worker for each part, whose results are merged exactly.
+
+    UserError without a cluster at ``address``, with too few resources, or when a worker is lost for good.
+    """
 
     def __init__(self, parts: list[IndexPart], nprobe: int, device: str, address: str | None, cores: int):
         self.ray = connect(address)
-        own = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # here, workers share what there is
-        check_resources([node["Resources"] for node in self.ray.nodes() if node["Alive"]], len(parts), own)
-        actor = self.ray.remote(RayWorker).options(**own, max_restarts=RESTARTS, max_task_retries=RESTARTS)
+        resources = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # local workers share cores
+        check_resources([node["Resources"] for node in self.ray.nodes() if node["Alive"]], len(parts), resources)
+        actor = self.ray.remote(RayWorker).options(**resources, max_restarts=RESTARTS, max_task_retries=RESTARTS)
         self.workers = [actor.remote(part.absolute(), nprobe, device, cores) for part in parts]
         self.firsts = [part.first for part in parts]
-        self.kind = combined_kind(self.answers([worker.kind.remote() for worker in self.workers], STARTING))
+        self.kind = combined_kind(self.results([worker.kind.remote() for worker in self.workers], STARTING))
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         batches = [self.ray.put(part.float().cpu().numpy()) for part in query.split(QUERIES)]
-        asked = [[worker.nearest.remote(batch, k) for worker in self.workers] for batch in batches]
+        pending = [[worker.nearest.remote(batch, k) for worker in self.workers] for batch in batches]
         scores, numbers = [], []
-        for answers in asked:
-            found = [(torch.tensor(score), torch.tensor(number).long()) for score, number in self.answers(answers)]
-            score, number = merge_results(found, self.firsts, k)
+        for futures in pending:
+            results = [(torch.tensor(score), torch.tensor(number).long()) for score, number in self.results(futures)]
+            score, number = merge_results(results, self.firsts, k)
             scores.append(score)
             numbers.append(number)
         return torch.cat(scores).to(query.device), torch.cat(numbers).to(query.device)
 
-    def answers(self, asked: list[Any], seconds: float | None = None) -> list[Any]:
-        """What workers answer; UserError where one could not."""
+    def results(self, futures: list[Any], seconds: float | None = None) -> list[Any]:
+        """Wait for the workers' results; UserError if one of them failed."""
         errors = self.ray.exceptions
         try:
-            return self.ray.get(asked, timeout=seconds)
+            return self.ray.get(futures, timeout=seconds)
         except errors.GetTimeoutError:
-            told = f"workers did not start within {seconds:.0f} seconds: other jobs may hold the cluster (see `ray status`)"
+            message = f"workers did not start within {seconds:.0f} seconds: other jobs may hold the cluster (see `ray status`)"
         except errors.RayTaskError as error:
             if not isinstance(error.cause, UserError):
                 raise
-            told = str(error.cause)
+            message = str(error.cause)
         except errors.RayError as error:
-            told = (
+            message = (
                 f"a worker of the external memory is lost, after {RESTARTS} restarts at most ({str(error).splitlines()[0]}): "
                 "if there was too little memory, raise index.parts; the same command goes on"
             )
         self.close()
-        raise UserError(told)
+        raise UserError(message)
 
     def close(self) -> None:
-        """Gives back what the workers hold."""
+        """Stop the workers and free their resources."""
         for worker in self.workers:
             self.ray.kill(worker)
-        last.clear()
+        open_searches.clear()
 
 
-last: dict[tuple[Any, ...], RaySearch] = {}  # the cluster that was asked for last
+open_searches: dict[tuple[Any, ...], RaySearch] = {}  # the one opened last, if it is still open
 
 
 def open_ray_search(parts: list[IndexPart], nprobe: int, device: str, address: str | None, cores: int) -> RaySearch:
-    """The workers of an index; those that are there already, where it is the one that was asked for last."""
+    """Return the search of an index; if it is the one opened last, its workers are used again, else those are stopped."""
     key = (*parts, nprobe, device, address, cores)
-    if key not in last:
-        for other in [*last.values()]:
+    if key not in open_searches:
+        for other in [*open_searches.values()]:
             other.close()
-        last[key] = RaySearch(parts, nprobe, device, address, cores)
-    return last[key]
+        open_searches[key] = RaySearch(parts, nprobe, device, address, cores)
+    return open_searches[key]
 
 
 def connect(address: str | None) -> Any:
-    """Ray, started on this machine or connected to a cluster."""
-    import ray  # checks.py tells where it is missing, before anything is made
+    """Return the module ray, connected to a cluster or started on this machine; UserError if no cluster answers."""
+    import ray  # checks.py reports a missing package before anything is run
 
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of workers that fail alike: the first one's is told
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # workers fail alike: the first error is enough
     if not ray.is_initialized():
         try:
-            if address and address != "auto":  # Ray would try for minutes, then end the process
+            if address and address != "auto":  # Ray would try for minutes, then exit
                 host, _, port = address.removeprefix("ray://").rpartition(":")
                 socket.create_connection((host, int(port)), timeout=CONNECTING).close()
             ray.init(address=address or "local", num_cpus=None if address else 1, log_to_driver=False, include_dashboard=False)
@@ -133,12 +136,12 @@ def connect(address: str | None) -> Any:
     return ray
 
 
-def check_resources(nodes: list[dict[str, float]], parts: int, own: dict[str, int]) -> None:
-    """UserError where machines have too little for one worker a part: Ray would wait for ever."""
-    for name, wanted in (("CPU", own["num_cpus"]), ("GPU", own["num_gpus"])):
-        room = sum(int(has.get(name, 0) // wanted) for has in nodes) if wanted else parts
+def check_resources(nodes: list[dict[str, float]], parts: int, needed: dict[str, int]) -> None:
+    """Raise a UserError if the machines cannot hold one worker for each part; Ray would wait forever."""
+    for name, count in (("CPU", needed["num_cpus"]), ("GPU", needed["num_gpus"])):
+        room = sum(int(node.get(name, 0) // count) for node in nodes) if count else parts
         if room < parts:
             raise UserError(
-                f"{parts} workers of {wanted} {name} each, and {len(nodes)} machines have room for {room}: "
+                f"{parts} workers need {count} {name} each, and {len(nodes)} machines have room for {room}: "
                 "lower index.parts or index.cores, or add machines"
             )

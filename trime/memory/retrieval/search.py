@@ -1,4 +1,4 @@
-"""Nearest-neighbour search over keys: what every search answers, exact search in blocks by PyTorch, and searches joined."""
+"""Nearest-neighbour search over keys: the interface, exact search in blocks, and searches over parts."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor, UserError
 
-Blocks = Callable[[], Iterator[Tensor]]  # all keys, in blocks
-RESERVE = 2**32  # bytes of a device that are left free for similarities
-MIN_POINTS_PER_CELL = 39  # entries of a cell, as FAISS wants
+Blocks = Callable[[], Iterator[Tensor]]  # iterates over all keys, in blocks
+RESERVE = 2**32  # bytes of a device kept free for similarities
+MIN_POINTS_PER_CELL = 39  # as FAISS recommends
 
 
 @runtime_checkable
 class Search(Protocol):
+    """A search for the keys nearest to queries."""
+
     kind: str  # "exact" or "approximate"
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Similarity and number of the k nearest keys, the best first; (-inf, -1) where fewer are found."""
+        """Return the similarity and number of the k nearest keys, the best first; (-inf, -1) where fewer are found."""
         ...
 
 
 class ExactSearch:
-    """Every key is compared: O(N d) a query, one block of similarities at a time.
+    """Search that compares every key, in O(N d) for each query, one block of similarities at a time.
 
-    On a CUDA device as many blocks of keys as fit stay there; the others are sent for every batch of queries.
+    As many blocks of keys as fit stay on a CUDA device; the others are copied there for each batch of queries.
     """
 
     kind = "exact"
 
     def __init__(self, blocks: Blocks, metric: str, rows: int = 2**14):
         self.blocks, self.metric, self.rows = blocks, metric, rows
-        self.held: list[Tensor] = []
+        self.cached: list[Tensor] = []
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        return (self.on_cpu if query.device.type == "cpu" else self.on_device)(query.float(), k)
+        return (self.search_cpu if query.device.type == "cpu" else self.search_device)(query.float(), k)
 
-    def on_cpu(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    def search_cpu(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         topk, start = StreamingTopK(len(query), k), 0
         for shard in self.blocks():
             for keys in shard.split(self.rows):
@@ -49,11 +51,11 @@ class ExactSearch:
                 start += len(keys)
         return topk.result()
 
-    def on_device(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    def search_device(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         best = query.new_full((len(query), k), -math.inf)
         index = torch.full((len(query), k), -1, dtype=torch.long, device=query.device)
         start = 0
-        for shard in self.on(query.device):
+        for shard in self.blocks_on(query.device):
             for keys in shard.split(4 * self.rows):
                 scores = similarity(query, keys.float(), self.metric)
                 top, where = scores.topk(min(k, len(keys)), dim=1)
@@ -62,31 +64,31 @@ class ExactSearch:
                 start += len(keys)
         return best, index
 
-    def on(self, device: torch.device) -> Iterator[Tensor]:
-        """All blocks on a device, in the type in which they are stored."""
+    def blocks_on(self, device: torch.device) -> Iterator[Tensor]:
+        """Yield all blocks on a device, in the type in which they are stored."""
         for number, keys in enumerate(self.blocks()):
-            if number < len(self.held):
-                yield self.held[number]
+            if number < len(self.cached):
+                yield self.cached[number]
                 continue
-            there = keys.to(device)
-            if len(self.held) == number and free_bytes(device) > RESERVE:
-                self.held.append(there)
-            yield there
+            block = keys.to(device)
+            if len(self.cached) == number and free_bytes(device) > RESERVE:
+                self.cached.append(block)
+            yield block
 
 
 def recall_of(exact: Int[Tensor, "n k"], found: Int[Tensor, "n k"]) -> float:
-    """The share of the exact neighbours that a search found."""
+    """Return the share of the exact neighbours that a search found."""
     hits = sum(len({*a} & {*b}) for a, b in zip(exact.tolist(), found.tolist(), strict=True))
     return round(hits / exact.numel(), 4)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that a device has left."""
+    """Return the free memory of a CUDA device in bytes; 0 for other devices."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 class ShardedSearch:
-    """Searches over parts of the keys, answered as one: the K best of each part's K best."""
+    """A search over all parts of the keys: the K best of the K best of each part."""
 
     def __init__(self, searches: list[Search], firsts: list[int]):
         self.searches, self.firsts = searches, firsts
@@ -97,42 +99,43 @@ class ShardedSearch:
 
 
 def merge_results(
-    found: list[tuple[Tensor, Tensor]], firsts: list[int], k: int
+    results: list[tuple[Tensor, Tensor]], firsts: list[int], k: int
 ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """The K best of what parts found, whose entries are numbered from ``firsts`` on."""
-    scores = torch.cat([score for score, _ in found], 1)
-    numbers = torch.cat([torch.where(own < 0, own, own + first) for (_, own), first in zip(found, firsts, strict=True)], 1)
+    """Return the K best results of all parts; numbers within part i start at ``firsts[i]`` of the whole."""
+    scores = torch.cat([score for score, _ in results], 1)
+    parts = zip([number for _, number in results], firsts, strict=True)
+    numbers = torch.cat([torch.where(number < 0, number, number + first) for number, first in parts], 1)
     best, chosen = scores.topk(k, 1)
     return best, numbers.gather(1, chosen)
 
 
 def combined_kind(kinds: list[str]) -> str:
-    """Exact where all parts are."""
+    """Return ``exact`` if all parts are exact, else ``approximate``."""
     return "exact" if {*kinds} == {"exact"} else "approximate"
 
 
 class CachedSearch:
-    """Another search, which is asked but once where the same queries come twice in a row."""
+    """A search that keeps its last result, for when the same queries come twice in a row."""
 
     def __init__(self, search: Search):
         self.search, self.kind = search, search.kind
-        self.asked: tuple[Tensor, int] | None = None
+        self.last_query: tuple[Tensor, int] | None = None
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        if self.asked is None or self.asked[1] != k or not torch.equal(self.asked[0], query):
-            self.asked, self.found = (query, k), self.search.nearest(query, k)
-        return self.found
+        if self.last_query is None or self.last_query[1] != k or not torch.equal(self.last_query[0], query):
+            self.last_query, self.last_result = (query, k), self.search.nearest(query, k)
+        return self.last_result
 
 
 def normalized_blocks(blocks: Blocks, metric: str) -> Blocks:
-    """All keys as an index holds them: for cosine at one length."""
+    """Return keys as an index stores them: normalized for the metric cosine."""
     if metric != "cosine":
         return blocks
     return lambda: (normalize_keys(keys.float()).to(keys.dtype) for keys in blocks())
 
 
 def check_training_size(factory: str, centroids: int, entries: int) -> None:
-    """UserError where so many centroids could not be learned from the entries."""
+    """Raise a UserError if there are too few entries to train the centroids."""
     if entries < MIN_POINTS_PER_CELL * centroids:
         needed = MIN_POINTS_PER_CELL * centroids
         raise UserError(

@@ -1,6 +1,6 @@
-"""The index over a datastore, in one part or in several that share what was learned (centroids, codes).
+"""The index over a datastore, in one or several parts that share what was trained (centroids, codes).
 
-Every part visits the cells that one index would visit, so that in however many parts a store lies, the same entries are found.
+Every part searches the cells that a single index would search, so that any number of parts finds the same entries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trime.memory.retrieval.search import ExactSearch, Search, check_training_si
 
 
 class IndexPart(NamedTuple):
-    """Entries ``first`` to ``last`` of a store's folder, and the folder of the index over them; no factory: none is needed."""
+    """Entries ``first`` to ``last`` of a store's folder, and the folder of their index; without a factory there is none."""
 
     store: Path
     first: int
@@ -26,31 +26,31 @@ class IndexPart(NamedTuple):
     metric: str
 
     def absolute(self) -> IndexPart:
-        """For a process with another working directory."""
+        """Return the part with absolute paths, for processes with another working directory."""
         return self._replace(store=self.store.absolute(), folder=self.folder.absolute())
 
     @property
     def keys(self) -> Keys:
-        """Its own."""
+        """Return the keys of this part."""
         return Keys(Shards(self.store), self.first, self.last)
 
-    def fill(self, learned: Path, bar: Any) -> None:
-        """Builds the index; a killed run goes on."""
+    def fill(self, trained: Path, bar: Any) -> None:
+        """Build the index; a killed run resumes."""
         if not self.factory:
             bar.update(self.last - self.first)
             return
         self.folder.mkdir(exist_ok=True)
         if not ivf_cells(self.factory):
-            fill_faiss(self.keys.blocks, self.metric, learned, self.folder / "index.faiss", bar)
+            fill_faiss(self.keys.blocks, self.metric, trained, self.folder / "index.faiss", bar)
         elif (self.folder / "cells.safetensors").exists():  # written last
             bar.update(self.last - self.first)
             for file in self.folder.glob("cell-*.npy"):
                 file.unlink()
         else:
-            fill_ivf(self.keys.blocks, self.metric, learned, self.folder, bar)
+            fill_ivf(self.keys.blocks, self.metric, trained, self.folder, bar)
 
     def search(self, nprobe: int, device: str = "cpu") -> Search:
-        """What answers from it."""
+        """Open the search over this part."""
         if not self.factory:
             return ExactSearch(self.keys.blocks, self.metric)
         if ivf_cells(self.factory):
@@ -59,7 +59,7 @@ class IndexPart(NamedTuple):
 
 
 def split_into_parts(store: Path, count: int, folder: Path, factory: str | None, metric: str) -> list[IndexPart]:
-    """Parts of like size; a single one has its index in ``folder`` itself."""
+    """Return ``count`` parts of equal size; a single part has its index in ``folder`` itself."""
     entries = len(Keys(Shards(store)))
     edges = [entries * number // count for number in range(count + 1)]
     places = [folder] if count == 1 else [folder / f"part-{number:05d}" for number in range(count)]
@@ -68,7 +68,7 @@ def split_into_parts(store: Path, count: int, folder: Path, factory: str | None,
 
 
 def train_shared(store: Path, factory: str, metric: str, folder: Path) -> Path:
-    """What all parts share, learned on a sample of the whole store; the file that holds it."""
+    """Train what all parts share on a sample of the whole store; return its file."""
     keys, cells = Keys(Shards(store)), ivf_cells(factory)
     file = folder / ("learned.npy" if cells else "learned.faiss")
     if cells:
@@ -79,15 +79,15 @@ def train_shared(store: Path, factory: str, metric: str, folder: Path) -> Path:
 
 
 def build_parts(parts: list[IndexPart], folder: Path, bar: Any) -> None:
-    """All of them, one after another, in ``folder``, where what was learned stays; a killed run goes on."""
+    """Build all parts, one after another; ``folder`` keeps what was trained, so that a killed run resumes."""
     first = parts[0]
-    learned = train_shared(first.store, first.factory, first.metric, folder) if first.factory else folder
+    trained = train_shared(first.store, first.factory, first.metric, folder) if first.factory else folder
     for part in parts:
-        part.fill(learned, bar)
+        part.fill(trained, bar)
 
 
 def check_factory(factory: str, entries: int, width: int, metric: str) -> None:
-    """UserError where an index of so many keys could not be trained."""
+    """Raise a UserError if an index cannot be trained on so many keys."""
     if cells := ivf_cells(factory):
         check_training_size(factory, cells, entries)
     else:
@@ -95,6 +95,6 @@ def check_factory(factory: str, entries: int, width: int, metric: str) -> None:
 
 
 def ivf_cells(factory: str) -> int:
-    """How many cells ``Cells…`` names; 0: it is FAISS's."""
-    named = re.fullmatch(r"Cells(\d+)", factory)
-    return int(named[1]) if named else 0
+    """Return the number of cells in a factory string ``Cells…``; 0 for those of FAISS."""
+    match = re.fullmatch(r"Cells(\d+)", factory)
+    return int(match[1]) if match else 0

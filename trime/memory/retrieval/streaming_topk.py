@@ -1,8 +1,9 @@
-"""The K largest of scores that come in tiles, on the CPU: what lies below the K-th so far is not even looked at twice.
+"""The K largest of scores that come in tiles, on the CPU: scores below the K-th so far are read only once.
 
-A query keeps up to four times K candidates and a bar. What exceeds the bar is appended, without a branch that a processor could
-guess wrong. When there is no more room, a histogram tells about where the K-th lies: what is surely below goes, and the bar
-rises. (A heap would move log2 K entries for each, and ``topk`` would first write all scores down.)
+Each query has a buffer of at least four times K candidates and a threshold. Scores above the threshold are appended without a
+branch that a processor could mispredict. When the buffer is full, a histogram locates the K-th score approximately: candidates
+surely below it are removed, and the threshold rises. (A heap would move log2 K entries for each score, and ``topk`` would
+first store all scores.)
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from numba import prange
 from trime.kernels.numba_kernels import numba_jit, run_kernel
 from trime.types import Float, Int, Tensor
 
-BINS = 512
+BINS = 512  # of the histogram
 
 
 class StreamingTopK:
-    """Candidates of n queries: scores and the numbers (below 2^31) that they belong to."""
+    """The best candidates of n queries so far, with their scores and indices (below 2^31)."""
 
     def __init__(self, queries: int, k: int):
         self.k, room = k, 4 * k + BINS
@@ -30,16 +31,16 @@ class StreamingTopK:
         self.reset()
 
     def reset(self) -> None:
-        """For other queries: memory that has been used before costs less than new one."""
+        """Remove all candidates; reused memory is cheaper than new memory."""
         self.count[:], self.threshold[:] = 0, -np.inf
 
     def fits(self, queries: int, k: int) -> bool:
-        """It has the size that is asked for."""
+        """Return whether the buffers are of the size for these queries and k."""
         return self.k == k and len(self.count) == queries
 
     def add(self, scores: Float[Tensor, "n m"], first: int) -> None:
-        """Scores of the candidates ``first``, ``first`` + 1, and so on."""
-        run_kernel(take_rows, scores.contiguous(), first, self.k, self.score, self.index, self.count, self.threshold)
+        """Add the scores of candidates ``first``, ``first`` + 1, and so on."""
+        run_kernel(add_rows, scores.contiguous(), first, self.k, self.score, self.index, self.count, self.threshold)
 
     def add_tiles(
         self,
@@ -49,14 +50,14 @@ class StreamingTopK:
         cell: Int[Tensor, " p"],
         start: np.ndarray,
     ) -> None:
-        """Scores of cells: those of query q are edges[q] to edges[q + 1], each with its place in ``flat``.
+        """Add the scores of cells: those of query q are edges[q] to edges[q + 1], each with its place in ``flat``.
 
-        Cell c holds the candidates start[c] to start[c + 1].
+        Cell c consists of the candidates start[c] to start[c + 1].
         """
-        run_kernel(take_cells, flat, edges, place, cell, start, self.k, self.score, self.index, self.count, self.threshold)
+        run_kernel(add_cells, flat, edges, place, cell, start, self.k, self.score, self.index, self.count, self.threshold)
 
     def result(self) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Score and number of the K largest, the largest first; (-inf, -1) where there are fewer."""
+        """Return the scores and indices of the K largest, the largest first; (-inf, -1) where there are fewer."""
         run_kernel(finish, self.k, self.score, self.index, self.count)
         score, index = torch.from_numpy(self.score[:, : self.k]), torch.from_numpy(self.index[:, : self.k])
         missing = torch.arange(self.k) >= torch.from_numpy(self.count)[:, None]
@@ -65,35 +66,37 @@ class StreamingTopK:
 
 
 @numba_jit(parallel=True)
-def take_rows(scores, first, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
+def add_rows(scores, first, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
+    """Add a row of scores to each query."""
     for row in prange(len(scores)):
-        take_run(row, scores[row], first, k, score, index, count, threshold)
+        add_run(row, scores[row], first, k, score, index, count, threshold)
 
 
 @numba_jit(parallel=True)
-def take_cells(flat, edges, place, cell, start, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
+def add_cells(flat, edges, place, cell, start, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
+    """Add the scores of its cells to each query."""
     for row in prange(len(count)):
         for j in range(edges[row], edges[row + 1]):
             first, size = start[cell[j]], start[cell[j] + 1] - start[cell[j]]
-            take_run(row, flat[place[j] : place[j] + size], first, k, score, index, count, threshold)
+            add_run(row, flat[place[j] : place[j] + size], first, k, score, index, count, threshold)
 
 
 @numba_jit()
-def take_run(row, scores, first, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
-    """A query's scores of the candidates ``first``, ``first`` + 1, and so on."""
+def add_run(row, scores, first, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
+    """Add a query's scores of candidates ``first``, ``first`` + 1, and so on."""
     low = 0
     while low < len(scores):
         high = min(len(scores), low + make_room(row, k, score, index, count, threshold))
-        many, least = count[row], threshold[row]
+        size, minimum = count[row], threshold[row]
         for i in range(low, high):
-            score[row, many], index[row, many] = scores[i], first + i
-            many += scores[i] > least
-        count[row], low = many, high
+            score[row, size], index[row, size] = scores[i], first + i
+            size += scores[i] > minimum
+        count[row], low = size, high
 
 
 @numba_jit()
 def make_room(row, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
-    """How many candidates may come, one at least: each is written before it is known whether it stays."""
+    """Return how many candidates fit in the buffer, at least one; prune it if it is nearly full."""
     if count[row] > score.shape[1] - BINS // 2:
         count[row], threshold[row] = prune(score[row], index[row], k, count[row])
     return score.shape[1] - count[row]
@@ -101,7 +104,10 @@ def make_room(row, k, score, index, count, threshold):  # type: ignore[no-untype
 
 @numba_jit()
 def prune(score, index, k, count):  # type: ignore[no-untyped-def]
-    """Drops candidates that are not among the k largest, if need be by exact selection; how many stay, and the new bar."""
+    """Remove candidates that are not among the k largest; return how many stay, and the new threshold.
+
+    Exact selection is used where the histogram does not separate enough of them.
+    """
     low = high = score[0]
     for i in range(count):
         low, high = min(low, score[i]), max(high, score[i])
@@ -110,24 +116,24 @@ def prune(score, index, k, count):  # type: ignore[no-untyped-def]
         bins = np.zeros(BINS, np.int64)
         for i in range(count):
             bins[min(BINS - 1, int((score[i] - low) / width))] += 1
-        chosen, above = BINS - 1, bins[BINS - 1]
+        number, above = BINS - 1, bins[BINS - 1]
         while above < k:
-            chosen -= 1
-            above += bins[chosen]
+            number -= 1
+            above += bins[number]
         if above <= 2 * k:
-            least, many = low + chosen * width - width / 64, 0  # some below the bin's edge: it is rounded
+            cut, size = low + number * width - width / 64, 0  # slightly below the bin's edge, which is rounded
             for i in range(count):
-                score[many], index[many] = score[i], index[i]
-                many += score[i] > least
-            if many <= 3 * k:
-                return many, np.float32(least)
-            count = many
-    return k, keep(score, index, k, count)
+                score[size], index[size] = score[i], index[i]
+                size += score[i] > cut
+            if size <= 3 * k:
+                return size, np.float32(cut)
+            count = size
+    return k, select(score, index, k, count)
 
 
 @numba_jit()
-def keep(score, index, k, count):  # type: ignore[no-untyped-def]
-    """Moves the k largest to the front (quickselect) and returns the least of them."""
+def select(score, index, k, count):  # type: ignore[no-untyped-def]
+    """Move the k largest to the front by quickselect; return the smallest of them."""
     low, high = 0, count - 1
     while low < high:
         pivot = max(min(score[low], score[high]), min(max(score[low], score[high]), score[(low + high) // 2]))
@@ -148,17 +154,18 @@ def keep(score, index, k, count):  # type: ignore[no-untyped-def]
             low = i
         else:
             break
-    least = score[0]
+    smallest = score[0]
     for i in range(k):
-        least = min(least, score[i])
-    return least
+        smallest = min(smallest, score[i])
+    return smallest
 
 
 @numba_jit(parallel=True)
 def finish(k, score, index, count):  # type: ignore[no-untyped-def]
+    """Reduce each query to its k largest candidates."""
     for row in prange(len(count)):
         if count[row] > k:
-            many, _ = prune(score[row], index[row], k, count[row])
-            if many > k:
-                keep(score[row], index[row], k, many)
+            size, _ = prune(score[row], index[row], k, count[row])
+            if size > k:
+                select(score[row], index[row], k, size)
             count[row] = k
