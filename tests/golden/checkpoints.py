@@ -1,7 +1,7 @@
-"""Checkpoints in fairseq's form: files of a full set, or written anew from the numbers that a compact set holds.
+"""Checkpoints in fairseq's format: files of a full set, or written from the numbers in a compact set.
 
 A compact set has the flat state dict of ``NAME.pt`` in ``NAME.safetensors``, each tensor once, and the rest in
-``NAME.json``: the arguments, what is said of the training, and which names share a tensor.
+``NAME.json``: the arguments, the history of the training, and which names share a tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trime.models.network import Network
 
 @cache
 def checkpoint(model: str, which: str = "checkpoint_last") -> Path:
-    """Return the ``.pt`` file of a model; one that is not in the folder is written for as long as the process lives."""
+    """Return the ``.pt`` file of a model; one that is missing is written to a temporary folder."""
     path = ROOT / "model" / model / f"{which}.pt"
     if not path.is_file():
         path = Path(temporary().name) / model / f"{which}.pt"

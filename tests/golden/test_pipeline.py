@@ -1,4 +1,4 @@
-"""The command line's whole way, from a released checkpoint and its text to the loss that the published program printed."""
+"""The command line from a released checkpoint and its text to the loss that the published program printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from tests.golden.checkpoints import checkpoint, corpus_of
 from tests.golden.published import parametrized
-from tests.golden.scored import CASES, flag, read
+from tests.golden.scored import CASES, case_settings, flag
 from tests.golden.texts import DATA
 from trime.plan.language_model import Plan
 from trime.run.runner import run
@@ -28,8 +28,8 @@ FAITHFUL = [
 
 
 def overrides(case: dict[str, Any]) -> list[str]:
-    """The command line of a case."""
-    row, _, published = read(case)
+    """Return the command line of a case."""
+    row, _, published = case_settings(case)
     text, sizes = DATA / corpus_of(case["model"]), [int(flag(case, "--mem-size", 0)) or 64]
     return [
         *(FAITHFUL if published else FAITHFUL[1:]),
@@ -61,11 +61,11 @@ def test_printed_loss(name: str, tiny: Callable[..., DictConfig]) -> None:
     if case["split"] == "test":
         plan.test.make()
         plan.evaluate.make()
-        (found,) = plan.evaluate.rows()
+        (result,) = plan.evaluate.rows()
     else:
-        (found,) = plan.tune.tuned()["rows"]
-    assert found["tokens"] == case["tokens_scored"]
-    assert found["loss"] / math.log(2) == pytest.approx(case["loss_base2"], abs=1e-4)
+        (result,) = plan.tune.tuned()["rows"]
+    assert result["tokens"] == case["tokens_scored"]
+    assert result["loss"] / math.log(2) == pytest.approx(case["loss_base2"], abs=1e-4)
 
 
 @parametrized("name", RUN[:1])
@@ -75,8 +75,8 @@ def test_results_say_what_was_imported(name: str, tiny: Callable[..., DictConfig
     run(config)
     results = (Plan(config).run_folder / "results.json").read_text()
     assert '"imported"' in results and "checkpoint_last.pt" in results and '"updates"' in results
-    # The imported folder serves as a checkpoint by itself.
-    kept = [word for word in overrides(case) if not word.startswith(("checkpoint=", "dictionary="))]
-    again = tiny(*kept, f"checkpoint={Plan(config).model.folder}", "dictionary=null", STAGES)
+    # The imported folder itself serves as a checkpoint.
+    options = [word for word in overrides(case) if not word.startswith(("checkpoint=", "dictionary="))]
+    again = tiny(*options, f"checkpoint={Plan(config).model.folder}", "dictionary=null", STAGES)
     run(again)
     assert Plan(again).tune.tuned()["rows"][0]["loss"] == Plan(config).tune.tuned()["rows"][0]["loss"]

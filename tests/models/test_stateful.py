@@ -458,7 +458,7 @@ def replayed(plan: Plan, layer: int, policy: str) -> Iterator[list[int]]:
     recorded = plan.record.information()
     for file in sorted(plan.record.path().glob("[0-9]*.safetensors")):
         document = KeyDocument(load_file(file), layer, recorded["segment"], plan.config.model.backbone.memory.top_k)
-        for kept in document.kept(plan.replay.policy(policy), plan.config.model.memory_size):
+        for kept in document.retained_positions(plan.replay.policy(policy), plan.config.model.memory_size):
             yield kept.tolist()
 
 

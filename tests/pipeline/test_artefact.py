@@ -1,4 +1,4 @@
-"""Artefacts are whole or not there: a build that is killed at any line is finished by the next."""
+"""Artefacts are complete or absent: a build that is killed at any point is finished by the next."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Number(Artefact):
         (folder / "value.txt").write_text(str(self.config.value))
 
 
-def number(place: Path, value: int) -> Number:
-    return Number(OmegaConf.create({"value": value, "paths": {"outputs": str(place)}}))
+def number(folder: Path, value: int) -> Number:
+    return Number(OmegaConf.create({"value": value, "paths": {"outputs": str(folder)}}))
 
 
 @pytest.mark.parametrize("line", ["write_manifest", "replace"])

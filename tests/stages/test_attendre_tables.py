@@ -72,7 +72,7 @@ def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
 
 @pytest.fixture
 def table(place: Path, triviaqa: Path, model: Callable[[str], Path], tmp_path: Path) -> Callable[..., DictConfig]:
-    """Composes an experiment's own file, told where text, model and results lie, and nothing else."""
+    """Compose an experiment with only the paths of text, model and results changed."""
 
     def make(name: str, *overrides: str) -> DictConfig:
         kind = "encdec" if name in ENCODES else "decoder"
@@ -88,8 +88,8 @@ def jobs(name: str) -> list[list[str]]:
     assert hydra.mode.name == "MULTIRUN"
     parser, ends = OverridesParser.create(), []
     for key, value in hydra.sweeper.params.items():
-        asked = parser.parse_override(f"{key}={value}")
-        values = list(asked.sweep_string_iterator()) if asked.is_sweep_override() else [value]
+        override = parser.parse_override(f"{key}={value}")
+        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else [value]
         ends.append((f"{key}={values[0]}", f"{key}={values[-1]}"))
     return [list(job) for job in zip(*ends, strict=True)]
 
@@ -114,17 +114,17 @@ def test_a_table_runs_from_the_official_files(
     """Its first and last job, end to end: validation questions, the paper's template, the experiment's memories and answers."""
     longest: list[int] = []
 
-    def noted(steps: AnswerSession, stop: int, most: int) -> list[list[int]]:
-        longest.append(most)
+    def record_length(steps: AnswerSession, stop: int, limit: int) -> list[list[int]]:
+        longest.append(limit)
         return greedy(steps, stop, 2)  # an untrained model would not stop before 32
 
-    monkeypatch.setattr(answer, "greedy", noted)
+    monkeypatch.setattr(answer, "greedy", record_length)
     config = table(name, *jobs(name)[number])
     run(config)
     plan = Plan(config)
     (results,) = Path(config.paths.outputs).glob(f"runs/attendre_{name}/*/results.json")
-    found = json.loads(results.read_text())
-    row = found["metrics"]["valid"][0]
+    content = json.loads(results.read_text())
+    row = content["metrics"]["valid"][0]
     assert (row["memory_size"], row["query_size"], row["eviction"]) == READ[name][number]
     assert row["questions"] == 3 and row["chunk"] == 128 and config.questions.count == 1000 and set(longest) == {32}
     assert row["top_k"] == (None if name in ("table2", "table4") else 128)
@@ -143,7 +143,7 @@ def test_a_result_says_how_much_evidence_was_missing(
 ) -> None:
     folder = Path(shutil.copytree(triviaqa, tmp_path / "partial"))
     (folder / "evidence" / "web" / "7" / "7_1.txt").unlink()
-    monkeypatch.setattr(answer, "greedy", lambda steps, stop, most: greedy(steps, stop, 1))
+    monkeypatch.setattr(answer, "greedy", lambda steps, stop, limit: greedy(steps, stop, 1))
     config = table("table5", "model.memory_size=128", "eviction=fifo", f"questions.path={folder}")
     run(config)
     (results,) = Path(config.paths.outputs).glob("runs/attendre_table5/*/results.json")

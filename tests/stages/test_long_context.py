@@ -1,4 +1,4 @@
-"""Small models are taught, then answer over longer contexts; killed runs go on; mistakes are told before anything runs."""
+"""Small models are trained, then answer over longer contexts; killed runs resume; mistakes are reported before a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Tiny = Callable[..., DictConfig]
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> list[str]:
+def settings(tmp_path: Path) -> list[str]:
     """bAbI and novels of the same form, and settings that take seconds."""
     for split in ("train", "test"):
         (tmp_path / f"qa1_one_{split}.txt").write_text(BABI * 6)
@@ -39,9 +39,9 @@ def asked(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("experiment", ["attendre_decoder", "attendre_encdec"])
 def test_a_small_model_is_taught_and_answers(
-    experiment: str, tiny: Tiny, asked: list[str], capsys: pytest.CaptureFixture[str]
+    experiment: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tiny(f"experiment={experiment}", *asked)
+    config = tiny(f"experiment={experiment}", *settings)
     run(config)
     plan = Plan(config)
     lines = [json.loads(line) for line in (plan.answer.path() / "answers.jsonl").read_text().splitlines()]
@@ -49,18 +49,22 @@ def test_a_small_model_is_taught_and_answers(
     assert len({line["name"] for line in lines}) == 12 and "exact match" in capsys.readouterr().out
     (results,) = Path(config.paths.outputs).glob(f"runs/{experiment}/*/results.json")
     assert json.loads(results.read_text())["metrics"]["test"][0]["questions"] == 12
-    named = tiny(f"experiment={experiment}", *asked, f"model.name={plan.small_model.path()}", "eviction=fifo")  # type: ignore[union-attr]
-    run(named)
-    assert (Plan(named).answer.path() / "answers.jsonl").is_file() and Plan(named).small_model is None
+    by_name = tiny(f"experiment={experiment}", *settings, f"model.name={plan.small_model.path()}", "eviction=fifo")  # type: ignore[union-attr]
+    run(by_name)
+    assert (Plan(by_name).answer.path() / "answers.jsonl").is_file() and Plan(by_name).small_model is None
     run(tiny("stages=[report]", f"report.runs={config.paths.outputs}/runs/**", f"paths.outputs={config.paths.outputs}"))
     table = (Path(config.paths.outputs) / "reports" / "comparison" / "answers.md").read_text()
     assert table.count(experiment) == 2 and "fifo" in table
 
 
-def test_policies_are_compared_over_sizes(tiny: Tiny, asked: list[str], tmp_path: Path) -> None:
+def test_policies_are_compared_over_sizes(tiny: Tiny, settings: list[str], tmp_path: Path) -> None:
     for sizes in ("8", "16"):
         for policy in ("fifo", "lra_sum"):
-            run(tiny("experiment=attendre_encdec", *asked, f"model.memory_size={sizes}", "model.chunk=8", f"eviction={policy}"))
+            run(
+                tiny(
+                    "experiment=attendre_encdec", *settings, f"model.memory_size={sizes}", "model.chunk=8", f"eviction={policy}"
+                )
+            )
     outputs = f"{tmp_path}/outputs"
     run(tiny("stages=[report]", f"report.runs={outputs}/runs/**", f"paths.outputs={outputs}"))
     folder = Path(outputs) / "reports" / "comparison"
@@ -69,38 +73,40 @@ def test_policies_are_compared_over_sizes(tiny: Tiny, asked: list[str], tmp_path
     assert [line.split("|")[3].strip() for line in lines] == ["8", "16"]
 
 
-def test_seeds_are_averaged_and_nothing_else(tiny: Tiny, asked: list[str], tmp_path: Path) -> None:
-    for own in (["seed=1"], ["seed=2"], ["model.top_k=4"]):
-        run(tiny("experiment=attendre_decoder", *asked, "eviction=fifo", *own))
+def test_seeds_are_averaged_and_nothing_else(tiny: Tiny, settings: list[str], tmp_path: Path) -> None:
+    for overrides in (["seed=1"], ["seed=2"], ["model.top_k=4"]):
+        run(tiny("experiment=attendre_decoder", *settings, "eviction=fifo", *overrides))
     folders = Path(tmp_path, "outputs", "runs", "attendre_decoder").iterdir()
-    found = match_by_policy([json.loads((folder / "results.json").read_text()) for folder in folders])
-    assert [kind[0] for kind in found] == ["attendre_decoder, top_k 4", "attendre_decoder, top_k 8"]
+    groups = match_by_policy([json.loads((folder / "results.json").read_text()) for folder in folders])
+    assert [kind[0] for kind in groups] == ["attendre_decoder, top_k 4", "attendre_decoder, top_k 8"]
 
 
 def test_positions_of_short_texts_are_spread() -> None:
     """Gaps stand behind sentences alone, and reach from none to all the room; answers follow their prompts."""
     draw, tokens = random.Random(0), [5, 5, 9, 5, 5, 5, 9, 5, 9]
-    found = [spread_positions(tokens, {9}, 1000, draw) for _ in range(400)]
-    steps = torch.tensor(found).diff(dim=1)
+    positions_drawn = [spread_positions(tokens, {9}, 1000, draw) for _ in range(400)]
+    steps = torch.tensor(positions_drawn).diff(dim=1)
     assert bool((steps >= 1).all()) and bool((steps[:, [0, 1, 3, 4, 5, 7]] == 1).all())
-    last = torch.tensor(found)[:, -1]
+    last = torch.tensor(positions_drawn)[:, -1]
     assert 8 <= int(last.min()) < 10 and 900 < int(last.max()) < 1000 and 20 < int(last.median()) < 60
     assert spread_positions([5, 5], {9}, 1000, draw) == [0, 1]
     positions = extend_positions(torch.tensor([[0, 1, 9, 10], [0, 5, 0, 0]]), torch.tensor([4, 2]), 6)
     assert positions.tolist() == [[0, 1, 9, 10, 11, 12], [0, 5, 6, 7, 8, 9]]
 
 
-def test_spread_prompts_are_learned_at_their_positions(tiny: Tiny, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spread_prompts_are_learned_at_their_positions(
+    tiny: Tiny, settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[torch.Tensor] = []
     decoder_loss = Answering.decoder_loss
 
-    def heard(task: Answering, batch: QuestionBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def record_batch(task: Answering, batch: QuestionBatch) -> tuple[torch.Tensor, torch.Tensor]:
         assert batch.position is not None
         seen.append(batch.position)
         return decoder_loss(task, batch)
 
-    monkeypatch.setattr(Answering, "decoder_loss", heard)
-    run(tiny("experiment=attendre_decoder", *asked, "taught.spread=true", "taught.model.longest=5000"))
+    monkeypatch.setattr(Answering, "decoder_loss", record_batch)
+    run(tiny("experiment=attendre_decoder", *settings, "taught.spread=true", "taught.model.longest=5000"))
     assert len(seen) == 4 and 500 < max(int(part.max()) for part in seen) < 5000
 
 
@@ -111,14 +117,14 @@ def test_experiments_run_on_the_embedded_questions(experiment: str, tiny: Tiny, 
     assert Plan(config).answer.results()["questions"] == config.questions.count
 
 
-def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, asked: list[str]) -> None:
-    config = tiny("experiment=attendre_decoder", *asked)
+def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, settings: list[str]) -> None:
+    config = tiny("experiment=attendre_decoder", *settings)
     run(config)
-    whole = (Plan(config).answer.path() / "answers.jsonl").read_text()
+    text = (Plan(config).answer.path() / "answers.jsonl").read_text()
     answer = Plan(config).answer
     partial = answer.folder.with_name(answer.folder.name + ".partial")
     answer.folder.rename(partial)
-    lines = whole.splitlines(keepends=True)
+    lines = text.splitlines(keepends=True)
     first = json.loads(lines[0]) | {"answer": "kept"}
     (partial / "answers.jsonl").write_text(json.dumps(first) + "\n" + "".join(lines[1:5]) + lines[5][:20])
     run(config)
@@ -127,7 +133,7 @@ def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, asked: list[str
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         (["questions.babi=/nowhere"], "questions.babi"),
         (["questions.babi=null"], "questions.babi"),
@@ -142,6 +148,6 @@ def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, asked: list[str
         (["answering.split=dev"], "answering.split=dev"),
     ],
 )
-def test_mistakes(options: list[str], said: str, tiny: Tiny, asked: list[str]) -> None:
-    with pytest.raises(UserError, match=said):
-        run(tiny("experiment=attendre_decoder", *asked, *options))
+def test_mistakes(options: list[str], message: str, tiny: Tiny, settings: list[str]) -> None:
+    with pytest.raises(UserError, match=message):
+        run(tiny("experiment=attendre_decoder", *settings, *options))

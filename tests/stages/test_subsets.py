@@ -24,18 +24,18 @@ from trime.stages.analysis.weights import Bins, Weights
 def test_subsets_are_every_one_or_all_but_one() -> None:
     names = ("a", "b", "c")
     assert subsets(names, "leave_one_out") == [("a", "b"), ("a", "c"), ("b", "c"), names]
-    every = subsets(names, "all")
-    assert len(every) == 8 == len(set(every)) and every[0] == () and every[-1] == names
+    all_subsets = subsets(names, "all")
+    assert len(all_subsets) == 8 == len(set(all_subsets)) and all_subsets[0] == () and all_subsets[-1] == names
     assert subsets(("a",), "leave_one_out") == [(), ("a",)]
 
 
 def test_evidence_of_some_memories_is_their_columns_beside_the_vocabulary() -> None:
     column = torch.arange(6.0).expand(4, 6)
     evidence = Evidence(column, column + 10, torch.zeros(4, dtype=torch.long))
-    described = {"experts": {"a": 2, "b": 1, "c": 2}, "counts": [False, False, False, True, False, False]}
-    own, told = select_memories(evidence, described, ("b", "c"))
-    assert own.target[0].tolist() == [0, 3, 4, 5] and own.total[0].tolist() == [10, 13, 14, 15]
-    assert told == {"experts": {"b": 1, "c": 2}, "counts": [False, True, False, False]}
+    all_experts = {"experts": {"a": 2, "b": 1, "c": 2}, "counts": [False, False, False, True, False, False]}
+    selected, description = select_memories(evidence, all_experts, ("b", "c"))
+    assert selected.target[0].tolist() == [0, 3, 4, 5] and selected.total[0].tolist() == [10, 13, 14, 15]
+    assert description == {"experts": {"b": 1, "c": 2}, "counts": [False, True, False, False]}
 
 
 def test_weights_are_summed_by_token_and_by_what_a_memory_knows() -> None:
@@ -49,13 +49,13 @@ def test_weights_are_summed_by_token_and_by_what_a_memory_knows() -> None:
     weights = Weights(bins, vocabulary=3)
     for rows in (slice(0, 2), slice(2, 3)):
         weights.add(torch.tensor([0, 1, 2])[rows], total[rows], weight[rows].log())
-    found = weights.summary(np.array([1, 1, 50]))
-    assert [found[name]["largest"] for name in ("vocabulary", "near", "grams")] == pytest.approx([2 / 3, 0, 1 / 3])
-    assert found["vocabulary"]["by_frequency"][-1]["mean"] == pytest.approx(1.6 / 3)
-    rare = next(cell for cell in found["grams"]["by_frequency"] if cell["bucket"] == "≤ 10")
+    summary = weights.summary(np.array([1, 1, 50]))
+    assert [summary[name]["largest"] for name in ("vocabulary", "near", "grams")] == pytest.approx([2 / 3, 0, 1 / 3])
+    assert summary["vocabulary"]["by_frequency"][-1]["mean"] == pytest.approx(1.6 / 3)
+    rare = next(cell for cell in summary["grams"]["by_frequency"] if cell["bucket"] == "≤ 10")
     assert rare["tokens"] == 2 and rare["mean"] == pytest.approx(0.45)
-    near = [(cell["tokens"], cell["mean"]) for cell in found["near"]["by_similarity"]]
-    grams = [(cell["tokens"], cell["mean"]) for cell in found["grams"]["by_context"]]
+    near = [(cell["tokens"], cell["mean"]) for cell in summary["near"]["by_similarity"]]
+    grams = [(cell["tokens"], cell["mean"]) for cell in summary["grams"]["by_context"]]
     assert near == [(1, pytest.approx(0.2)), (1, pytest.approx(0.3))]
     assert grams == [(1, pytest.approx(0.3)), (1, pytest.approx(0.6))]
 
@@ -83,34 +83,35 @@ def test_the_front_holds_what_nothing_beats_and_advice_keeps_to_the_budget() -> 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: Any) -> tuple[Plan, Path]:
     """A tiny run of every subset of three memories."""
-    place = tmp_path_factory.mktemp("subsets")
-    given = [
-        *("experiment=trime_ext", "size=tiny", "logger=none", f"paths.outputs={place}", f"paths.data={place}/data"),
+    folder = tmp_path_factory.mktemp("subsets")
+    overrides = [
+        *("experiment=trime_ext", "size=tiny", "logger=none", f"paths.outputs={folder}", f"paths.data={folder}/data"),
         *("evaluate.rows=[{joint: []}]", "evaluate.memories=[local,external,ngram_document]", "evaluate.subsets=all"),
         *("trainer.enable_progress_bar=false", "trainer.accelerator=cpu"),
     ]
-    config = composed(*given)
+    config = composed(*overrides)
     run(config)
-    return Plan(config), place
+    return Plan(config), folder
 
 
 def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Plan, Path]) -> None:
     plan, _ = swept
     results = json.loads((plan.run_folder / "results.json").read_text())
-    found, own = results["subsets"]["subsets"], results["metrics"]
-    assert len(found) == 8 and found[-1]["memories"] == ["local", "external", "ngram_document"]
+    subset_results, metrics = results["subsets"]["subsets"], results["metrics"]
+    assert len(subset_results) == 8 and subset_results[-1]["memories"] == ["local", "external", "ngram_document"]
     for split, key in (("test", "loss"), ("valid", "dev_loss")):
-        assert found[-1][key] == pytest.approx(own[split][-1]["loss"], abs=1e-6)
-        assert found[0][key] == pytest.approx(own[split][0]["loss"], abs=1e-5)
+        assert subset_results[-1][key] == pytest.approx(metrics[split][-1]["loss"], abs=1e-6)
+        assert subset_results[0][key] == pytest.approx(metrics[split][0]["loss"], abs=1e-5)
     assert (
-        sum(cell["tokens"] for cell in results["subsets"]["weights"]["vocabulary"]["by_frequency"][:-1]) == found[0]["tokens"]
+        sum(cell["tokens"] for cell in results["subsets"]["weights"]["vocabulary"]["by_frequency"][:-1])
+        == subset_results[0]["tokens"]
     )
     largest = [one["largest"] for one in results["subsets"]["weights"].values()]
     assert sum(largest) == pytest.approx(1)
     with pytest.raises(LookupError, match="long is not among"):
         memory_contribution([results], "long")
     header, lines = memories_table(results)
-    assert [line[0] for line in lines] == ["vocabulary (the model)", *found[-1]["memories"]]
+    assert [line[0] for line in lines] == ["vocabulary (the model)", *subset_results[-1]["memories"]]
     assert all(float(line[header.index("MB")]) >= 0 and line[2] for line in lines[1:])
 
 
@@ -141,22 +142,22 @@ def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tupl
 
 def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Of one folder too, which a sweep over settings of what it does not evaluate has."""
-    plan, place = swept
+    plan, folder = swept
     report_sweep(plan.config, [plan.run_folder])
     assert "Pareto fronts of 8" in capsys.readouterr().out
     other = json.loads((plan.run_folder / "results.json").read_text())
     other["subsets"]["which"], other["name"] = "leave_one_out", "other"
-    (place / "other").mkdir()
-    (place / "other" / "results.json").write_text(json.dumps(other))
-    report_several(plan.config, [str(plan.run_folder), str(place / "other")])
-    said = capsys.readouterr().out
-    assert "Pareto fronts of 8" in said and all(name in said for name in ("| other", "| trime_ext"))
+    (folder / "other").mkdir()
+    (folder / "other" / "results.json").write_text(json.dumps(other))
+    report_several(plan.config, [str(plan.run_folder), str(folder / "other")])
+    output = capsys.readouterr().out
+    assert "Pareto fronts of 8" in output and all(name in output for name in ("| other", "| trime_ext"))
 
 
 def test_lengths_of_memories_that_know_different_ones_stand_in_order() -> None:
     from matplotlib.figure import Figure
 
-    cells = [[{"bucket": str(length), "tokens": 1, "mean": 0.5} for length in own] for own in ((1, 8, 32), (2, 4, 16))]
+    cells = [[{"bucket": str(length), "tokens": 1, "mean": 0.5} for length in lengths] for lengths in ((1, 8, 32), (2, 4, 16))]
     axis = Figure().subplots()
     weights_panel(axis, {"a": {"by_context": cells[0]}, "b": {"by_context": cells[1]}}, "by_context", ("", ""))
     assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32"]

@@ -1,4 +1,4 @@
-"""Translation: what is read, how it is searched, and that memory at every step is the memory of evaluation."""
+"""Translation: reading text, beam search, and that memory at every search step is the memory of evaluation."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_experiments_translate(name: str, tiny: Tiny, capsys: pytest.CaptureFixt
     loss = run(config).loss
     plan = TranslationPlan(config)
     results = json.loads((plan.run_folder / "results.json").read_text())
-    (*_, valid), (*_, own) = results["metrics"]["valid"], results["metrics"]["test"]
-    assert loss == valid["loss"] and 0 <= own["bleu"] <= 100 and own["signature"].startswith("nrefs:1|case:mixed")
-    assert own["sentences"] == config.translation.sentences and "test BLEU" in capsys.readouterr().out
-    if "external" in own["memories"]:
-        assert {int(k) for k in valid["bleu_by_k"]} == {*config.translation.k}
-        assert own["k"] == valid["tuned"]["k"] and valid["bleu"] == max(valid["bleu_by_k"].values())
+    (*_, valid_row), (*_, test_row) = results["metrics"]["valid"], results["metrics"]["test"]
+    assert loss == valid_row["loss"] and 0 <= test_row["bleu"] <= 100 and test_row["signature"].startswith("nrefs:1|case:mixed")
+    assert test_row["sentences"] == config.translation.sentences and "test BLEU" in capsys.readouterr().out
+    if "external" in test_row["memories"]:
+        assert {int(k) for k in valid_row["bleu_by_k"]} == {*config.translation.k}
+        assert test_row["k"] == valid_row["tuned"]["k"] and valid_row["bleu"] == max(valid_row["bleu_by_k"].values())
         assert results["datastore"]["entries"] == results["dataset"]["tokens"]["train"]
-    assert "perplexity" in own and len(own["documents"]) == 400
+    assert "perplexity" in test_row and len(test_row["documents"]) == 400
 
 
 @pytest.mark.parametrize("words", ["mt_vanilla", "knn_mt", "trime_mt", "trime_mt model.gate=true"])
@@ -70,11 +70,11 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
     plan = TranslationPlan(config)
     corpus = plan.corpus.corpus()
     network, _ = open_network(plan.model.path(), config)
-    for place, row in enumerate(plan.tune.rows()):
-        index = plan.tune.for_row(place).memories.sources.index
+    for number, row in enumerate(plan.tune.rows()):
+        index = plan.tune.for_row(number).memories.sources.index
         nearest = index.knn_memory(plan.test.information()) if row.memories and index else None
         translator = Translator(network, row, nearest, corpus, config)
-        check_search(plan, network, translator, plan.evaluate.rows()[place]["documents"])
+        check_search(plan, network, translator, plan.evaluate.rows()[number]["documents"])
 
 
 def check_search(plan: TranslationPlan, network: Network, translator: Translator, scored: list[list[float]]) -> None:
@@ -86,9 +86,11 @@ def check_search(plan: TranslationPlan, network: Network, translator: Translator
         read = source.tokens[source.offsets[number] : source.offsets[number + 1]].astype(np.int64)
         with torch.no_grad():
             encoding = network.backbone(torch.tensor(read)[None], torch.tensor([special_ids.eos, *target[:-1]])[None])
-            found = translator.log_probability(encoding.f[0], encoding.g[0], torch.full((len(target),), number)).double()
-        assert torch.allclose(found.exp().sum(1), torch.ones(len(target), dtype=torch.float64), atol=1e-6)
-        loss = -found[torch.arange(len(target)), torch.tensor(target)].sum()
+            log_probability = translator.log_probability(
+                encoding.f[0], encoding.g[0], torch.full((len(target),), number)
+            ).double()
+        assert torch.allclose(log_probability.exp().sum(1), torch.ones(len(target), dtype=torch.float64), atol=1e-6)
+        loss = -log_probability[torch.arange(len(target)), torch.tensor(target)].sum()
         assert float(loss) == pytest.approx(scored[number][0], rel=1e-4) and scored[number][1] == len(target)
 
 
@@ -102,16 +104,16 @@ def model() -> EncoderDecoder:
 def test_step_by_step_is_at_once_and_padding_changes_nothing(model: EncoderDecoder) -> None:
     source, target = torch.randint(4, 12, (3, 7)), torch.randint(4, 12, (3, 6))
     source[1, 4:] = source[2, 2:] = 1
-    whole, read, before = model(source, target), model.encode_source(source), None
-    for place in range(6):
-        encoding, before = model.step(read, target[:, place : place + 1], before)
-        assert torch.allclose(encoding.f[:, 0], whole.f[:, place], atol=1e-6)
-        assert torch.allclose(encoding.g[:, 0], whole.g[:, place], atol=1e-6)
+    encoded, source_encoding, cache = model(source, target), model.encode_source(source), None
+    for position in range(6):
+        encoding, cache = model.step(source_encoding, target[:, position : position + 1], cache)
+        assert torch.allclose(encoding.f[:, 0], encoded.f[:, position], atol=1e-6)
+        assert torch.allclose(encoding.g[:, 0], encoded.g[:, position], atol=1e-6)
     alone = model(source[1:2, :4], target[1:2])
-    assert torch.allclose(alone.f[0], whole.f[1], atol=1e-6)
+    assert torch.allclose(alone.f[0], encoded.f[1], atol=1e-6)
     changed = target.clone()
     changed[:, 4:] = 5
-    assert torch.allclose(model(source, changed).f[:, :4], whole.f[:, :4], atol=1e-6), "nothing later moves an earlier one"
+    assert torch.allclose(model(source, changed).f[:, :4], encoded.f[:, :4], atol=1e-6), "nothing later moves an earlier one"
     with pytest.raises(UserError, match="positions=20"):
         model(torch.randint(4, 12, (1, 21)), target[:1])
 
@@ -139,49 +141,51 @@ def test_a_wide_beam_finds_the_best_of_all(penalty: float, shortest: int, seed: 
     words, longest = 4, 3
     step = markov(seed, words)
     table = step.table  # type: ignore[attr-defined]
-    found = Beam(64, penalty, shortest).search(step, 0, 0, [longest, longest], torch.device("cpu"))
+    hypotheses = Beam(64, penalty, shortest).search(step, 0, 0, [longest, longest], torch.device("cpu"))
     for sentence in range(2):
         scores = {}
         for length in range(shortest, longest + 1):
             for tokens in itertools.product(range(1, words), repeat=length):
-                told = [0, 0, *tokens, 0]
-                total = sum(float(table[sentence, a, b, c]) for a, b, c in zip(told, told[1:], told[2:], strict=False))
+                history = [0, 0, *tokens, 0]
+                total = sum(float(table[sentence, a, b, c]) for a, b, c in zip(history, history[1:], history[2:], strict=False))
                 scores[tokens] = total / (length + 1) ** penalty
         best = max(scores, key=scores.__getitem__)
-        assert tuple(found[sentence].tokens) == best and found[sentence].score == pytest.approx(scores[best], abs=1e-5)
+        assert tuple(hypotheses[sentence].tokens) == best and hypotheses[sentence].score == pytest.approx(
+            scores[best], abs=1e-5
+        )
 
 
 def test_a_beam_of_one_is_greedy_and_ends_in_time() -> None:
     step = markov(9, 6)
     table = step.table  # type: ignore[attr-defined]
     table[:, :, :, 0] -= 50  # it would never end
-    found = Beam(1, 1.0).search(step, 0, 0, [5, 2], torch.device("cpu"))
+    hypotheses = Beam(1, 1.0).search(step, 0, 0, [5, 2], torch.device("cpu"))
     for sentence, longest in ((0, 5), (1, 2)):
-        told = [0, 0]
+        tokens = [0, 0]
         for _ in range(longest):
-            told.append(int(table[sentence, told[-2], told[-1]].argmax()))
-        assert found[sentence].tokens == told[2:]
+            tokens.append(int(table[sentence, tokens[-2], tokens[-1]].argmax()))
+        assert hypotheses[sentence].tokens == tokens[2:]
 
 
 def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And a datastore of the very split shows a sentence none of its own entries."""
     config = tiny("experiment=knn_mt", "datastore.split=test", "translation.k=[2,9]", f"paths.outputs={tmp_path}")
-    asked: list[tuple[int, bool]] = []
+    queries: list[tuple[int, bool]] = []
     entries = KNNMemory.entries
 
-    def heard(nearest: KNNMemory, query: Contexts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def record_query(nearest: KNNMemory, query: Contexts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         similarity, token, index = entries(nearest, query)
-        own = nearest.store.document[index] == query.place.document[:, None]
-        asked.append((nearest.k, bool((own & ~similarity.isinf()).any())))
+        own_entries = nearest.store.document[index] == query.place.document[:, None]
+        queries.append((nearest.k, bool((own_entries & ~similarity.isinf()).any())))
         return similarity, token, index
 
     run(config)
     plan = TranslationPlan(config)
     best = plan.tune.tuned()["rows"][-1]["tuned"]["k"]
     shutil.rmtree(plan.evaluate.translate.path())
-    monkeypatch.setattr(KNNMemory, "entries", heard)
+    monkeypatch.setattr(KNNMemory, "entries", record_query)
     plan.evaluate.translate.make()
-    assert {k for k, _ in asked} == {best} and not any(own for _, own in asked)
+    assert {k for k, _ in queries} == {best} and not any(own_entries for _, own_entries in queries)
 
 
 def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
@@ -195,13 +199,13 @@ def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
         0 <= float(row["test BLEU"]) <= 100 for row in rows.values()
     )
     assert sorted(rows, key=lambda name: float(rows[name]["test BLEU"])) == list(rows), "the worst first"
-    told = rows["knn_mt"]["BLEU vs mt_vanilla"]
-    interval = re.search(r"\[[-+.\d]+, [-+.\d]+\]", told)
+    difference = rows["knn_mt"]["BLEU vs mt_vanilla"]
+    interval = re.search(r"\[[-+.\d]+, [-+.\d]+\]", difference)
     assert interval and rows["mt_vanilla"]["paper IWSLT'14*"] == "32.58"
     order = [[cell.strip() for cell in line.split("|")] for line in (folder / "table.md").read_text().splitlines()]
     names = [[cell.removesuffix(f" {EDGE}") for cell in cells] for cells in order]
     (line,) = [cells for cells in names if cells[1:5] == ["paper IWSLT'14", "knn_mt", "mt_vanilla", "+0.57"]]
-    assert line[5] in told and interval[0] in line[5], "the order is that of BLEU"
+    assert line[5] in difference and interval[0] in line[5], "the order is that of BLEU"
 
 
 @pytest.mark.parametrize(
@@ -218,8 +222,8 @@ def test_orders_without_a_match_are_smoothed_as_sacrebleu_has_it(text: str, refe
     """No four words in a row match, nor three, nor two; no four words at all; no word."""
     from sacrebleu.metrics.bleu import BLEU
 
-    told = BLEU().corpus_score([text], [[reference]]).score
-    assert float(corpus_bleu(np.array(bleu_statistics([text], [reference])).sum(0))) == pytest.approx(told, abs=1e-9)
+    expected = BLEU().corpus_score([text], [[reference]]).score
+    assert float(corpus_bleu(np.array(bleu_statistics([text], [reference])).sum(0))) == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
@@ -230,19 +234,20 @@ def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
     draw, words = random.Random(0), ["a", "b", "c", "d", "e", "f", "g", "h"]
     references = [" ".join(draw.choices(words, k=draw.randint(6, 14))) for _ in range(200)]
     systems = [
-        [" ".join(w if draw.random() > rate else "x" for w in own.split()) for own in references] for rate in (0.1, 0.14)
+        [" ".join(w if draw.random() > rate else "x" for w in reference.split()) for reference in references]
+        for rate in (0.1, 0.14)
     ]
     groups = []
     for number, texts in enumerate(systems):
-        kept = {"bleu_statistics": bleu_statistics(texts, references), "documents": [[1.0, 2.0]] * 200}
-        groups.append(Group([{"seed": 0, "name": str(number), "metrics": {"test": [kept]}}]))
-        whole = corpus_bleu(np.array(kept["bleu_statistics"]).sum(0))
-        assert float(whole) == pytest.approx(BLEU().corpus_score(texts, [references]).score, abs=1e-9)
+        row = {"bleu_statistics": bleu_statistics(texts, references), "documents": [[1.0, 2.0]] * 200}
+        groups.append(Group([{"seed": 0, "name": str(number), "metrics": {"test": [row]}}]))
+        bleu = corpus_bleu(np.array(row["bleu_statistics"]).sum(0))
+        assert float(bleu) == pytest.approx(BLEU().corpus_score(texts, [references]).score, abs=1e-9)
     ours = bleu_difference(*groups)
     assert ours is not None
     named = [(str(number), texts) for number, texts in enumerate(systems)]
-    _, found = PairedTest(named, {"BLEU": BLEU()}, [references], test_type="bs", n_samples=2000)()
-    theirs = found["BLEU"]
+    _, results = PairedTest(named, {"BLEU": BLEU()}, [references], test_type="bs", n_samples=2000)()
+    theirs = results["BLEU"]
     assert ours.value == pytest.approx(theirs[0].score - theirs[1].score, abs=1e-9)
     assert ours.significant == (theirs[1].p_value < 0.05)
     same = bleu_difference(groups[0], groups[0])
@@ -250,8 +255,8 @@ def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
 
 
 def test_several_devices_follow_translations(tiny: Tiny, tmp_path: Path) -> None:
-    own = ["trainer.devices=2", "trainer.accelerator=cpu", f"paths.outputs={tmp_path}", "stages=[prepare,pack,fit]"]
-    config = tiny("experiment=trime_mt", *own)
+    overrides = ["trainer.devices=2", "trainer.accelerator=cpu", f"paths.outputs={tmp_path}", "stages=[prepare,pack,fit]"]
+    config = tiny("experiment=trime_mt", *overrides)
     run(config)
     assert json.loads((TranslationPlan(config).fit.path() / "train.json").read_text())["devices"] == 2
 
@@ -266,15 +271,15 @@ def test_a_killed_translation_goes_on(tiny: Tiny) -> None:
     config = tiny("experiment=trime_mt")
     run(config)
     translate = TranslationPlan(config).evaluate.translate
-    whole = [(translate.path() / f"row-{n}.jsonl").read_text() for n in range(2)]
+    texts = [(translate.path() / f"row-{n}.jsonl").read_text() for n in range(2)]
     partial = translate.folder.with_name(translate.folder.name + ".partial")
     translate.folder.rename(partial)
     (partial / "bleu.json").unlink()
-    lines = whole[1].splitlines(keepends=True)
+    lines = texts[1].splitlines(keepends=True)
     (partial / "row-1.jsonl").write_text('"kept"\n' + "".join(lines[1:4]) + lines[4][:1])
     run(config)
     again = (translate.path() / "row-1.jsonl").read_text().splitlines(keepends=True)
-    assert again == ['"kept"\n', *lines[1:]] and (translate.path() / "row-0.jsonl").read_text() == whole[0]
+    assert again == ['"kept"\n', *lines[1:]] and (translate.path() / "row-0.jsonl").read_text() == texts[0]
 
 
 def test_batches_hold_their_budget() -> None:
@@ -310,16 +315,16 @@ def test_batches_of_several_devices_are_fairseq_s(multiple: int) -> None:
         together = Budget(tokens, k, 0, processes=4, multiple=multiple).plan(segments, 0, near)
         assert sorted(itertools.chain(*together)) == list(range(400)) and len(together) == -(-len(alone) // 4)
         single = {tuple(batch) for batch in alone}
-        found = [[part for part in single if {*part} <= {*batch}] for batch in together]
-        assert all(sum(map(len, parts)) == len(batch) for parts, batch in zip(found, together, strict=True))
+        merged = [[part for part in single if {*part} <= {*batch}] for batch in together]
+        assert all(sum(map(len, parts)) == len(batch) for parts, batch in zip(merged, together, strict=True))
     chained = sum(b == (a + 1) % 400 for batch in together for a, b in itertools.pairwise(batch))
     assert chained == 400 - len(together), "four batches of a chain follow one another"
 
 
 def test_each_language_may_have_its_own_dictionary(tiny: Tiny, tmp_path: Path) -> None:
     """As fairseq-preprocess makes them without --joined-dictionary: each from its own side of the training text."""
-    own = ["translation.joined_dictionary=false", f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
-    config = tiny("experiment=trime_mt", "dataset.count=200", *own)
+    overrides = ["translation.joined_dictionary=false", f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
+    config = tiny("experiment=trime_mt", "dataset.count=200", *overrides)
     run(config)
     plan = TranslationPlan(config)
     corpus = plan.corpus.corpus()
@@ -333,7 +338,7 @@ def test_each_language_may_have_its_own_dictionary(tiny: Tiny, tmp_path: Path) -
     assert described["vocabulary"] == len(target) and network.head.weight.shape[0] == len(target)
     assert network.backbone.source_embedding.vocabulary == len(source)
     assert network.head.weight is network.backbone.embedding.table.weight
-    joined = TranslationPlan(tiny("experiment=trime_mt", "dataset.count=200", *own[1:]))
+    joined = TranslationPlan(tiny("experiment=trime_mt", "dataset.count=200", *overrides[1:]))
     assert joined.corpus.fingerprint != plan.corpus.fingerprint and joined.fit.fingerprint != plan.fit.fingerprint
 
 
@@ -346,13 +351,13 @@ def test_moses_tokens_become_text(tiny: Tiny, tmp_path: Path, monkeypatch: pytes
     for split in ("train", "test"):
         (tmp_path / f"{split}.de").write_text("es ist be@@ kannt .\n" * 3)
         (tmp_path / f"{split}.en").write_text(f"{pieces}\n" * 3)
-    own = ["dataset=parallel", f"dataset.path={tmp_path}", f"paths.data={tmp_path}/data", "stages=[prepare]"]
-    config = tiny("experiment=mt_vanilla", *own, "dataset.cut=true", "dataset.detokenize=true")
+    overrides = ["dataset=parallel", f"dataset.path={tmp_path}", f"paths.data={tmp_path}/data", "stages=[prepare]"]
+    config = tiny("experiment=mt_vanilla", *overrides, "dataset.cut=true", "dataset.detokenize=true")
     run(config)
     corpus = TranslationPlan(config).corpus.corpus()
     assert corpus.references("test") == [text] * 3 and corpus.tokenizer.text(pieces.split()) == text
     with pytest.raises(UserError, match=r"dataset\.cut=true"):
-        run(tiny("experiment=mt_vanilla", *own, "dataset.detokenize=true"))
+        run(tiny("experiment=mt_vanilla", *overrides, "dataset.detokenize=true"))
     monkeypatch.setattr("trime.data.parallel.side.find_spec", lambda name: None)
     with pytest.raises(UserError, match="sacremoses"):
         PresegmentedText("en")
@@ -395,28 +400,28 @@ def parallel(tmp_path: Path) -> Path:
 
 
 def test_own_text_is_translated(parallel: Path, tiny: Tiny, tmp_path: Path) -> None:
-    own = ["dataset=parallel", f"dataset.path={parallel}", f"paths.outputs={tmp_path}", "dataset.cut=true"]
-    run(tiny("experiment=trime_mt", *own))
+    overrides = ["dataset=parallel", f"dataset.path={parallel}", f"paths.outputs={tmp_path}", "dataset.cut=true"]
+    run(tiny("experiment=trime_mt", *overrides))
     (results,) = tmp_path.glob("runs/trime_mt/*/results.json")
     assert json.loads(results.read_text())["metrics"]["test"][-1]["sentences"] == 6
 
 
 @pytest.mark.parametrize(
-    "spoil, said",
+    "spoil, message",
     [
         (lambda folder: (folder / "train.en").unlink(), "train.de and train.en"),
         (lambda folder: (folder / "val.de").unlink(), "valid.de and valid.en"),
         (lambda folder: (folder / "train.en").write_text("one line\n"), "line 2"),
     ],
 )
-def test_spoilt_files(spoil: Callable[[Path], None], said: str, parallel: Path, tiny: Tiny) -> None:
+def test_spoilt_files(spoil: Callable[[Path], None], message: str, parallel: Path, tiny: Tiny) -> None:
     spoil(parallel)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         run(tiny("experiment=mt_vanilla", "dataset=parallel", f"dataset.path={parallel}"))
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         (["dataset=stdlib_tiny"], "dataset=phrases"),
         (["task=translate"], "task=translate"),
@@ -448,8 +453,8 @@ def test_spoilt_files(spoil: Callable[[Path], None], said: str, parallel: Path, 
         (["datastore.split=dev"], "no split 'dev'"),
     ],
 )
-def test_mistakes(options: list[str], said: str, tiny: Tiny) -> None:
-    with pytest.raises(UserError, match=said):
+def test_mistakes(options: list[str], message: str, tiny: Tiny) -> None:
+    with pytest.raises(UserError, match=message):
         run(tiny("experiment=knn_mt", *options))
 
 
@@ -486,8 +491,8 @@ def talks(tmp_path: Path) -> Path:
     folder.mkdir()
     for side, language in enumerate(("de", "en")):
         about = f"<url>http://x</url>\n<talkid>1</talkid>\n<keywords>a b</keywords>\n<title>The {language} title</title>\n"
-        told = "<description>TED Talk Subtitles</description>\n" + "".join(f" {pair[side]}\n" for pair in pairs)
-        (folder / f"train.tags.de-en.{language}").write_text(about + told + "\n")
+        description = "<description>TED Talk Subtitles</description>\n" + "".join(f" {pair[side]}\n" for pair in pairs)
+        (folder / f"train.tags.de-en.{language}").write_text(about + description + "\n")
         for number, name in enumerate(TESTS):
             inside = "".join(f'<seg id="{n}"> {pair[side]} </seg>\n' for n, pair in enumerate(pairs[: number + 1], 1))
             (folder / f"IWSLT14.{name}.de-en.{language}.xml").write_text(f'<mteval>\n<doc docid="1">\n{inside}</doc>\n')
@@ -497,10 +502,10 @@ def talks(tmp_path: Path) -> Path:
 def test_iwslt14_is_read_as_published(talks: Path, tiny: Tiny, tmp_path: Path) -> None:
     """Titles and descriptions count, every 23rd pair validates, the five test sets are one; text is lower-cased."""
     text = IWSLT14("nowhere", str(talks))
-    found = {split: [*text.pairs(split)] for split in ("train", "valid", "test")}
-    assert {split: len(pairs) for split, pairs in found.items()} == {"train": 98, "valid": 4, "test": 15}
-    assert found["train"][0] == Pair("the de title", "the en title") and found["train"][1].source == "ted talk subtitles"
-    assert found["valid"][0] == Pair(*(side.lower() for side in [*Phrases(100).pairs("train")][20]))
+    pairs_of = {split: [*text.pairs(split)] for split in ("train", "valid", "test")}
+    assert {split: len(pairs) for split, pairs in pairs_of.items()} == {"train": 98, "valid": 4, "test": 15}
+    assert pairs_of["train"][0] == Pair("the de title", "the en title") and pairs_of["train"][1].source == "ted talk subtitles"
+    assert pairs_of["valid"][0] == Pair(*(side.lower() for side in [*Phrases(100).pairs("train")][20]))
     assert next(IWSLT14("nowhere", str(talks), lower=False).pairs("test")) == next(Phrases(100).pairs("train"))
     run(tiny("experiment=mt_vanilla", "dataset=iwslt14", f"dataset.path={talks}", f"paths.outputs={tmp_path}"))
     (talks / "IWSLT14.TED.tst2011.de-en.en.xml").unlink()
@@ -548,8 +553,8 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
         smoothed, _ = task.losses(batch, 1.0, True)
         plain, _ = task.eval().losses(batch, 1.0, True)
         f = network.backbone(batch.source, batch.tokens).f[batch.scored]
-        every = -(f @ network.head.weight.T).log_softmax(1).mean(1)
-    assert math.isclose(config.translation.smoothing, 0.1) and torch.allclose(smoothed, 0.9 * plain + 0.1 * every, atol=1e-5)
+        uniform = -(f @ network.head.weight.T).log_softmax(1).mean(1)
+    assert math.isclose(config.translation.smoothing, 0.1) and torch.allclose(smoothed, 0.9 * plain + 0.1 * uniform, atol=1e-5)
 
 
 def test_the_best_weights_by_bleu(tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,14 +563,14 @@ def test_the_best_weights_by_bleu(tiny: Callable[..., DictConfig], tmp_path: Pat
     monkeypatch.setattr(
         "trime.stages.translation.bleu_validation.score_translations", lambda texts, references: {"bleu": next(made)}
     )
-    asked = (
+    overrides = (
         "train.validate_every=2",
         "train.keep=best",
         "translation.best_by=bleu",
         "train.updates=6",
         "translation.updates=6",
     )
-    plan = TranslationPlan(tiny("experiment=mt_vanilla", *asked, f"paths.outputs={tmp_path}"))
+    plan = TranslationPlan(tiny("experiment=mt_vanilla", *overrides, f"paths.outputs={tmp_path}"))
     for stage in ("prepare", "pack", "fit"):
         for artefact in plan.made_by(stage):
             artefact.make()

@@ -88,12 +88,7 @@ def launch_workers(config: DictConfig, folder: Path) -> Iterator[None]:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if config.trainer.num_nodes == 1 else {}
     os.environ |= {NODE: str(node(config)), RANK: "0"} | address
     scratch = tempfile.TemporaryDirectory()
-    file = Path(scratch.name) / "config.yaml"
-    OmegaConf.save(config, file, resolve=True)
-    command = [sys.executable, "-m", "trime.run.worker", str(file), str(folder)]
-    python_path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    ranks = range(1, device_count(config))
-    workers = [subprocess.Popen(command, env=os.environ | {RANK: str(rank), "PYTHONPATH": python_path}) for rank in ranks]
+    workers = start_workers(config, folder, Path(scratch.name) / "config.yaml")
     ending = threading.Event()
     threading.Thread(target=watch, args=(workers, ending), daemon=True).start()
     finished = False
@@ -103,12 +98,9 @@ def launch_workers(config: DictConfig, folder: Path) -> Iterator[None]:
     except RuntimeError as error:
         if config.trainer.num_nodes == 1 or not (isinstance(error, distributed.DistError) or "gloo" in str(error).lower()):
             raise
-        address_and_port, reason = (
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
-            (str(error).splitlines() or [""])[0],
-        )
+        place, reason = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", (str(error).splitlines() or [""])[0]
         raise UserError(
-            f"the machines lost each other or never met at {address_and_port} ({reason}): run the same command on all to resume"
+            f"the machines lost each other or never met at {place} ({reason}): run the same command on all to resume"
         ) from None
     finally:
         ending.set()
@@ -117,6 +109,15 @@ def launch_workers(config: DictConfig, folder: Path) -> Iterator[None]:
         scratch.cleanup()
         os.environ.clear()
         os.environ.update(saved)
+
+
+def start_workers(config: DictConfig, folder: Path, file: Path) -> list[subprocess.Popen[bytes]]:
+    """Start a process for each further device of this machine, which reads the configuration from ``file``."""
+    OmegaConf.save(config, file, resolve=True)
+    command = [sys.executable, "-m", "trime.run.worker", str(file), str(folder)]
+    python_path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    ranks = range(1, device_count(config))
+    return [subprocess.Popen(command, env=os.environ | {RANK: str(rank), "PYTHONPATH": python_path}) for rank in ranks]
 
 
 def watch(workers: list[subprocess.Popen[bytes]], ending: threading.Event) -> None:

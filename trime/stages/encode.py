@@ -124,6 +124,12 @@ class Encode(Artefact):
             "seconds": round(sum(map(float, complete_lines(folder / "seconds.txt"))), 3),
             "peak_memory_mb": meter.peak_memory_mb,
             "width": network.width,
+        }
+        (folder / "encode.json").write_text(json.dumps(content | self.origin(corpus), indent=1))
+
+    def origin(self, corpus: Corpus) -> dict[str, Any]:
+        """Return what identifies the model and the text that were encoded."""
+        return {
             "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
             "model": content_hash(self.model.path() / "model.safetensors"),
             "section": self.section,
@@ -133,7 +139,6 @@ class Encode(Artefact):
             "bounded": self.config.evaluate.bounded,
             "characters": corpus.statistics["characters"],
         }
-        (folder / "encode.json").write_text(json.dumps(content, indent=1))
 
     @torch.no_grad()
     def write_shard(self, file: Path, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> None:

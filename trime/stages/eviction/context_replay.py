@@ -80,10 +80,10 @@ class ContextDocument:
         """Return the attention mass that a window's queries give each context in an unlimited memory."""
         mass, query = self.g.new_zeros(len(self.g)), self.windows[number].query.g
         overlap = 0 if self.config.long.repeats else self.windows[number].context
-        held = max(int(self.starts[number]) - overlap, 0)
-        if held:
-            score = similarity(query, self.g[:held], self.config.similarity) / query.shape[1] ** 0.5
-            mass[:held] = score.softmax(-1).sum(0)
+        count = max(int(self.starts[number]) - overlap, 0)
+        if count:
+            score = similarity(query, self.g[:count], self.config.similarity) / query.shape[1] ** 0.5
+            mass[:count] = score.softmax(-1).sum(0)
         return mass
 
     def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
@@ -95,7 +95,7 @@ class ContextDocument:
         mass, loss = [0.0] * len(sizes), torch.zeros(len(sizes), dtype=torch.float64)
         for step, (_, (score,)) in enumerate(scorer.scores(iter(self.windows))):
             loss -= score[:, 0].double().sum(-1).cpu()
-            for number, held in enumerate(memory.states):
-                position: Int[Tensor, " m"] = held.ranking.position[0].cpu()
+            for number, state in enumerate(memory.states):
+                position: Int[Tensor, " m"] = state.ranking.position[0].cpu()
                 mass[number] += float(self.mass[step, position[position >= 0]].sum())
         return [ReplayResult(*sums, len(self.g)) for sums in zip(mass, loss.tolist(), strict=True)]

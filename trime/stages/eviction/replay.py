@@ -188,11 +188,11 @@ class KeyDocument:
     def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
         """Return the mass on the entries that the policy holds when the queries arrive, at each size."""
         return [
-            ReplayResult(sum(float(self.mass[step, kept].sum()) for step, kept in enumerate(self.kept(policy, size))))
+            ReplayResult(sum(float(self.mass[step, p].sum()) for step, p in enumerate(self.retained_positions(policy, size))))
             for size in sizes
         ]
 
-    def kept(self, policy: EvictionPolicy, size: int) -> list[Int[Tensor, " m"]]:
+    def retained_positions(self, policy: EvictionPolicy, size: int) -> list[Int[Tensor, " m"]]:
         """Return the positions of the entries that each segment finds in memory, ascending."""
         memory, positions = BoundedMemory(size, policy), []
         state = memory.empty((torch.zeros(1, 0),))

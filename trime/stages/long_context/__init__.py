@@ -1,1 +1,1 @@
-"""Stages of reading and answering over long contexts (Attendre)."""
+"""Stages that train small models and answer questions over long contexts (Attendre)."""

@@ -122,7 +122,7 @@ class PreparePairs(Prepare):
         if self.config.translation.joined_dictionary:
             joined = Vocabulary.fairseq_from_counts(counts[0] + counts[1], None, 1)
             return Dictionaries(joined, joined)
-        return Dictionaries(*(Vocabulary.fairseq_from_counts(own, None, 1) for own in counts))
+        return Dictionaries(*(Vocabulary.fairseq_from_counts(count, None, 1) for count in counts))
 
     def corpus(self) -> ParallelCorpus:
         """Return the finished corpus."""
