@@ -13,7 +13,7 @@ from hydra.utils import get_object
 
 from trime.config.fields import Rule
 from trime.config.schema import PARTS, PRETRAINED, STATEFUL, Settings
-from trime.types import UserError
+from trime.errors import UserError
 
 PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
 
@@ -120,8 +120,13 @@ def known(parameters: typing.Mapping[str, inspect.Parameter]) -> str:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """True where a value is of a type, as far as plain data can tell; an int is a float, and other objects are not judged."""
+    """True where a value is of a type, as far as plain data can tell; an int is a float, and other objects are not judged.
+
+    A text may be null: what needs one says so itself, and not every experiment builds all that its configuration describes.
+    """
     kinds = alternatives(hint)
+    if value is None and str in kinds:
+        return True
     if not all(is_plain(kind) for kind in kinds):
         return not (isinstance(value, str) and any(kind in (bool, int, float) for kind in kinds)) or str in kinds
     return any(fits_one(value, kind) for kind in kinds)

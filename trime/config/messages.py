@@ -53,7 +53,7 @@ def unknown_setting(key: str, schema: dict[str, Any], said: str) -> str:
 
 def kind_text(kind: Any, rule: Rule | None) -> str:
     """Return what a value of a type must be, to follow "must be"."""
-    if rule and (rule.choices or rule.bounded) and get_origin(kind) is not list:
+    if rule and (rule.switch or rule.choices or rule.bounded) and get_origin(kind) is not list:
         return rule.text
     if is_dataclass(kind):
         return f"a section: set what stands in it, as {fields(kind)[0].name}"

@@ -23,6 +23,14 @@ TAUGHT_MODEL = {
 }
 
 
+Switch = Any  # not bool, to which OmegaConf would convert `no`, 3 and the like
+
+
+def switch(default: bool, help: str) -> Any:
+    """Return the field of a switch: true or false."""
+    return setting(default, help, switch=True)
+
+
 def tokens(default: Any, help: str) -> Any:
     """Return the field of a number of tokens: a number, 100k, 2M, or null for all."""
     return setting(default, f"{help}; null: all", at_least=1, quantity=True, optional=True)
@@ -42,7 +50,7 @@ class Vocabulary:
 
     limit: int | None = setting(32000, "symbols at most; null: every symbol", at_least=3, whole=True, optional=True)
     minimum: int = setting(2, "occurrences that a symbol needs", at_least=0, whole=True)
-    fairseq: bool = setting(False, "special symbols and padding as in fairseq's dictionaries")
+    fairseq: Switch = switch(False, "special symbols and padding as in fairseq's dictionaries")
 
 
 @dataclass
@@ -50,7 +58,7 @@ class Segments:
     """How text is cut for training."""
 
     length: int = setting(512, "L, tokens of a training segment", at_least=1, whole=True)
-    bounded: bool = setting(True, "segments end at document borders; false: the stream is one document, as published")
+    bounded: Switch = switch(True, "segments end at document borders; false: the stream is one document, as published")
 
 
 @dataclass
@@ -76,8 +84,8 @@ class Train:
 class Long:
     """The long-term memory at test; its sizes are tune.memory_size."""
 
-    crossing: bool = setting(False, "entries of earlier documents too, as published")
-    repeats: bool = setting(False, "contexts of the window count in long and in local memory, as published")
+    crossing: Switch = switch(False, "entries of earlier documents too, as published")
+    repeats: Switch = switch(False, "contexts of the window count in long and in local memory, as published")
 
 
 @dataclass
@@ -93,19 +101,19 @@ class Evaluate:
     )
     block: int = setting(256, "tokens scored per window", at_least=1, whole=True)
     context: int = setting(256, "earlier tokens of the document before each window", at_least=0, whole=True)
-    lines: bool = setting(False, "a window scores whole lines, as many as fit a block, as published for WikiText")
-    bounded: bool = setting(True, "windows and memory end at document borders; false: as published")
-    scaled_interpolation: bool = setting(True, "sqrt(d) in Eq. 8; false: without, as in the published code")
+    lines: Switch = switch(False, "a window scores whole lines, as many as fit a block, as published for WikiText")
+    bounded: Switch = switch(True, "windows and memory end at document borders; false: as published")
+    scaled_interpolation: Switch = switch(True, "sqrt(d) in Eq. 8; false: without, as in the published code")
     interpolate: str = setting(
         "datastore",
         "memories of Eq. 8's P_kNN: the datastore alone, as in the published code, or all of the row",
         choices=("datastore", "all"),
     )
-    analysis: bool = setting(False, "perplexity by word frequency, retrieval accuracy, size of the long memory")
+    analysis: Switch = switch(False, "perplexity by word frequency, retrieval accuracy, size of the long memory")
     batch_tokens: int = setting(8192, "tokens encoded at a time", at_least=1, whole=True)
     dtype: str = setting("float32", "of stored encodings", choices=DTYPES)
     rows: list[Any] = setting([{"joint": []}], "rows of the table as the papers have them; the last is the experiment's own")
-    papers: bool = setting(True, "all of these rows; false: the first alone, beside what mixture= mixes")
+    papers: Switch = switch(True, "all of these rows; false: the first alone, beside what mixture= mixes")
     memories: list[str] | None = setting(None, "memories that mixture= mixes, as [local,ngram]; null: all that rows name")
     subsets: str = setting(
         "leave_one_out",
@@ -138,7 +146,7 @@ class Index:
         0.95, "of the exact K nearest, where factory is auto; tune measures it on valid", above=0, at_most=1
     )
     probe: int = setting(1, "cells a query visits; with auto as many as the recall needs", at_least=1, whole=True)
-    rescore: bool = setting(False, "similarities to the stored keys instead of the codes'")
+    rescore: Switch = switch(False, "similarities to the stored keys instead of the codes'")
     device: str = setting("cpu", "cuda: by faiss-gpu, pip install 'trime[gpu]'", choices=("cpu", "cuda"))
     parts: int = setting(1, "parts of the store, each with an index of its own", at_least=1, whole=True)
     engine: str = setting("local", "ray: each part on a worker, pip install 'trime[cluster]'", choices=("local", "ray"))
@@ -156,7 +164,7 @@ class Mixture:
     history: list[float] = setting(
         [], "decays of what the weights know of each expert's success at earlier tokens; []: nothing", at_least=0, at_most=1
     )
-    online: bool = setting(False, "go on learning from the tokens that were scored")
+    online: Switch = switch(False, "go on learning from the tokens that were scored")
     temperatures: list[float] = setting(
         [1.0],
         "of each memory; one expert each where adaptive, one of them is taken where calibrated",
@@ -233,8 +241,8 @@ class Taught:
     prompt_share: float = setting(
         0.2, "share of a decoder's loss that its prompts have, beside the answers", at_least=0, at_most=1
     )
-    question_first: bool = setting(True, "the question stands before the context too")
-    spread: bool = setting(False, "leave gaps in a decoder's positions behind sentences, up to model.longest")
+    question_first: Switch = switch(True, "the question stands before the context too")
+    spread: Switch = switch(False, "leave gaps in a decoder's positions behind sentences, up to model.longest")
 
 
 @dataclass
@@ -247,7 +255,7 @@ class Answering:
     last: int | None = setting(
         None, "read so many last tokens of a prompt alone; null: all", at_least=1, whole=True, optional=True
     )
-    question_first: bool = setting(True, "the question stands before the context too")
+    question_first: Switch = switch(True, "the question stands before the context too")
 
 
 @dataclass
@@ -265,15 +273,17 @@ class Translation:
     updates: int = setting(4000, "optimiser steps", at_least=1, whole=True)
     batch_tokens: int = setting(4096, "pieces per batch (batching.padding: whether padding counts)", at_least=1, whole=True)
     smoothing: float = setting(0.1, "of labels; TRIME's loss has none", at_least=0, below=1)
-    joined_dictionary: bool = setting(
+    joined_dictionary: Switch = switch(
         True, "one vocabulary and embedding for both languages; false: one each, as fairseq's IWSLT'14"
     )
     k: list[int] = setting([1, 2, 4, 8, 16, 32, 64], "K, of which valid's BLEU chooses", filled=True, at_least=1, whole=True)
     beam: int = setting(4, "hypotheses per sentence", at_least=1, whole=True)
-    penalty: float = setting(0.6, "score = log-probability / length^penalty, the end of the sentence counted in both")
+    penalty: float = setting(
+        0.6, "score = log-probability / length^penalty, the end of the sentence counted in both", at_least=-10, at_most=10
+    )
     shortest: int = setting(0, "pieces of a translation at least", at_least=0, whole=True)
     longest: list[float] = setting([1.5, 10], "[a, b]: a source of n pieces has a translation of at most a n + b", at_least=0)
-    unweighted_external: bool = setting(False, "add (1 - share) p + p_external, as the published decoder does")
+    unweighted_external: Switch = switch(False, "add (1 - share) p + p_external, as the published decoder does")
     best_by: str = setting("objective", "which validation train.keep=best means", choices=("objective", "bleu"))
     sentences: int | None = setting(None, "translated of each split; null: all", at_least=1, whole=True, optional=True)
     sentences_at_once: int = setting(64, "sentences translated side by side", at_least=1, whole=True)
@@ -307,7 +317,7 @@ class Trainer:
         "auto: bf16 where the device has it",
         choices=("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"),
     )
-    enable_progress_bar: bool = setting(True, "show progress bars")
+    enable_progress_bar: Switch = switch(True, "show progress bars")
 
 
 @dataclass
@@ -339,19 +349,19 @@ class Compatibility:
     """Quirks of the published code, for comparisons to the last digit."""
 
     padding: int | None = setting(None, "the token whose cells are memories too", at_least=0, whole=True, optional=True)
-    dropped_in_band: bool = setting(False, "the second word of every tail band counts with its class's probability alone")
-    own_gradient_only: bool = setting(False, "memories gathered from other processes are constants")
-    string_ids: bool = setting(False, "BM25 ids are compared as strings with numbers, so that the order is a plain shuffle")
-    sorted_windows: bool = setting(False, "windows without context are read from the shortest to the longest")
+    dropped_in_band: Switch = switch(False, "the second word of every tail band counts with its class's probability alone")
+    own_gradient_only: Switch = switch(False, "memories gathered from other processes are constants")
+    string_ids: Switch = switch(False, "BM25 ids are compared as strings with numbers, so that the order is a plain shuffle")
+    sorted_windows: Switch = switch(False, "windows without context are read from the shortest to the longest")
 
 
 @dataclass
 class Logger:
     """Where figures are logged while a run goes on."""
 
-    history: bool = setting(True, "metrics.csv in the run's folder")
+    history: Switch = switch(True, "metrics.csv in the run's folder")
     lightning: Any = setting(None, "a logger of Lightning's")
-    offline: bool = setting(True, "W&B without an account; false: online")
+    offline: Switch = switch(True, "W&B without an account; false: online")
     project: str = setting("trime", "W&B's project")
 
 
@@ -369,7 +379,7 @@ class Settings:
         "ip", "of contexts, in training and at test: inner product (TRIME), l2 or cosine", choices=METRICS
     )
     prompt_file: str | None = setting(None, "stages=[generate]: the text to continue; null: standard input")
-    explain: bool = setting(False, "tell how each generated token's probability splits between vocabulary and memories")
+    explain: Switch = switch(False, "tell how each generated token's probability splits between vocabulary and memories")
     expected: list[Any] = setting([], "published figures that this experiment answers for (conf/experiment/reproduce)")
     initial_c: dict[str, float] = setting({}, "c of eviction policies whose new entries start at mean - c std")
     trained: str | None = setting(None, "set by training=, for names of runs")
