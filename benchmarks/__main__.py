@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME --json FILE``: one claim of this project, measured beside what it is compared with."""
+"""Measure one of this project's claims beside what it is compared with: ``python -m benchmarks NAME --json FILE``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ NAMES = ("objective", "step", "packing", "external", "datastore", "startup", "me
 
 
 def main() -> int:
+    """Run the benchmark named on the command line; return the exit status."""
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=NAMES, help="what is measured; NAME --help tells its sizes")
-    named = parser.parse_args(sys.argv[1:2])
-    module = import_module(f"benchmarks.{named.name}")
-    own = argparse.ArgumentParser(f"python -m benchmarks {named.name}", description=module.__doc__)
-    own.add_argument("--json", type=Path, default=RESULTS / f"{named.name}.json", help="where the figures go")
-    own.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    module.add_arguments(own)
-    options = own.parse_args(sys.argv[2:])
+    parser.add_argument("name", choices=NAMES, help="the benchmark; NAME --help lists its options")
+    name = parser.parse_args(sys.argv[1:2]).name
+    module = import_module(f"benchmarks.{name}")
+    parser = argparse.ArgumentParser(f"python -m benchmarks {name}", description=module.__doc__)
+    parser.add_argument("--json", type=Path, default=RESULTS / f"{name}.json", help="where the results are written")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    module.add_arguments(parser)
+    options = parser.parse_args(sys.argv[2:])
     if options.device != "cpu" and not torch.cuda.is_available():
-        own.error(f"--device {options.device}: there is no CUDA device here")
+        parser.error(f"--device {options.device}: this machine has no CUDA device")
     if options.device == "cpu":
         prepare_cpu()
-    publish(named.name, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), module.measure(options), options.json)
+    publish(name, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), module.measure(options), options.json)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""What reading long inputs costs: time linear and memory constant in the length, beside full attention and keeping everything.
+"""Cost of reading long inputs: time linear and memory constant in the length, beside full attention and unbounded memories.
 
-A Llama with random weights (width 128, 2 layers, 4 heads) reads random tokens in chunks of 128. Then what a query memory
-costs at the end: flushed in one step, or drained in chunks of padding, over M and N.
+A Llama with random weights (width 128, 2 layers, 4 heads) reads random tokens in chunks of 128. The last rows measure a query
+memory, which is flushed in one step or drained in chunks of padding, over M and N.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ Read = Callable[[torch.Tensor], Any]
 
 
 def decoder(device: str) -> Any:
+    """Return a small Llama with random weights."""
     torch.manual_seed(0)
     return Small("decoder", WIDTH, LAYERS, HEADS, LONGEST).build(WORDS, 1, 0).eval().to(device)
 
 
 def policies() -> dict[str, EvictionPolicy]:
+    """Return the eviction policies that are measured."""
     return {"fifo": FIFO(), "lra_sum": LRASum(BelowMean(2.0), Raw())}
 
 
-def reads(model: Any, memory: Attendre, end: str, tokens: torch.Tensor) -> None:
-    """The whole input through memories of one kind."""
+def read_with_memory(model: Any, memory: Attendre, end: str, tokens: torch.Tensor) -> None:
+    """Read an input in chunks, with such a memory in every layer."""
     family = RopeDecoder(model)
     reader, position = LongReader(family, [memory] * LAYERS, CHUNK), torch.arange(tokens.shape[1], device=tokens.device)[None]
     for _ in reader.feed(tokens, position):
@@ -51,63 +53,64 @@ def reads(model: Any, memory: Attendre, end: str, tokens: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def full(model: Any, tokens: torch.Tensor) -> None:
-    """The model's own code over the whole input."""
+def read_with_full_attention(model: Any, tokens: torch.Tensor) -> None:
+    """Read an input at once, with the model's own code."""
     model.model(tokens, use_cache=False)
 
 
-def ways(model: Any, length: int) -> dict[str, Read]:
-    """How an input may be read."""
-    kept = {name: Attendre(BoundedMemory(SIZE, policy), 0, TOP_K, True) for name, policy in policies().items()}
-    kept["everything kept"] = Attendre(BoundedMemory(length, FIFO()), 0, TOP_K, True)
-    bounded: dict[str, Read] = {name: partial(reads, model, memory, "flush") for name, memory in kept.items()}
-    return bounded | {"full attention": partial(full, model)}
+def readers(model: Any, length: int) -> dict[str, Read]:
+    """Return every way to read an input of this length."""
+    memories = {name: Attendre(BoundedMemory(SIZE, policy), 0, TOP_K, True) for name, policy in policies().items()}
+    memories["everything kept"] = Attendre(BoundedMemory(length, FIFO()), 0, TOP_K, True)
+    bounded: dict[str, Read] = {name: partial(read_with_memory, model, memory, "flush") for name, memory in memories.items()}
+    return bounded | {"full attention": partial(read_with_full_attention, model)}
 
 
-def measured(step: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """Alone, so that peaks are its own."""
+def measure_alone(step: Callable[[], Any], rounds: int) -> dict[str, float]:
+    """Measure a step by itself, so that the peak of memory is that of the step."""
     gc.collect()
     return alternately({"step": step}, rounds, warmup=0)["step"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens of the input")
-    parser.add_argument("--whole", type=int, default=16384, help="longest input that is kept or attended to whole")
-    parser.add_argument("--queries", type=int, nargs="+", default=[128, 512, 1024], help="N, with M twice as large")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="lengths of the input, in tokens")
+    parser.add_argument("--whole", type=int, default=16384, help="longest input for unbounded memories and full attention")
+    parser.add_argument("--queries", type=int, nargs="+", default=[128, 512, 1024], help="values of N; M is twice as large")
     parser.add_argument("--rounds", type=int, default=3)
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """Every length and way, then the query memory."""
+    """Measure every way to read inputs of every length, then the query memory."""
     model, rows = decoder(options.device), []
     tokens = torch.randint(2, WORDS, (1, max(options.lengths)), device=options.device)
     for length in options.lengths:
-        for name, read in ways(model, length).items():
-            if name not in policies() and length > options.whole:  # a token's cost grows with the length: hours
+        for name, read in readers(model, length).items():
+            if name not in policies() and length > options.whole:  # would take hours
                 continue
-            found = measured(partial(read, tokens[:, :length]), options.rounds if name in policies() else 1)
-            rows.append(row(f"read, {name}", length, SIZE if name in policies() else length, "", found))
+            result = measure_alone(partial(read, tokens[:, :length]), options.rounds if name in policies() else 1)
+            rows.append(row(f"read, {name}", length, SIZE if name in policies() else length, "", result))
     length = min(options.lengths)
     for queries in options.queries:
         for end in ("flush", "drain"):
             memory = Attendre(BoundedMemory(2 * queries, FIFO()), queries, TOP_K)
-            found = measured(partial(reads, model, memory, end, tokens[:, :length]), options.rounds)
-            rows.append(row(f"both ways, {end}", length, 2 * queries, queries, found))
+            result = measure_alone(partial(read_with_memory, model, memory, end, tokens[:, :length]), options.rounds)
+            rows.append(row(f"both ways, {end}", length, 2 * queries, queries, result))
     return Measured(rows, claims(rows))
 
 
 def claims(rows: list[dict[str, Any]]) -> list[Claim]:
-    """Bounded memories: time linear in the length, memory constant; the worst policy, the longest input over the shortest."""
-    read = {name: [row for row in rows if row["what"] == f"read, {name}"] for name in policies()}
-    ends = [(min(own, key=lambda row: row["tokens"]), max(own, key=lambda row: row["tokens"])) for own in read.values()]
+    """Return the claims that bounded memories take linear time and constant space, for the worst policy."""
+    by_policy = {name: [row for row in rows if row["what"] == f"read, {name}"] for name in policies()}
+    ends = [[choose(rows, key=lambda row: row["tokens"]) for choose in (min, max)] for rows in by_policy.values()]
     return [
         Claim("seconds a token, longest input over shortest", max(a["tokens/s"] / b["tokens/s"] for a, b in ends), 1.1),
         Claim("peak memory, longest input over shortest", max(b["peak MB"] / a["peak MB"] for a, b in ends), 1.1),
     ]
 
 
-def row(what: str, length: int, size: int, queries: int | str, found: dict[str, float]) -> dict[str, Any]:
-    seconds = found["median_seconds"]
+def row(what: str, length: int, size: int, queries: int | str, result: dict[str, float]) -> dict[str, Any]:
+    """Return a row of the results."""
+    seconds = result["median_seconds"]
     return {
         "what": what,
         "tokens": length,
@@ -115,5 +118,5 @@ def row(what: str, length: int, size: int, queries: int | str, found: dict[str, 
         "N": queries,
         "seconds": round(seconds, 2),
         "tokens/s": round(length / seconds),
-        "peak MB": found["peak_memory_mb"],
+        "peak MB": result["peak_memory_mb"],
     }

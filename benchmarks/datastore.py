@@ -49,23 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(keys=["200k"], tokens="4k", rounds=3)
 
 
-def configured(options: argparse.Namespace, *more: str) -> DictConfig:
+def make_config(options: argparse.Namespace, *more: str) -> DictConfig:
     """Return the configuration for the single size of the datastore."""
-    return external.configured(options, options.keys[0], *more)
+    return external.make_config(options, options.keys[0], *more)
 
 
 def measure(options: argparse.Namespace) -> Measured:
     """Measure building, compression and search."""
     if len(options.keys) > 1:
         sys.exit(f"--keys {' '.join(options.keys)}: this benchmark takes a single size of the datastore")
-    run(configured(options, "stages=[prepare,pack,fit]"))
+    run(make_config(options, "stages=[prepare,pack,fit]"))
     rows, claims = measure_building(options)
     return Measured([*rows, *measure_compression(options), *measure_search(options)], claims)
 
 
 def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
     """Return rows and claims of building the datastore, beside the model alone and the forecast."""
-    store = Plan(configured(options)).store
+    store = Plan(make_config(options)).store
     assert isinstance(store, Encode)
     corpus, device = store.corpus.corpus(), device_of(store.config)
     network = open_network(store.model.path(), store.config)[0].to(device)
@@ -113,8 +113,8 @@ def measure_compression(options: argparse.Namespace) -> list[dict[str, Any]]:
             f"index.factory={factory or 'null'}",
             f"index.probe={PROBE}",
         )
-        run(configured(options, "stages=[encode]", *overrides))
-        contestant = Contestant(configured(options, *overrides))
+        run(make_config(options, "stages=[encode]", *overrides))
+        contestant = Contestant(make_config(options, *overrides))
         assert contestant.index
         index = contestant.index.statistics()
         contestant()  # warm-up
@@ -139,7 +139,7 @@ def measure_search(options: argparse.Namespace) -> list[dict[str, Any]]:
         f"{PARTS} workers of Ray": (f"index.parts={PARTS}", "index.engine=ray"),
     }
     cells = (f"index.factory={CELLS}", f"index.probe={PROBE}")
-    contestants = {name: Contestant(configured(options, *cells, *way)) for name, way in ways.items()}
+    contestants = {name: Contestant(make_config(options, *cells, *way)) for name, way in ways.items()}
     queries = sample_queries(next(iter(contestants.values())).encoded.path())
     batch = queries.repeat(-(-4096 // len(queries)), 1)[:4096]
     searches = {name: partial(contestant.search, batch) for name, contestant in contestants.items()}

@@ -1,9 +1,9 @@
-"""Evaluation with an external memory (K = 1,024) beside the same without it, by kind of search; windows of 512 tokens.
+"""Evaluation with an external memory (K = 1,024) beside evaluation without it, by kind of search; windows of 512 tokens.
 
-TRIME's model of 7M parameters, trained for a few updates on the embedded corpus (``--path DIR``: other text), encodes the store
-and the text that is scored: keys and queries are real ones. Both sides have the local memory and 512 recent contexts, and their
-time is that of encoding and of scoring; ``index s`` is that of encoding and indexing the store. ``mass`` is what the K entries
-that were found weigh over what the exact K weigh.
+Keys and queries are real: TRIME's model of 7M parameters, trained for a few updates on the embedded corpus (or other text with
+``--path DIR``), encodes the datastore and the scored text. Both sides have the local memory and 512 recent contexts, and their
+time includes encoding and scoring; ``index s`` is the time to encode and index the datastore. ``mass`` is the weight of the K
+retrieved entries relative to that of the exact K.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 from omegaconf import DictConfig
 from torch import Tensor
 
-from benchmarks.measure import ROOT, Claim, Measured, alternately, composed, ratio
+from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
 from trime.metrics import perplexity
+from trime.pipeline.compose import compose_config
 from trime.pipeline.processes import device_of
 from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
@@ -30,11 +31,11 @@ from trime.stages.encode import windows_of
 from trime.stages.memories import Memories, Sources
 from trime.stages.tune import LossSums, sample_queries, scorer_of
 
-ENOUGH, BOUND = 0.8, 5.0  # recall, and times plain evaluation
+ENOUGH, BOUND = 0.8, 5.0  # minimal recall, and maximal time over evaluation without the external memory
 
 
 def kinds_of(entries: int) -> list[tuple[str, str | None, int]]:
-    """Name, factory and visited cells: as many cells as index=auto has for so many keys, and up to four times as many."""
+    """Return (name, factory, nprobe) of each kind of search, with the cells of index=auto or up to four times as many."""
     few = cell_count(str(complete_factory("Cells", entries, 1)))
     many = max(1, min(4 * few, entries // MIN_POINTS_PER_CELL))
     return [
@@ -47,20 +48,20 @@ def kinds_of(entries: int) -> list[tuple[str, str | None, int]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="7m", help="a file of conf/model")
-    parser.add_argument("--keys", nargs="+", default=["1M"], help="entries of the store; several: one after the other")
-    parser.add_argument("--tokens", default="8k", help="tokens that are scored")
-    parser.add_argument("--window", type=int, default=512, help="tokens of a window")
-    parser.add_argument("--updates", type=int, default=20, help="of training")
+    parser.add_argument("--keys", nargs="+", default=["1M"], help="entries of the datastore, one size or several")
+    parser.add_argument("--tokens", default="8k", help="scored tokens")
+    parser.add_argument("--window", type=int, default=512, help="tokens per window")
+    parser.add_argument("--updates", type=int, default=20, help="training updates")
     parser.add_argument("--path", type=Path, help="a folder of train/ valid/ test/ text in place of the embedded corpus")
     parser.add_argument("--set", nargs="*", default=[], help="further settings, as on the command line of cli.py")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs" / "benchmarks")
     parser.add_argument("--rounds", type=int, default=2)
 
 
-def configured(options: argparse.Namespace, keys: str, *more: str) -> DictConfig:
-    """The experiment over so many keys with one setting of everything that would be tuned."""
+def make_config(options: argparse.Namespace, keys: str, *more: str) -> DictConfig:
+    """Return the configuration for a number of keys, with one value for everything that would be tuned."""
     text = ["dataset=folder", f"dataset.path={options.path}"] if options.path else []
-    given = [
+    overrides = [
         *("experiment=trime_ext", f"model={options.model}", "size=small", *text),
         *(f"train.updates={options.updates}", f"datastore.tokens={keys}", f"evaluate.tokens={options.tokens}"),
         *(
@@ -75,11 +76,11 @@ def configured(options: argparse.Namespace, keys: str, *more: str) -> DictConfig
         *(f"paths.data={options.outputs}/data", f"paths.outputs={options.outputs}", "trainer.enable_progress_bar=false"),
         *(f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}", *options.set, *more),
     ]
-    return composed(given)
+    return compose_config(*overrides)
 
 
-class Contest:
-    """One kind of search, or none: a pass over the encoded split, and what its search found."""
+class Contestant:
+    """One kind of search, or none: a call scores the encoded split and returns the loss."""
 
     def __init__(self, config: DictConfig):
         self.config, plan = config, Plan(config)
@@ -91,66 +92,66 @@ class Contest:
         self.scorer = scorer_of(config, rows, Memories(config, Sources(self.index, plan.stored_corpus)), self.encoded)
 
     def __call__(self) -> float:
-        """The loss, the least of those of a grid."""
+        """Return the loss, the lowest of the grid."""
         sums = LossSums()
         for window, (score,) in self.scorer.scores(windows_of(self.encoded.path(), self.device)):
             sums.add(window, score)
         return float(sums.total.min()) / sums.tokens
 
-    def found(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Score and number of the nearest."""
+    def search(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores and numbers of the nearest entries."""
         external = self.scorer.memories["external"]
         assert isinstance(external, ExternalMemory)
         return external.nearest.search.nearest(query, external.nearest.k)
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """Every size of store."""
-    sizes = [of_size(options, keys) for keys in options.keys]
+    """Measure every size of the datastore."""
+    sizes = [measure_size(options, keys) for keys in options.keys]
     return Measured([row for rows in sizes for row in rows], [claim_of(rows) for rows in sizes])
 
 
 def claim_of(rows: list[dict[str, Any]]) -> Claim:
-    """Of the fastest search that finds enough."""
+    """Return the claim about the fastest search with enough recall."""
     enough = [row["over plain"] for row in rows if row.get("recall", 0) >= ENOUGH]
     claim = f"time over evaluation without the external memory, recall at least {ENOUGH}, {rows[0]['keys']:,} keys"
     return Claim(claim, min(enough, default=math.inf), BOUND)
 
 
-def of_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]:
-    """Every kind of search in turn."""
-    config = configured(options, keys, "stages=[prepare,pack,fit,encode]")
+def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]:
+    """Return a row for each kind of search, measured in turns."""
+    config = make_config(options, keys, "stages=[prepare,pack,fit,encode]")
     run(config)
-    without = {"none": Contest(configured(options, keys, "evaluate.rows=[{joint: [local, long]}]"))}
+    without = {"none": Contestant(make_config(options, keys, "evaluate.rows=[{joint: [local, long]}]"))}
     entries = Plan(config).store.information()["tokens"]
     kinds = {
-        f"{kind} {factory}, {probe} cells" if factory else kind: Contest(
-            configured(options, keys, f"index.factory={factory or 'null'}", f"index.probe={probe}")
+        f"{kind} {factory}, {probe} cells" if factory else kind: Contestant(
+            make_config(options, keys, f"index.factory={factory or 'null'}", f"index.probe={probe}")
         )
         for kind, factory, probe in kinds_of(entries)
     }
-    contests = without | kinds
+    contestants = without | kinds
     losses: dict[str, float] = {}
 
-    def passed(name: str) -> None:
-        losses[name] = contests[name]()
+    def evaluate(name: str) -> None:
+        losses[name] = contestants[name]()
 
-    found = alternately({name: partial(passed, name) for name in contests}, options.rounds, warmup=0)
-    encoded = contests["none"].encoded.information()
-    queries = sample_queries(contests["none"].encoded.path()).to(contests["none"].device)
-    scores, exact = kinds["exact"].found(queries)
+    results = alternately({name: partial(evaluate, name) for name in contestants}, options.rounds, warmup=0)
+    encoded = contestants["none"].encoded.information()
+    queries = sample_queries(contestants["none"].encoded.path()).to(contestants["none"].device)
+    scores, exact = kinds["exact"].search(queries)
     scale = queries.shape[1] ** 0.5
-    plain_seconds = [encoded["seconds"] + seconds for seconds in found["none"]["rounds"]]
+    plain_seconds = [encoded["seconds"] + seconds for seconds in results["none"]["rounds"]]
     rows = []
-    for name, contest in contests.items():
-        seconds = [encoded["seconds"] + own for own in found[name]["rounds"]]
+    for name, contestant in contestants.items():
+        seconds = [encoded["seconds"] + scoring for scoring in results[name]["rounds"]]
         row: dict[str, Any] = {"keys": entries, "search": name}
         row |= {"tokens/s": round(encoded["tokens"] / sorted(seconds)[len(seconds) // 2])}
         row |= {"over plain": ratio(seconds, plain_seconds), "perplexity": round(perplexity(losses[name]), 3)}
-        if contest.index:
-            score, number = contest.found(queries)
+        if contestant.index:
+            score, number = contestant.search(queries)
             mass = ((score / scale).logsumexp(1) - (scores / scale).logsumexp(1)).exp().mean()
             row |= {"recall": recall_of(exact, number), "mass": round(float(mass), 4)}
-            row |= {"index s": contest.index.statistics()["build_seconds"]}
-        rows.append(row | {"peak_memory_mb": found[name]["peak_memory_mb"]})
+            row |= {"index s": contestant.index.statistics()["build_seconds"]}
+        rows.append(row | {"peak_memory_mb": results[name]["peak_memory_mb"]})
     return rows

@@ -1,4 +1,4 @@
-"""Side by side in one run: contestants take turns, medians and ratios; claims with their bounds; as JSON and as a table."""
+"""Measurements side by side: contestants take turns, medians and ratios, claims with bounds, results as JSON and tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 
 from trime.metrics import ResourceUsage
 from trime.report.tables import markdown
@@ -26,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Claim(NamedTuple):
-    """What is said of the rows, its value and the most that it may be; no value: it was not run here, inf: nothing fits."""
+    """A claim about the rows: its value and upper bound. The value is None if it was not run here, inf if no row qualifies."""
 
     claim: str
     value: float | None
@@ -34,25 +32,27 @@ class Claim(NamedTuple):
 
     @property
     def holds(self) -> bool | str:
+        """Return whether the value is within its bound, or ``not run``."""
         return "not run" if self.value is None else self.value <= self.bound
 
     def content(self) -> dict[str, Any]:
-        """For JSON, which has no infinity."""
+        """Return the claim for JSON, which has no infinity."""
         value = None if self.value is None or math.isinf(self.value) else self.value
         return {"claim": self.claim, "value": value, "bound": self.bound, "holds": self.holds}
 
 
 class Measured(NamedTuple):
-    """What a benchmark found."""
+    """The results of a benchmark."""
 
     rows: list[dict[str, Any]]
     claims: list[Claim]
 
 
 def alternately(contestants: dict[Name, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[Name, dict[str, Any]]:
-    """Seconds (median, least, most, of every round) and peak memory of each, one after the other in every round.
+    """Return seconds (median, minimum, maximum, of every round) and peak memory of contestants that take turns.
 
-    Each round has an order of its own: what one leaves behind, such as cold memory, does not always meet the same one.
+    The order is shuffled in each round, so that what one leaves behind, such as a cold cache, does not always affect the same
+    one. The first ``warmup`` rounds are not counted.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in contestants}
     peaks = dict.fromkeys(contestants, 0.0)
@@ -69,34 +69,28 @@ def alternately(contestants: dict[Name, Callable[[], Any]], rounds: int, warmup:
                 peaks[name] = max(peaks[name], meter.peak_memory_mb)
     return {
         name: {
-            "median_seconds": round(statistics.median(own), 5),
-            "least_seconds": round(min(own), 5),
-            "most_seconds": round(max(own), 5),
+            "median_seconds": round(statistics.median(times), 5),
+            "least_seconds": round(min(times), 5),
+            "most_seconds": round(max(times), 5),
             "peak_memory_mb": peaks[name],
-            "rounds": own,
+            "rounds": times,
         }
-        for name, own in seconds.items()
+        for name, times in seconds.items()
     }
 
 
-def composed(settings: list[str]) -> DictConfig:
-    """The configuration of a command line."""
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose("config", settings)
-
-
 def share(one: float, other: float) -> float | None:
-    """One over another; of nothing there is no share."""
+    """Return one number divided by another; None if that is zero."""
     return one / other if other else None
 
 
 def ratio(one: list[float], other: list[float]) -> float:
-    """The median over rounds of one contestant's time over another's: what slows a round down slows both."""
+    """Return the median over rounds of one contestant's time divided by another's: load on the machine slows down both."""
     return round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 3)
 
 
-def publish(name: str, command: str, found: Measured, file: Path) -> None:
-    """Writes the figures and prints them as tables."""
+def publish(name: str, command: str, measured: Measured, file: Path) -> None:
+    """Write the results as JSON and print them as tables."""
     content = {
         "name": name,
         "command": command,
@@ -104,22 +98,22 @@ def publish(name: str, command: str, found: Measured, file: Path) -> None:
         "commit": commit(),
         "hardware": hardware() | {"threads": torch.get_num_threads()},
         "versions": versions(),
-        "rows": found.rows,
-        "claims": [claim.content() for claim in found.claims],
+        "rows": measured.rows,
+        "claims": [claim.content() for claim in measured.claims],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    header = list(dict.fromkeys(key for row in found.rows for key in row))
-    print(markdown(header, [[f"{row.get(key, '')}" for key in header] for row in found.rows]))
-    if found.claims:
+    header = list(dict.fromkeys(key for row in measured.rows for key in row))
+    print(markdown(header, [[f"{row.get(key, '')}" for key in header] for row in measured.rows]))
+    if measured.claims:
         lines = [
-            [claim.claim, "" if claim.value is None else f"{claim.value:.3g}", f"{claim.bound:g}", told(claim)]
-            for claim in found.claims
+            [claim.claim, "" if claim.value is None else f"{claim.value:.3g}", f"{claim.bound:g}", holds_text(claim)]
+            for claim in measured.claims
         ]
         print(markdown(["claim", "value", "at most", "holds"], lines))
     print(f"written: {file}")
 
 
-def told(claim: Claim) -> str:
-    """Whether it holds, in a word."""
+def holds_text(claim: Claim) -> str:
+    """Return whether a claim holds, in a word."""
     return claim.holds if isinstance(claim.holds, str) else "yes" if claim.holds else "no"

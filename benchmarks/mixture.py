@@ -1,8 +1,8 @@
-"""An adaptive mixture beside Eq. 6 over the same memories: seconds of its fit, and of scoring, encoding included.
+"""The adaptive mixture beside Eq. 6 over the same memories: time of its fit, and of scoring with encoding.
 
-A small model, trained for a few updates on the embedded corpus, scores valid with local memory, then with long memory too, then
-with external memory too. Both sides read the same encoded text with the same memories; the fit is that of the command line, on
-as many threads as PyTorch has.
+A small model, trained for a few updates on the embedded corpus, scores valid with the local memory, then also with the long,
+then also with the external memory. Both sides read the same encoded text with the same memories; the fit is that of the command
+line, on all of PyTorch's threads.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from benchmarks.measure import ROOT, Claim, Measured, alternately, composed, ratio
+from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
+from trime.pipeline.compose import compose_config
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
@@ -27,22 +28,22 @@ from trime.stages.mixture import TuneMixture
 from trime.stages.tune import scorer_of
 
 MEMORIES = (("local",), ("local", "long"), ("local", "long", "external"))
-SLOWER, SECONDS = 1.05, 30.0  # times Eq. 6; of a fit to 100,000 tokens on one core
+SLOWER, SECONDS = 1.05, 30.0  # maximal time over that of Eq. 6; maximal seconds of a fit to 100,000 tokens on one core
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", default="100k", help="of valid, to which the mixture is fitted and which are scored")
-    parser.add_argument("--keys", default="200k", help="entries of the store")
-    parser.add_argument("--updates", type=int, default=20, help="of training")
+    parser.add_argument("--tokens", default="100k", help="tokens of valid to which the mixture is fitted and which are scored")
+    parser.add_argument("--keys", default="200k", help="entries of the datastore")
+    parser.add_argument("--updates", type=int, default=20, help="training updates")
     parser.add_argument("--size", default="small", help="a file of conf/size")
     parser.add_argument("--set", nargs="*", default=[], help="further settings, as on the command line of cli.py")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs" / "benchmarks")
     parser.add_argument("--rounds", type=int, default=5)
 
 
-def configured(options: argparse.Namespace, memories: tuple[str, ...]) -> DictConfig:
-    """The experiment with one setting of everything that would be tuned."""
-    given = [
+def make_config(options: argparse.Namespace, memories: tuple[str, ...]) -> DictConfig:
+    """Return the configuration with one value for everything that would be tuned."""
+    overrides = [
         *("experiment=trime_ext", f"size={options.size}", f"train.updates={options.updates}", "logger=none"),
         *(f"datastore.tokens={options.keys}", f"evaluate.tokens={options.tokens}", "evaluate.sample=documents"),
         *("tune.temperature=[1]", "tune.memory_size=[8192]", f"evaluate.rows=[{{joint: [{', '.join(memories)}]}}]"),
@@ -50,32 +51,32 @@ def configured(options: argparse.Namespace, memories: tuple[str, ...]) -> DictCo
         *(f"paths.data={options.outputs}/data", f"paths.outputs={options.outputs}"),
         *(f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}", *options.set),
     ]
-    return composed(given)
+    return compose_config(*overrides)
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """The fits as they were made, then all rows in turn over the same text."""
-    plans = {", ".join(memories): Plan(configured(options, memories)) for memories in MEMORIES}
-    contests = {}
+    """Fit the mixtures, then score the same text with all rows in turns."""
+    plans = {", ".join(memories): Plan(make_config(options, memories)) for memories in MEMORIES}
+    contestants = {}
     for memories, plan in plans.items():
         run(plan.config)
         for row in plan.tune.rows():
-            contests[memories, row.mixture] = partial(scored, plan, row)
-    found = alternately(contests, options.rounds, warmup=1)
+            contestants[memories, row.mixture] = partial(score, plan, row)
+    results = alternately(contestants, options.rounds, warmup=1)
     encoded = next(iter(plans.values())).valid.information()
-    seconds = {contest: [encoded["seconds"] + own for own in found[contest]["rounds"]] for contest in contests}
+    seconds = {key: [encoded["seconds"] + scoring for scoring in results[key]["rounds"]] for key in contestants}
     lines = [
         {
             "memories": memories,
             "mixture": mixture,
             "tokens": encoded["tokens"],
-            "tokens/s": round(encoded["tokens"] / median(own)),
-            "over joint": ratio(own, seconds[memories, "joint"]),
-            "scoring alone, over joint": ratio(found[memories, mixture]["rounds"], found[memories, "joint"]["rounds"]),
+            "tokens/s": round(encoded["tokens"] / median(times)),
+            "over joint": ratio(times, seconds[memories, "joint"]),
+            "scoring alone, over joint": ratio(results[memories, mixture]["rounds"], results[memories, "joint"]["rounds"]),
             "fit s": fit_of(plans[memories])["seconds"] if mixture == "adaptive" else "",
-            "peak_memory_mb": found[memories, mixture]["peak_memory_mb"],
+            "peak_memory_mb": results[memories, mixture]["peak_memory_mb"],
         }
-        for (memories, mixture), own in seconds.items()
+        for (memories, mixture), times in seconds.items()
     ]
     fitted = fit_of(plans[", ".join(MEMORIES[-1])])
     per_100k = round(fitted["seconds"] / fitted["row"]["tokens"] * 100_000, 1)
@@ -89,13 +90,13 @@ def measure(options: argparse.Namespace) -> Measured:
 
 
 def fit_of(plan: Plan) -> dict[str, Any]:
-    """What is known of a plan's fit."""
+    """Return the record of a plan's fitted mixture."""
     assert isinstance(plan.tune, TuneMixture)
     return plan.tune.information()
 
 
-def scored(plan: Plan, row: Row | FittedRow) -> None:
-    """A pass over the encoded text."""
+def score(plan: Plan, row: Row | FittedRow) -> None:
+    """Score the encoded text once with a row."""
     scorer = scorer_of(plan.config, [row], plan.memories, plan.valid)
     for _ in scorer.scores(windows_of(plan.valid.path(), device_of(plan.config))):
         pass

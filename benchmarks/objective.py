@@ -1,8 +1,9 @@
-"""TRIME's objective, forward and backward: by tiles, beside the direct formulation and three bare products of its size.
+"""TRIME's objective, forward and backward: blockwise, beside the direct formulation and three bare products of its size.
 
-Direct, as published: the matrix of similarities, a mask, one log-softmax over it and the vocabulary's mass, a mask of labels.
-Contexts are of segments of 512 tokens that all see one another (section 4.3), tokens are drawn by Zipf's law. Peak memory is
-that of a process of its own, less what it had before. The adaptive softmax has 20,000 words in its first band.
+The direct formulation is the published one: the matrix of similarities, a mask, one log-softmax over it and the vocabulary's
+mass, a mask of labels. Contexts are from segments of 512 tokens that all see one another (section 4.3), tokens are drawn by
+Zipf's law. Peak memory is measured in a separate process, relative to that before the step. The adaptive softmax has 20,000
+words in its first band.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from trime.types import Contexts, Mass, TokenPosition
 
 SEGMENT, WORDS, CUTOFFS = 512, 50_000, [20_000]
 SIGHTS: dict[str, Visibility] = {"external": External(), "local": Local(), "long": Long()}
-CLAIMED = 12288  # contexts of which the claims speak; more are timed once
-MATRICES = 10  # of n x n numbers that the direct way may take, which holds seven at its peak
+CLAIMED = 12288  # number of contexts to which the claims refer; larger ones are timed once
+MATRICES = 10  # n x n matrices that must fit into memory for the direct formulation, which holds seven at its peak
 
 
-class Contest:
-    """One n and d: contexts, and every way to differentiate the objective with regard to g."""
+class Implementations:
+    """Random contexts of one n and d, and every implementation of the objective's gradient with respect to g."""
 
     def __init__(self, n: int, d: int, device: str):
         torch.manual_seed(0)
@@ -54,12 +55,12 @@ class Contest:
         self.divisor = torch.tensor([math.sqrt(d)], device=device)
 
     def blockwise(self, sight: str = "external") -> Tensor:
-        """The way of this project; the gradient."""
-        found = blockwise_mass(self.contexts, self.contexts, SIGHTS[sight], self.divisor)
-        return self.gradient(-joint(self.vocabulary, [Mass(found.target[0], found.total[0])]))
+        """Return the gradient by this project's implementation."""
+        mass = blockwise_mass(self.contexts, self.contexts, SIGHTS[sight], self.divisor)
+        return self.gradient(-joint(self.vocabulary, [Mass(mass.target[0], mass.total[0])]))
 
     def direct(self, sight: str = "external") -> Tensor:
-        """The published way; the gradient."""
+        """Return the gradient by the published formulation."""
         seen = SIGHTS[sight].sees(self.contexts.place, self.contexts.place)
         score = (self.g @ self.g.T / self.divisor).masked_fill(~seen, -math.inf)
         share = torch.cat([self.vocabulary.target[:, None], self.others[:, None], score], 1).log_softmax(1)
@@ -68,77 +69,80 @@ class Contest:
         return self.gradient(-share.masked_fill(~hit, -math.inf).logsumexp(1))
 
     def gradient(self, loss: Tensor) -> Tensor:
+        """Return the gradient of a loss with respect to g."""
         return torch.autograd.grad(loss.sum(), self.g)[0]
 
     @torch.no_grad()
     def bare(self) -> None:
-        """The three products of the direct way, and nothing else."""
+        """Compute the three matrix products of the direct formulation, and nothing else."""
         score = self.g @ self.g.T
         score @ self.g
         score.T @ self.g
 
 
 class Head:
-    """The vocabulary's part: the adaptive softmax by blocks, and with its logits at once."""
+    """The vocabulary's part: the adaptive softmax blockwise, and with all logits at once."""
 
     def __init__(self, n: int, d: int, device: str):
         torch.manual_seed(0)
         self.head = AdaptiveSoftmax(AdaptiveInput(WORDS, d, CUTOFFS)).to(device)
         self.f = torch.randn(n, d, device=device, requires_grad=True)
-        drawn = np.minimum(np.random.default_rng(0).zipf(1.3, n), WORDS - 1)
-        self.token = torch.from_numpy(drawn).to(device)
+        tokens = np.minimum(np.random.default_rng(0).zipf(1.3, n), WORDS - 1)
+        self.token = torch.from_numpy(tokens).to(device)
 
     def blockwise(self) -> Tensor:
+        """Return the gradient by this project's implementation."""
         mass = self.head.evidence(self.f, self.token)
         return torch.autograd.grad((mass.total - mass.target).sum(), self.f)[0]
 
     def direct(self) -> Tensor:
+        """Return the gradient by way of all logits."""
         loss = -self.head.log_probs(self.f).gather(1, self.token[:, None]).sum()
         return torch.autograd.grad(loss, self.f)[0]
 
 
-KINDS: dict[str, Any] = {"contest": Contest, "head": Head}
+KINDS: dict[str, Any] = {"objective": Implementations, "head": Head}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--n", type=int, nargs="+", default=[4096, 12288, 24576], help="contexts of a batch")
-    parser.add_argument("--d", type=int, nargs="+", default=[512, 1024], help="width")
+    parser.add_argument("--n", type=int, nargs="+", default=[4096, 12288, 24576], help="numbers of contexts in a batch")
+    parser.add_argument("--d", type=int, nargs="+", default=[512, 1024], help="widths of the model")
     parser.add_argument("--rounds", type=int, default=3)
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """Times side by side, memory alone."""
+    """Measure times side by side, and peak memory in separate processes."""
     cells = [(n, d) for d in options.d for n in options.n]
-    rows = [row for n, d in cells for row in of_cell(n, d, options.device, options.rounds)]
+    rows = [row for n, d in cells for row in measure_size(n, d, options.device, options.rounds)]
     n = min(CLAIMED, max(options.n))
-    heads = extra("head", n, min(options.d), options.device, ["blockwise", "direct"])
+    heads = extra_memory("head", n, min(options.d), options.device, ["blockwise", "direct"])
     rows += [{"what": f"adaptive softmax, {way}", "n": n, "d": min(options.d), "extra MB": heads[way]} for way in heads]
     return Measured(rows, claims(rows, n, heads, options.device))
 
 
-def of_cell(n: int, d: int, device: str, rounds: int) -> list[dict[str, Any]]:
-    """Every way at one size."""
-    contest, fits = Contest(n, d, device), MATRICES * 4 * n * n < memory(device)
-    ways: dict[str, Callable[[], Any]] = {"blockwise": contest.blockwise, "three products": contest.bare}
-    ways |= {f"blockwise, {sight}": partial(contest.blockwise, sight) for sight in ("local", "long")}
-    ways |= {"direct": contest.direct} if fits else {}
-    found = alternately(ways, *((rounds, 1) if n <= CLAIMED else (1, 0)))
-    asked = [name for name in ways if name != "three products"]
-    del contest, ways
+def measure_size(n: int, d: int, device: str, rounds: int) -> list[dict[str, Any]]:
+    """Return a row for every implementation at one size."""
+    implementations, fits = Implementations(n, d, device), MATRICES * 4 * n * n < free_memory(device)
+    ways: dict[str, Callable[[], Any]] = {"blockwise": implementations.blockwise, "three products": implementations.bare}
+    ways |= {f"blockwise, {sight}": partial(implementations.blockwise, sight) for sight in ("local", "long")}
+    ways |= {"direct": implementations.direct} if fits else {}
+    results = alternately(ways, *((rounds, 1) if n <= CLAIMED else (1, 0)))
+    names = [name for name in ways if name != "three products"]
+    del implementations, ways
     gc.collect()
-    reset_process_peak()  # gives back what is kept, for the processes that follow
-    peaks, rows = extra("contest", n, d, device, asked), []
-    for name, own in found.items():
-        seconds = own["median_seconds"]
-        row = {"what": name, "n": n, "d": d, "seconds": round(seconds, 3), "least": own["least_seconds"]}
-        others = [other for other in ("direct", "three products") if other in found]
-        row |= {f"over {other}": ratio(own["rounds"], found[other]["rounds"]) for other in others}
+    reset_process_peak()  # returns freed memory to the system, for the processes that follow
+    peaks, rows = extra_memory("objective", n, d, device, names), []
+    for name, result in results.items():
+        seconds = result["median_seconds"]
+        row = {"what": name, "n": n, "d": d, "seconds": round(seconds, 3), "least": result["least_seconds"]}
+        others = [other for other in ("direct", "three products") if other in results]
+        row |= {f"over {other}": ratio(result["rounds"], results[other]["rounds"]) for other in others}
         rows.append(row | ({"extra MB": peaks[name]} if name in peaks else {}))
     return rows
 
 
 def claims(rows: list[dict[str, Any]], n: int, heads: dict[str, float], device: str) -> list[Claim]:
-    """What is said of the figures at n, the worst over d."""
+    """Return the claims for n contexts, for the worst d."""
     ours = {(row["n"], row["d"]): row for row in rows if row["what"] == "blockwise"}
     theirs = {(row["n"], row["d"]): row for row in rows if row["what"] == "direct"}
     at = [key for key in ours if key[0] == n and key in theirs]
@@ -157,43 +161,43 @@ def claims(rows: list[dict[str, Any]], n: int, heads: dict[str, float], device: 
     ]
 
 
-def worst(found: Iterable[float | None]) -> float | None:
-    """The largest of what there is."""
-    return max((one for one in found if one is not None), default=None)
+def worst(values: Iterable[float | None]) -> float | None:
+    """Return the largest value that is not None; None if there is none."""
+    return max((value for value in values if value is not None), default=None)
 
 
-def memory(device: str) -> int:
-    """Bytes of the device that are free."""
+def free_memory(device: str) -> int:
+    """Return the free bytes of a device."""
     if device != "cpu":
         return torch.cuda.mem_get_info()[0]
-    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(told["MemAvailable"].split()[0]) * 1024
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def extra(kind: str, n: int, d: int, device: str, ways: list[str]) -> dict[str, float]:
-    """MB that each way takes at its peak beyond what was there, in a process that does nothing else."""
-    asked = f"from benchmarks.objective import peaks; print(peaks{(kind, n, d, device, ways)})"
-    given_back = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # by glibc, as soon as it is freed
-    command, environment = [sys.executable, "-c", asked], os.environ | given_back
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    return dict(zip(ways, json.loads(run.stdout.splitlines()[-1]), strict=True))
+def extra_memory(kind: str, n: int, d: int, device: str, ways: list[str]) -> dict[str, float]:
+    """Return the MB that each implementation takes at its peak in a process of its own, beyond those before."""
+    script = f"from benchmarks.objective import peaks; print(peaks{(kind, n, d, device, ways)})"
+    early_return = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # glibc returns memory to the system as soon as it is freed
+    command, environment = [sys.executable, "-c", script], os.environ | early_return
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return dict(zip(ways, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 def peaks(kind: str, n: int, d: int, device: str, ways: list[str]) -> list[float]:
-    """MB at the peak less those before, once libraries have taken their working memory; what is freed is given back."""
+    """Return the peak MB of each implementation beyond those before, after a small warm-up for the libraries' own memory."""
     select_matmul()
-    small, contest, found = KINDS[kind](1024, d, device), KINDS[kind](n, d, device), []
+    small, large, extra = KINDS[kind](1024, d, device), KINDS[kind](n, d, device), []
     for way in ways:
         name, *sight = way.split(", ")
         getattr(small, name)(*sight)
         if device != "cpu":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            getattr(contest, name)(*sight)
-            found.append((torch.cuda.max_memory_allocated() - before) / 2**20)
+            getattr(large, name)(*sight)
+            extra.append((torch.cuda.max_memory_allocated() - before) / 2**20)
             continue
         reset_process_peak()
         before = process_peak()
-        getattr(contest, name)(*sight)
-        found.append((process_peak() - before) / 2**20)
-    return [round(own, 1) for own in found]
+        getattr(large, name)(*sight)
+        extra.append((process_peak() - before) / 2**20)
+    return [round(megabytes, 1) for megabytes in extra]

@@ -1,7 +1,7 @@
-"""How soon the command line answers, and where the time of preparing a text and of evaluating goes.
+"""Response time of the command line, and profiles of preparing a text and of evaluating.
 
-A text of drawn words is prepared; then TRIME with all its memories, hardly trained, is encoded, tuned and evaluated. For both
-the three functions are named that take most time themselves, with their shares.
+A text of sampled words is prepared; then TRIME with all its memories, barely trained, is encoded, tuned and evaluated. The
+three functions with the largest own time in each are named, with their shares.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measure import ROOT, Claim, Measured, alternately, composed
-from benchmarks.packing import drawn
+from benchmarks.measure import ROOT, Claim, Measured, alternately
+from benchmarks.packing import sample_words
+from trime.pipeline.compose import compose_config
 from trime.run.runner import run
 
 COMMANDS = {
@@ -27,80 +28,80 @@ COMMANDS = {
     "an unknown key": ["train.updats=3"],
     "an unknown experiment": ["experiment=trime_extern"],
 }
-SOON = 1.5  # seconds
-MANY = 100_000_000  # tokens, of WikiText-103
+BOUND = 1.5  # seconds
+WIKITEXT103 = 100_000_000  # tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=int, default=3_000_000, help="that are prepared")
+    parser.add_argument("--tokens", type=int, default=3_000_000, help="tokens that are prepared")
     parser.add_argument("--scored", type=int, default=20_000, help="tokens of valid and of test that are evaluated")
-    parser.add_argument("--keys", type=int, default=200_000, help="of the external memory")
+    parser.add_argument("--keys", type=int, default=200_000, help="entries of the external memory")
     parser.add_argument("--rounds", type=int, default=5)
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """Commands in turn; then the two profiles."""
-    commands = {name: partial(answered, words) for name, words in COMMANDS.items()}
-    found = alternately(commands, options.rounds, warmup=1)
-    rows: list[dict[str, Any]] = [{"what": name, "seconds": own["median_seconds"]} for name, own in found.items()]
-    with TemporaryDirectory() as place:
-        rows += profiles(Path(place), options)
+    """Measure the commands in turns, then the two profiles."""
+    commands = {name: partial(run_command, words) for name, words in COMMANDS.items()}
+    results = alternately(commands, options.rounds, warmup=1)
+    rows: list[dict[str, Any]] = [{"what": name, "seconds": result["median_seconds"]} for name, result in results.items()]
+    with TemporaryDirectory() as folder:
+        rows += profiles(Path(folder), options)
     return Measured(
-        rows, [Claim(f"seconds until {name} is answered", own["median_seconds"], SOON) for name, own in found.items()]
+        rows, [Claim(f"seconds until {name} is answered", result["median_seconds"], BOUND) for name, result in results.items()]
     )
 
 
-def answered(words: list[str]) -> None:
-    """One command, in a process of its own."""
+def run_command(words: list[str]) -> None:
+    """Run the command line once, in a new process."""
     subprocess.run([sys.executable, "cli.py", *words], cwd=ROOT, capture_output=True, check=False)
 
 
-def profiles(place: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Preparing, and evaluating."""
-    text = place / "text"
+def profiles(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for the profile of preparing a text, and one for evaluating."""
+    text = folder / "text"
     for split, share in (("train", 1.0), ("valid", 0.1), ("test", 0.1)):
         (text / split).mkdir(parents=True)
-        words = drawn(int(options.tokens * share), 100).reshape(-1, 100)
+        words = sample_words(int(options.tokens * share), 100).reshape(-1, 100)
         for number, part in enumerate(range(0, len(words), 500)):
             lines = "\n".join(" ".join(f"w{word}" for word in line) for line in words[part : part + 500])
             (text / split / f"{number:05d}.txt").write_text(lines)
-    given = [
+    overrides = [
         *("experiment=trime_ext", "size=small", "train.updates=1", "logger=none", "dataset=folder"),
-        *(f"dataset.path={text}", f"paths.data={place}/data", f"paths.outputs={place}/outputs"),
+        *(f"dataset.path={text}", f"paths.data={folder}/data", f"paths.outputs={folder}/outputs"),
         *(f"evaluate.tokens={options.scored}", f"datastore.tokens={options.keys}", "trainer.enable_progress_bar=false"),
         f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}",
     ]
 
     def stages(names: str) -> Callable[[], Any]:
-        config = composed([*given, f"stages=[{names}]"])
+        config = compose_config(*overrides, f"stages=[{names}]")
         return lambda: run(config)
 
-    prepared, costs = profiled(stages("prepare"))
+    prepared, costs = profile_call(stages("prepare"))
     rows = [row(f"prepare {options.tokens:,} tokens", prepared, costs)]
-    rows[0]["seconds at 100M tokens"] = round(prepared * MANY / options.tokens / 1.2)
+    rows[0]["seconds at 100M tokens"] = round(prepared * WIKITEXT103 / options.tokens / 1.2)
     stages("pack,fit")()
-    rows.append(
-        row(f"evaluate {options.scored:,} tokens, {options.keys:,} keys", *profiled(stages("encode,datastore,tune,evaluate")))
-    )
+    evaluated, costs = profile_call(stages("encode,datastore,tune,evaluate"))
+    rows.append(row(f"evaluate {options.scored:,} tokens, {options.keys:,} keys", evaluated, costs))
     return rows
 
 
 def row(what: str, seconds: float, costs: list[str]) -> dict[str, Any]:
+    """Return a row of the results."""
     return {"what": what, "seconds": round(seconds, 2), "largest costs": "; ".join(costs)}
 
 
-def profiled(work: Callable[[], Any]) -> tuple[float, list[str]]:
-    """Seconds, and the three functions that take most themselves."""
+def profile_call(work: Callable[[], Any]) -> tuple[float, list[str]]:
+    """Return the seconds of a call, and the three functions with the largest own time, with their shares of it."""
     profile, start = cProfile.Profile(), time.perf_counter()
     profile.runcall(work)
     seconds = time.perf_counter() - start
     table = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     largest = sorted(table.items(), key=lambda item: -item[1][2])[:3]
-    total = sum(own[2] for own in table.values())
-    return seconds, [f"{named(*function)} {own[2] / total:.0%}" for function, own in largest]
+    total = sum(times[2] for times in table.values())
+    return seconds, [f"{function_name(*function)} {times[2] / total:.0%}" for function, times in largest]
 
 
-def named(file: str, line: int, function: str) -> str:
-    """A function as a reader finds it."""
-    place = Path(file)
-    return f"{place.relative_to(ROOT)}:{function}" if place.is_relative_to(ROOT) else function
+def function_name(file: str, line: int, function: str) -> str:
+    """Return a function's name, after its file if that is one of the project."""
+    path = Path(file)
+    return f"{path.relative_to(ROOT)}:{function}" if path.is_relative_to(ROOT) else function

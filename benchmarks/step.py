@@ -1,8 +1,8 @@
-"""TRIME's training step beside the plain language model's, at the shape of the WikiText-103 model of 247M parameters.
+"""TRIME's training step beside that of the plain language model, at the shape of the WikiText-103 model of 247M parameters.
 
-A step is 16 times one layer, and the head; TRIME's has the objective besides. Each part is measured by itself, forward and
-backward, with the dropout it has in training. Rows of 3,072 tokens go through the layer one by one, so a batch is as many
-times one row. What both steps share beside that (embedding, optimizer) is left out, which makes the ratio larger.
+A step is 16 times one layer, plus the head; TRIME's step adds its objective. Each part is measured by itself, forward and
+backward, with the dropout of training. Rows of 3,072 tokens go through the layer one by one, so a batch costs as many times one
+row. The embedding and the optimizer, which both steps share, are left out, which makes the ratio larger.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from benchmarks.measure import Claim, Measured, alternately, composed, ratio
-from benchmarks.objective import Contest
+from benchmarks.measure import Claim, Measured, alternately, ratio
+from benchmarks.objective import Implementations
 from trime.models.network import build_network
+from trime.pipeline.compose import compose_config
 
 WORDS = 267_744  # WikiText-103's vocabulary
 SIGHTS = {"trime": "local", "trime_long": "long", "trime_ext": "external"}
@@ -24,7 +25,7 @@ BOUND = 1.1
 
 
 class Step:
-    """The parts of a plain step; each returns when its gradients are there."""
+    """The parts of a plain step, each with forward and backward pass."""
 
     def __init__(self, model: DictConfig, tokens: int, device: str):
         torch.manual_seed(0)
@@ -38,40 +39,40 @@ class Step:
         self.token = torch.multinomial(frequency, tokens, replacement=True)
 
     def layer(self) -> None:
-        """One layer over one row."""
+        """Run one layer over one row."""
         self.layer_(self.row, None)[0].sum().backward()  # type: ignore[operator]
 
     def head(self) -> None:
-        """The vocabulary's loss."""
+        """Compute the loss over the vocabulary."""
         mass = self.network.vocabulary_mass(self.f, self.token)
         (mass.total - mass.target).sum().backward()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="wt103_247m", help="a file of conf/model")
-    parser.add_argument("--tokens", type=int, default=24576, help="of a batch")
+    parser.add_argument("--tokens", type=int, default=24576, help="tokens of a batch")
     parser.add_argument("--rounds", type=int, default=3)
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """Every part in turn, and what a step comes to."""
-    model = composed(["experiment=trime", f"model={options.model}", "head=adaptive"]).model
+    """Measure every part in turns, and sum up the steps."""
+    model = compose_config("experiment=trime", f"model={options.model}", "head=adaptive").model
     layers, model.backbone.layers = model.backbone.layers, 1
-    step, objective = Step(model, options.tokens, options.device), Contest(options.tokens, model.width, options.device)
-    ways: dict[str, Any] = {"layer": step.layer, "head": step.head}
-    ways |= {name: partial(objective.blockwise, sight) for name, sight in SIGHTS.items()}
-    found = alternately(ways, options.rounds, warmup=1)
+    step, objective = Step(model, options.tokens, options.device), Implementations(options.tokens, model.width, options.device)
+    parts: dict[str, Any] = {"layer": step.layer, "head": step.head}
+    parts |= {name: partial(objective.blockwise, sight) for name, sight in SIGHTS.items()}
+    results = alternately(parts, options.rounds, warmup=1)
     times = layers * step.rows
-    plain = [times * layer + head for layer, head in zip(found["layer"]["rounds"], found["head"]["rounds"], strict=True)]
+    plain = [times * layer + head for layer, head in zip(results["layer"]["rounds"], results["head"]["rounds"], strict=True)]
     rows = [
         {"what": f"{name}, one row" if name == "layer" else f"{name}, objective" if name in SIGHTS else name}
-        | {"seconds": round(own["median_seconds"], 3), "peak_memory_mb": own["peak_memory_mb"]}
-        for name, own in found.items()
+        | {"seconds": round(result["median_seconds"], 3), "peak_memory_mb": result["peak_memory_mb"]}
+        for name, result in results.items()
     ]
     rows.append({"what": f"plain step, {options.tokens:,} tokens", "seconds": round(sorted(plain)[len(plain) // 2], 2)})
     over = {}
     for sight in SIGHTS:
-        whole = [base + more for base, more in zip(plain, found[sight]["rounds"], strict=True)]
-        over[sight] = ratio(whole, plain)
-        rows.append({"what": f"{sight} step", "seconds": round(sorted(whole)[len(whole) // 2], 2), "over plain": over[sight]})
+        steps = [base + objective_seconds for base, objective_seconds in zip(plain, results[sight]["rounds"], strict=True)]
+        over[sight] = ratio(steps, plain)
+        rows.append({"what": f"{sight} step", "seconds": round(sorted(steps)[len(steps) // 2], 2), "over plain": over[sight]})
     return Measured(rows, [Claim(f"step of {sight} over the plain one's", value, BOUND) for sight, value in over.items()])

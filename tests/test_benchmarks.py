@@ -106,8 +106,8 @@ def test_objective(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("sight", objective.SIGHTS)
 def test_the_direct_formulation_is_the_objective(sight: str) -> None:
-    contest = objective.Contest(1200, 16, "cpu")
-    torch.testing.assert_close(contest.blockwise(sight), contest.direct(sight), rtol=1e-3, atol=1e-5)
+    ways = objective.Implementations(1200, 16, "cpu")
+    torch.testing.assert_close(ways.blockwise(sight), ways.direct(sight), rtol=1e-3, atol=1e-5)
 
 
 def test_the_heads_are_the_same() -> None:

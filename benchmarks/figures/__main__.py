@@ -1,4 +1,4 @@
-"""``make check-figures``: check all figures of README.md and of the pages of results against their JSON."""
+"""``make check-figures``: check every number printed in README.md and the documentation against its JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from benchmarks.measure import ROOT
 
 
 def main() -> int:
-    """Print what is wrong; 1 where anything is."""
+    """Print all faults; return the exit status, 1 if there are any."""
     faults = check(ROOT)
     for fault in faults:
         print(fault)
-    print(f"{len(faults)} figures are not what their sources say" if faults else "all figures are what their sources say")
+    print(f"{len(faults)} figures do not match their sources" if faults else "all figures match their sources")
     return 1 if faults else 0
 
 

@@ -10,19 +10,19 @@ from benchmarks.figures.numbers import is_rounded, rounded
 
 
 def compare(printed: tuple[str, ...], expression: str, names: dict[str, Any]) -> Iterator[str]:
-    """Compare printed numbers with those that an expression gives; without numbers it must be true."""
+    """Yield the differences between printed numbers and an expression's; an expression without numbers must be true."""
     try:
         value = evaluate(expression, names)
         if printed:
             yield from (f"{fault}: {expression}" for fault in differing(printed, flat(value)))
         elif value is not True:
-            yield f"says what is not so: {expression}"
+            yield f"is not true: {expression}"
     except NoValueError as error:
         yield str(error)
 
 
 def differing(printed: tuple[str, ...], values: list[float]) -> Iterator[str]:
-    """Return what is wrong with each printed number that is not its value, rounded."""
+    """Yield a fault for each printed number that is not its value, rounded."""
     if len(values) != len(printed):
         yield f"prints {', '.join(printed)}, where the source has {len(values)} figures"
         return
@@ -32,9 +32,9 @@ def differing(printed: tuple[str, ...], values: list[float]) -> Iterator[str]:
 
 
 def flat(value: Any) -> list[float]:
-    """Return the numbers of a value; a difference is followed by its interval. NoValueError where it is no number."""
+    """Return the numbers of a value, of a difference also its interval; NoValueError if it is not a number."""
     if isinstance(value, (tuple, list)):
         return [number for part in value for number in flat(part)]
     if not isinstance(value, (int, float)):
-        raise NoValueError(f"{value!r} is no number")
+        raise NoValueError(f"{value!r} is not a number")
     return [float(value)]

@@ -1,4 +1,4 @@
-"""Evaluate the expressions of notes: arithmetic, literals, names and calls of given functions, and nothing else of Python."""
+"""Evaluate the expressions of notes: arithmetic, literals, names and calls of some functions, and nothing else of Python."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ERRORS = (LookupError, SyntaxError, ValueError, TypeError, AttributeError, OSErr
 
 
 class NoValueError(Exception):
-    """An expression has no value; the message says why."""
+    """The error of an expression that has no value."""
 
 
 def evaluate(expression: str, names: dict[str, Any]) -> Any:
-    """Return an expression's value; NoValueError where it has none."""
+    """Return an expression's value; NoValueError if it has none."""
     try:
         return value_of(ast.parse(expression, mode="eval").body, names)
     except ERRORS as error:
@@ -52,4 +52,4 @@ def value_of(node: ast.AST, names: dict[str, Any]) -> Any:
         case ast.Call(func=ast.Name(id=name)) if name in names:
             keywords = [{part.arg: value(part.value)} if part.arg else value(part.value) for part in node.keywords]
             return names[name](*map(value, node.args), **{key: item for part in keywords for key, item in part.items()})
-    raise ValueError(f"{ast.unparse(node)} is not known here")
+    raise ValueError(f"{ast.unparse(node)} is not allowed here")

@@ -1,4 +1,4 @@
-"""What was not measured but set or published: constants of benchmarks, settings, and the papers' figures of conf/."""
+"""The functions of expressions in notes that read settings, constants of benchmarks, and published results of conf/."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from benchmarks.figures.kept import Kept
+from benchmarks.figures.kept import SourceFiles
 from trime.config.schema import Settings
 
 
-class Given:
-    """The functions of expressions that name no results."""
+class GivenValues:
+    """Values that were set or published, not measured."""
 
-    def __init__(self, kept: Kept):
-        self.kept = kept
+    def __init__(self, files: SourceFiles):
+        self.files = files
 
     def functions(self) -> tuple[Callable[..., Any], ...]:
+        """Return the functions."""
         return self.published, self.expected, self.setting, self.default, self.constant
 
     def published(self, title: str, name: str, split: str = "test") -> float:
-        """Return the papers' figure of a run; the set's title may be its beginning."""
-        figures = [rows[name] for whole, rows in self.kept.published().items() if whole.startswith(title) and name in rows]
+        """Return the published result of a run; ``title`` is that of the set or its beginning."""
+        figures = [rows[name] for whole, rows in self.files.published().items() if whole.startswith(title) and name in rows]
         if len(figures) != 1:
-            raise LookupError(f"{len(figures)} sets of published figures are named {title} and have {name}")
+            raise LookupError(f"{len(figures)} sets of published results begin with {title} and have {name}")
         return figures[0][0 if split == "dev" else -1]
 
     def expected(self, experiment: str, column: str = "test") -> float:
-        """Return the papers' figure that an experiment of conf/experiment/reproduce answers for."""
+        """Return the published result that an experiment of conf/experiment/reproduce reproduces."""
         rows = self.setting(f"experiment/reproduce/{experiment}.yaml", "expected")
         (value,) = [row["value"] for row in rows if row["column"] == column]
         return float(value)
 
     def setting(self, file: str, *keys: str | int) -> Any:
-        """Return what stands under some keys of a file of conf/."""
-        part = self.kept.yaml(self.kept.conf / file)
+        """Return the value under some keys of a file of conf/."""
+        part = self.files.yaml(self.files.conf / file)
         for key in keys:
             part = part[key]
         return part
@@ -46,13 +47,13 @@ class Given:
         return OmegaConf.select(OmegaConf.structured(Settings), key)
 
     def constant(self, benchmark: str, name: str) -> Any:
-        """Return a constant of a benchmark's code, which is not run."""
-        source = (self.kept.root / "benchmarks" / f"{benchmark}.py").read_text(encoding="utf-8")
+        """Return a constant of a benchmark's module, without importing it."""
+        source = (self.files.root / "benchmarks" / f"{benchmark}.py").read_text(encoding="utf-8")
         return ast.literal_eval(dict(assignments(ast.parse(source)))[name])
 
 
 def assignments(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Return the names that a module assigns to, alone or several at once, each with its expression."""
+    """Yield the names that a module assigns, each with its expression."""
     for node in module.body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):

@@ -1,4 +1,4 @@
-"""The files of a repository that figures come from, each read once, and comparisons of runs, each drawn once."""
+"""The files of a repository from which figures come, and comparisons of runs; each is read or computed once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trime.report.groups import Group, fitted_part, group_runs, has_paper_and_fi
 VERDICTS = ("agrees", "no difference shown", "disagrees")
 
 
-class Kept:
-    """Kept results and the configuration below ``root``, as they are when they are first asked for."""
+class SourceFiles:
+    """SourceFiles results and configuration files below ``root``, read when they are first used."""
 
     def __init__(self, root: Path):
         self.root, self.results, self.conf = root, root / "benchmarks" / "results", root / "conf"
@@ -27,7 +27,7 @@ class Kept:
         self.difference, self.verdicts, self.published = cache(self._difference), cache(self._verdicts), cache(self._published)
 
     def run(self, path: Path, mixture: str = "") -> Any:
-        """Return a run as the papers have it, or as its fitted mixture makes it where that is named."""
+        """Return a run with the papers' rows, or that of a fitted mixture if one is named."""
         run = self.json(path)
         if not mixture:
             return paper_part(run) if "questions" not in run and has_paper_and_fitted_rows(run) else run
@@ -36,7 +36,7 @@ class Kept:
         return fitted_part(run)
 
     def _difference(self, one: tuple[Path, ...], other: tuple[Path, ...], kind: str, mixtures: tuple[str, str]) -> Difference:
-        """Compare two groups of runs by perplexity (or bits), or by BLEU; LookupError where no statistics of BLEU are kept."""
+        """Compare two groups of runs by perplexity (or bits), or by BLEU; LookupError without statistics of BLEU."""
         compare = differences.bleu_difference if kind == "BLEU" else differences.difference
         pairs = zip((one, other), mixtures, strict=True)
         result = compare(*(Group([self.run(path, mixture) for path in paths]) for paths, mixture in pairs))
@@ -45,21 +45,23 @@ class Kept:
         return result
 
     def _verdicts(self, folder: Path, title: str) -> tuple[int, ...]:
-        """Count the pairs of a folder's runs that published sets, whose titles begin so, have; then those of each verdict."""
+        """Count the pairs of a folder's runs in published sets whose titles begin with ``title``; all, and by verdict."""
         groups = group_runs(split_by_mixture([self.json(path) for path in sorted(folder.glob("*.json"))]))
         sets = {name: figures for name, figures in self.published().items() if name.startswith(title)}
         verdicts = Counter(line[-1] for line in order_table(groups, sets)[1])
         return verdicts.total(), *(verdicts[verdict] for verdict in VERDICTS)
 
     def _published(self) -> PublishedResults:
-        """Return every set of the papers' figures in the configuration: dev and test, or one figure, by the run's name."""
+        """Return every set of published results in the configuration: dev and test, or test alone, by the run's name."""
         sets = [self.yaml(file) for file in sorted(self.conf.glob("published/*.yaml"))]
         return {title: figures for part in sets for title, figures in part.items()}
 
 
 def read_json(path: Path) -> Any:
+    """Return the content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file."""
     return yaml.safe_load(path.read_text(encoding="utf-8"))

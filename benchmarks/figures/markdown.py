@@ -25,7 +25,7 @@ LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)\s]+\)")
 
 
 class Note(NamedTuple):
-    """A comment about figures: the folder it names, its expressions by the words they stand for, or its excuse."""
+    """A comment about figures: the folder it names and its expressions by the words they explain, or its excuse."""
 
     line: int
     base: str
@@ -34,19 +34,19 @@ class Note(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Of a table: its text, and where in the block that begins."""
+    """A cell of a table: its text, and the offset of that in the block."""
 
     text: str
     start: int
 
     @property
     def plain(self) -> str:
-        """The text as a note names it, without code's marks."""
+        """Return the text without backticks, as notes quote it."""
         return self.text.strip().replace("`", "")
 
 
 class Block(NamedTuple):
-    """Lines of a page that belong together, without markup; ``line`` is the number of the first one, from 1."""
+    """A paragraph, table or other block without markup; ``line`` is the number of its first line, from 1."""
 
     line: int
     text: str
@@ -54,27 +54,28 @@ class Block(NamedTuple):
 
     @property
     def is_table(self) -> bool:
+        """Return True if the block is a table."""
         return self.text.startswith("|")
 
     def line_at(self, place: int) -> int:
-        """Return the page's line of a place in the text."""
+        """Return the line number in the page of an offset in the text."""
         return self.line + self.text.count("\n", 0, place)
 
     def table(self) -> list[list[Cell]]:
-        """Return the cells of a table's lines, first those of its header."""
+        """Return the cells of a table, line by line, the header first."""
         lines = list(re.finditer(r"^\|(.*)\|\s*$", self.text, re.MULTILINE))
         header, _, *rest = [[Cell(cell[0], line.start(1) + cell.start()) for cell in CELL.finditer(line[1])] for line in lines]
         return [header, *rest]
 
     def titles(self) -> list[str]:
-        """Name a table's columns: one without a title by its number, one whose title stood before with a count."""
+        """Return the names of a table's columns: empty titles by number, repeated titles with a count."""
         named = [cell.plain or f"column {number}" for number, cell in enumerate(self.table()[0], 1)]
         counts = [named[: i + 1].count(title) for i, title in enumerate(named)]
         return [f"{title} {count}" if count > 1 else title for title, count in zip(named, counts, strict=True)]
 
 
 def blocks(page: str) -> list[Block]:
-    """Return all blocks of a page but fences with a language, which hold commands."""
+    """Return all blocks of a page except fences with a language, which hold commands."""
     lines, parts, note = page.splitlines(), list[Block](), None
     start = 0
     while start < len(lines):
@@ -111,7 +112,7 @@ def without_markup(text: str) -> str:
 
 
 def note_of(comment: str, line: int) -> Note | None:
-    """Read a comment; None where it is not about figures."""
+    """Read a comment; None if it is not about figures."""
     content = comment.removeprefix("<!--").removesuffix("-->").strip()
     if content.startswith(UNMEASURED):
         return Note(line, "", {}, content.removeprefix(UNMEASURED).strip())

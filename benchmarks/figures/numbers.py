@@ -1,4 +1,4 @@
-"""Find the numbers printed in a text, and compare one with the value that it stands for."""
+"""Find the numbers printed in a text, and compare a printed number with a value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def quotation(words: str) -> re.Pattern[str]:
 
 
 def parsed(printed: str) -> tuple[float, float]:
-    """Return a printed number's value and the value of one of its last digit."""
+    """Return a printed number's value, and the unit of its last digit."""
     if printed.lower() in WORDS:
         return WORDS.index(printed.lower()), 1.0
     scale = SCALE.get(printed[-1], 1.0)
@@ -44,13 +44,13 @@ def parsed(printed: str) -> tuple[float, float]:
 
 
 def is_rounded(printed: str, value: float) -> bool:
-    """Return whether a value is what is printed, at the printed precision."""
+    """Return True if a value, rounded to the printed precision, is the printed number."""
     number, unit = parsed(printed)
     return abs(value - number) <= unit / 2 * (1 + 1e-6) + 1e-12
 
 
 def rounded(printed: str, value: float) -> str:
-    """Return a value in the form in which another one is printed."""
+    """Return a value in the format of a printed number."""
     scale = SCALE.get(printed[-1], 1.0)
     decimals = len(printed.rstrip("kM").partition(".")[2])
     sign = "+" if printed.startswith("+") else ""

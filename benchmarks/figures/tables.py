@@ -16,7 +16,7 @@ NOT_SHOWN = re.compile(r"no\s+difference\s+shown")
 
 
 def check_cells(block: Block, covered: set[int], names: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """Check all cells with figures that stand at no ``covered`` place; where a fault stands in the block, and what it is.
+    """Yield offset and message for each fault in a table's cells; figures at ``covered`` offsets were checked already.
 
     In an expression ``label`` is the line's first cell, or where that is empty the one above, ``cell("TITLE")`` the text of
     another cell, and ``row`` the value of the note's ``rows`` for this line, or the label where it has none.
@@ -26,7 +26,7 @@ def check_cells(block: Block, covered: set[int], names: dict[str, Any]) -> Itera
     columns, (header, *lines) = block.titles(), block.table()
     for cell in header:
         if places(cell) - covered:
-            yield cell.start, f"prints {cell.plain}, of which the note says nothing"
+            yield cell.start, f"prints {cell.plain}, which the note does not mention"
     for line in lines:
         label = line[0].plain or label
         texts = {title: cell.plain for title, cell in zip(columns, line, strict=False)}
@@ -38,15 +38,15 @@ def check_cells(block: Block, covered: set[int], names: dict[str, Any]) -> Itera
 
 
 def places(cell: Cell) -> set[int]:
-    """Return where in the block a cell's figures begin."""
+    """Return the offsets in the block at which a cell's figures begin."""
     return {cell.start + number.start() for number in numbers(cell.text)}
 
 
 def check_cell(cell: Cell, expression: str | None, rows: str | None, names: dict[str, Any]) -> Iterator[str]:
-    """Compare a cell's numbers, and whether it says of a difference that none is shown."""
+    """Yield the faults of a cell's numbers, and of whether it says that no difference is shown."""
     printed = tuple(number[0] for number in numbers(cell.text))
     if expression is None:
-        yield f"prints {', '.join(printed)}, of which the note says nothing"
+        yield f"prints {', '.join(printed)}, which the note does not mention"
     elif not expression.startswith(UNMEASURED):
         says_none = bool(NOT_SHOWN.search(cell.text))
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.figures.check import check, check_block, pages
 from benchmarks.figures.expression import NoValueError, evaluate
-from benchmarks.figures.kept import Kept
+from benchmarks.figures.kept import SourceFiles
 from benchmarks.figures.markdown import Block, blocks
 from benchmarks.figures.numbers import is_rounded, numbers
 from benchmarks.figures.sources import Sources
@@ -102,16 +102,16 @@ def test_a_page_that_agrees_has_no_faults(planted: Callable[..., list[str]]) -> 
         ("] no difference shown", "]", 20, "column over vanilla: does not say no difference shown, expected +0.00"),
         ("of 300 updates", "of 301 updates", 7, "prints 301, expected 300"),
         ("and one pairs", "and two pairs", 7, "prints two, expected 1"),
-        ("took 5 minutes, a", "took 6 minutes, a", 7, "has 0 times what its note quotes: `make run` took 5 minutes"),
-        ("(Table 2,", "(3.5 more, Table 2,", 8, "prints 3.5, of which the note says nothing"),
+        ("took 5 minutes, a", "took 6 minutes, a", 7, "contains 0 times what its note quotes: `make run` took 5 minutes"),
+        ("(Table 2,", "(3.5 more, Table 2,", 8, "prints 3.5, which the note does not mention"),
         ("1.3 s, 2,048 MB", "1.3 s, 2,049 MB", 28, "column faster: prints 2,049, expected 2,048"),
         ("1.3 s, 2,048 MB", "1.3 s", 28, "column faster: prints 1.3, where the source has 2 figures"),
         ("of 10k |", "of 11k |", 29, "prints 11k, expected 10k"),
-        ("<!-- not measured here: the sizes of the set-up -->\n", "", 31, "prints 24 without a note of its source"),
-        ("paper, 7M := ", "no column := ", 18, "column paper, 7M: prints 83.66, of which the note says nothing"),
+        ("<!-- not measured here: the sizes of the set-up -->\n", "", 31, "prints 24 without a note that names its source"),
+        ("paper, 7M := ", "no column := ", 18, "column paper, 7M: prints 83.66, which the note does not mention"),
         ("dev := dev(row)", "dev := dev(row", 18, "column dev: SyntaxError of dev(row"),
         ("dev := dev(row)", 'dev := dev("gone")', 18, 'LookupError of dev("gone"): there is no gone in benchmarks'),
-        ("Two cores and 24 GiB.", "", 31, "a note about figures stands before nothing"),
+        ("Two cores and 24 GiB.", "", 31, "a note about figures has no block after it"),
     ],
 )
 def test_planted_errors_are_told(planted: Callable[..., list[str]], old: str, new: str, line: int, fault: str) -> None:
@@ -120,7 +120,7 @@ def test_planted_errors_are_told(planted: Callable[..., list[str]], old: str, ne
 
 
 def test_a_page_that_quotes_twice_what_it_says_once_is_told(planted: Callable[..., list[str]]) -> None:
-    assert "has 2 times" in planted("README.md", "took 5 minutes, a", "took 5 minutes, `make run` took 5 minutes, a")[0]
+    assert "contains 2 times" in planted("README.md", "took 5 minutes, a", "took 5 minutes, `make run` took 5 minutes, a")[0]
 
 
 def test_a_changed_result_is_told(planted: Callable[..., list[str]]) -> None:
@@ -170,10 +170,10 @@ def test_kept_results_name_the_code_or_the_commit_that_recorded_them() -> None:
 @pytest.mark.parametrize("page", pages(ROOT), ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_figure_of_the_pages_may_change(page: Path) -> None:
     """Whichever figure is changed in its last digit, it is told."""
-    kept, changed = Kept(ROOT), 0
+    files, changed = SourceFiles(ROOT), 0
     for block in blocks(page.read_text()):
         if block.note and not block.note.excuse:
-            names = Sources(kept, block.note.base).functions()
+            names = Sources(files, block.note.base).functions()
             for place, other in mutations(block):
                 assert list(check_block(other, names)), f"{page.name}:{block.line_at(place)}: {other.text[place : place + 9]}"
                 changed += 1
