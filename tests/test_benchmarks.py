@@ -1,4 +1,4 @@
-"""Every benchmark runs; what it measures is asserted nowhere, but that what it compares is the same."""
+"""Every benchmark runs, and its contestants compute the same; measured values are not asserted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEW = [
 
 @pytest.fixture()
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A benchmark by its command line; what it writes."""
+    """Return a function that runs a benchmark by its command line and returns what it writes."""
 
     def run(name: str, *words: str) -> dict[str, Any]:
         file = tmp_path / f"{name}.json"
@@ -47,13 +47,13 @@ def test_a_claim_holds_up_to_its_bound() -> None:
     assert Claim("nothing finds enough", math.inf, 5.0).holds is False
 
 
-def test_who_begins_and_who_follows_changes() -> None:
-    told: list[str] = []
+def test_the_order_of_contestants_changes() -> None:
+    order: list[str] = []
     names = ("a", "b", "c", "d")
-    alternately({name: partial(told.append, name) for name in names}, 8, warmup=0)
-    rounds = [told[start : start + 4] for start in range(0, 32, 4)]
+    alternately({name: partial(order.append, name) for name in names}, 8, warmup=0)
+    rounds = [order[start : start + 4] for start in range(0, 32, 4)]
     assert all(sorted(own) == list(names) for own in rounds)
-    assert len({own[own.index("b") - 1] for own in rounds if own[0] != "b"}) == 3, "each comes after every other one"
+    assert len({own[own.index("b") - 1] for own in rounds if own[0] != "b"}) == 3, "each follows every other one"
 
 
 def test_kinds_of_search_have_entries_for_their_cells() -> None:
@@ -67,9 +67,9 @@ def test_memorizing(bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         monkeypatch.setattr(memorizing, name, value)
     found = bench("memorizing", "--sizes", "256", "128", "--rounds", "1")
     rows = found["rows"]
-    told = [(row["step"], row["memory"], row["search"]) for row in rows]
+    steps = [(row["step"], row["memory"], row["search"]) for row in rows]
     kinds = ((128, "exact"), (256, "approximate"), (256, "faiss"))
-    assert told == [(step, *own) for step in ("evaluation", "training") for own in kinds]
+    assert steps == [(step, *own) for step in ("evaluation", "training") for own in kinds]
     assert all(row["recall"] == 1 if row["search"] == "exact" else 0 < row["recall"] <= 1 for row in rows)
     assert "| training" in capsys.readouterr().out
     assert len(found["claims"]) == 4 and sum("with 256 entries" in claim["claim"] for claim in found["claims"]) == 2
@@ -92,7 +92,7 @@ def test_attendre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_objective(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    """Claims about a device that is not there read not run."""
+    """Claims about a device that is missing are marked as not run."""
     found = bench("objective", "--n", "512", "1024", "--d", "16", "--rounds", "1", "--device", "cpu")
     assert {(row["what"], row["n"]) for row in found["rows"] if "seconds" in row} == {
         (way, n)
@@ -126,7 +126,7 @@ def test_packing(bench: Bench) -> None:
     assert len(found["claims"]) == 5
 
 
-def test_packings_contestants_find_the_same() -> None:
+def test_contestants_of_packing_agree() -> None:
     segments = packing.segments_of(None, 400, 60)
     fast, other = packing.Fast(), packing.Bm25s()
     for backend in (fast, other):

@@ -184,7 +184,7 @@ def off_by_one(self: Local, query: TokenPosition, memory: TokenPosition) -> torc
 def late_write(self: FifoTokenMemory, seen: object, overlap: int = 0) -> None:
     """A long memory that leaves out the newest entry of each window."""
     newest = seen.take(slice(None, -1))  # type: ignore[attr-defined]
-    joined = newest if self.seen is None else type(newest).joined([self.seen, newest])
+    joined = newest if self.seen is None else type(newest).concat([self.seen, newest])
     self.seen = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - overlap), None))
 
 

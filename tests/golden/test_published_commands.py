@@ -230,7 +230,7 @@ def evaluation(config: DictConfig) -> dict[str, Callable[[str], bool]]:
         "softmax-temp": only("temperature"),
         "use-interp": lambda _: last["interpolate"] == ["datastore"] and not evaluate.scaled_interpolation,
         "interp-temp": only("interpolation_temperature"),
-        "lmbda": only("lambda"),
+        "lmbda": only("interpolation_share"),
         "k": number(index.k),
         "probe": number(index.probe),
         "faiss-metric-type": word(index.metric),

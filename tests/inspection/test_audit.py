@@ -1,4 +1,4 @@
-"""The auditor passes an honest run and catches a planted violation of each kind."""
+"""The audit passes an honest run and catches a planted violation of each kind."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ def honest(tiny: Tiny) -> DictConfig:
 def test_an_honest_run_passes(honest: DictConfig, capsys: pytest.CaptureFixture[str]) -> None:
     honest.stages = ["audit"]
     run(honest)
-    said, found = capsys.readouterr().out, json.loads((Plan(honest).run_folder / "audit.json").read_text())
-    assert said.count("changes no probability") == 2
-    assert found["own_and_later_tokens_move"] <= found["tolerance"] and found["other_documents_move"] <= found["tolerance"]
-    assert max(found["test_documents_in_datastore"].values()) < 0.5 and not found["datastore_is_the_test_text"]
+    output, results = capsys.readouterr().out, json.loads((Plan(honest).run_folder / "audit.json").read_text())
+    assert output.count("changes no probability") == 2
+    assert results["own_and_later_tokens_move"] <= results["tolerance"]
+    assert results["other_documents_move"] <= results["tolerance"]
+    assert max(results["test_documents_in_datastore"].values()) < 0.5 and not results["datastore_is_the_test_text"]
 
 
 def test_the_own_token_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +109,9 @@ def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monke
 
 
 @pytest.mark.parametrize("setting", ["long.crossing=true", "mixture.online=true"])
-def test_what_is_not_bounded_is_said(setting: str, honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_that_are_not_bounded_are_reported(
+    setting: str, honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tiny(*OPTIONS, setting, "stages=[import,prepare,pack,fit,encode,datastore,tune,evaluate,audit]")
     run(config)
     assert "not bounded" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Generation: its probabilities are evaluation's and split into parts that sum to the whole; choices keep to what is asked."""
+"""Generation: probabilities equal those of evaluation and split into parts that sum to them; sampling obeys its settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ KINDS = [*FITTED, *([*options, "mixture.kind=none"] for options in PAPERS)]
 
 @pytest.mark.parametrize("options", KINDS, ids=lambda options: " ".join(option.split("=")[-1] for option in options))
 def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -> None:
-    """Token by token, every document of the test split; documents are texts of their own here."""
+    """Token by token, each document of the test split is scored as a text of its own."""
     config = tiny(*options, *SHORT)
     if config.long.crossing:
         config.evaluate.tokens = 100
@@ -68,18 +68,18 @@ def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -
     text = plan.corpus.corpus().split("test")
     carried = config.long.crossing or config.mixture.get("online")  # from document to document
     for number, (loss, count) in enumerate(scored[: 1 if carried else 2]):
-        writer, found = Writer(plan), 0.0
+        writer, total = Writer(plan), 0.0
         for token in text.tokens[text.offsets[number] :][:count].tolist():
             parts, _ = writer.continuation.next()
             assert parts.probability.sum() == pytest.approx(1, abs=1e-5) and bool((parts.probability >= 0).all())
-            found -= math.log(float(parts.probability[token]))
+            total -= math.log(float(parts.probability[token]))
             writer.continuation.read([token])
-        assert found == pytest.approx(loss, rel=1e-4)
+        assert total == pytest.approx(loss, rel=1e-4)
 
 
 @pytest.mark.parametrize("memories", ["local,long", "local", "local,ngram_document"])
 def test_a_text_read_at_once_is_read_as_token_by_token(memories: str, tiny: Tiny) -> None:
-    """Windows long past are not told to a history that forgets them."""
+    """A history that decays ignores windows that are long past."""
     config = tiny("experiment=trime_long", *SHORT, "mixture.model.history=[0.0]", f"evaluate.memories=[{memories}]")
     config.tune.memory_size = [24]
     run(config)
@@ -95,12 +95,12 @@ def test_a_text_read_at_once_is_read_as_token_by_token(memories: str, tiny: Tiny
 
 
 @pytest.mark.parametrize(
-    "experiment, own",
+    "experiment, overrides",
     [("memorizing", []), ("memorizing", ["model.backbone.memory.per_head=true", "eviction=lra_sum"]), ("trime_xl", [])],
 )
-def test_attention_of_layers_is_explained(experiment: str, own: list[str], tiny: Tiny, tmp_path: Path) -> None:
+def test_attention_of_layers_is_explained(experiment: str, overrides: list[str], tiny: Tiny, tmp_path: Path) -> None:
     """Memorizing: the shares of all entries sum to the gate's mean. Transformer-XL without a query: every place the same."""
-    config = tiny(f"experiment={experiment}", *SHORT, "explain=true", *own)
+    config = tiny(f"experiment={experiment}", *SHORT, "explain=true", *overrides)
     run(config)
     writer = Writer(Plan(config))
     attentions, words = writer.continuation.network.backbone.attentions, "import os\nos.path.join(name)\n" * 40
@@ -119,10 +119,10 @@ def test_attention_of_layers_is_explained(experiment: str, own: list[str], tiny:
         inside, cached = 1 + read - writer.continuation.first, int((attention_trace.position[0] >= 0).sum()) // len(attentions)
         each = attention_trace.share[attention_trace.position >= 0]
         torch.testing.assert_close(each, torch.full_like(each, 1 / (inside + cached) / len(attentions)), rtol=1e-5, atol=0)
-    told = next(writer.write())
-    shown = [own for own in told.entries if own["memory"] == "attention"]
-    assert len(shown) == config.generate.entries and all(0 < own["share"] <= 1 and own["text"] for own in shown)
-    places = [int(own["place"].split()[1].replace(",", "")) for own in shown]
+    token = next(writer.write())
+    shown = [entry for entry in token.entries if entry["memory"] == "attention"]
+    assert len(shown) == config.generate.entries and all(0 < entry["share"] <= 1 and entry["text"] for entry in shown)
+    places = [int(entry["place"].split()[1].replace(",", "")) for entry in shown]
     assert all(place < writer.continuation.first for place in places) and len(set(places)) == len(places)
 
 
@@ -130,24 +130,27 @@ def test_parts_follow_the_equations() -> None:
     """Eq. 6 with τ, then Eq. 9 with τ' and λ, from the text; an empty memory changes nothing."""
     torch.manual_seed(0)
     vocabulary = torch.randn(5).double()
-    found = {
+    entries = {
         "local": Entries(torch.randn(4), torch.tensor([1, 1, 3, 0]), torch.arange(4)),
         "external": Entries(torch.randn(3), torch.tensor([2, 1, 1]), torch.arange(3)),
         "long": Entries(torch.zeros(0), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)),
     }
     grid = {"temperature": 0.7, "interpolation_temperature": 0.3, "lambda": 0.25}
     specification = Row(("local", "long"), (layer("external"),)).at(grid | {"memory_size": 4})
-    result = grid_attribution(specification, vocabulary, found, 16, True)
-    inside = [(found["local"].similarity / (4 * 0.7)).double().exp(), (found["external"].similarity / (4 * 0.3)).double().exp()]
-    whole = vocabulary.exp().sum() + inside[0].sum()
+    result = grid_attribution(specification, vocabulary, entries, 16, True)
+    inside = [
+        (entries["local"].similarity / (4 * 0.7)).double().exp(),
+        (entries["external"].similarity / (4 * 0.3)).double().exp(),
+    ]
+    total = vocabulary.exp().sum() + inside[0].sum()
     for token in range(5):
-        local = inside[0][found["local"].token == token].sum() / whole
-        external = inside[1][found["external"].token == token].sum() / inside[1].sum()
-        expected = {"vocabulary": 0.75 * vocabulary[token].exp() / whole, "local": 0.75 * local, "external": 0.25 * external}
+        local = inside[0][entries["local"].token == token].sum() / total
+        external = inside[1][entries["external"].token == token].sum() / inside[1].sum()
+        expected = {"vocabulary": 0.75 * vocabulary[token].exp() / total, "local": 0.75 * local, "external": 0.25 * external}
         for name, share in expected.items():
             torch.testing.assert_close(result.parts[name][token], share, rtol=1e-6, atol=1e-9)
     assert result.probability.sum() == pytest.approx(1) and not result.parts["long"].any()
-    alone = grid_attribution(Row((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, found, 16, True)
+    alone = grid_attribution(Row((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, entries, 16, True)
     torch.testing.assert_close(alone.probability, vocabulary.softmax(0))
 
 
@@ -177,11 +180,11 @@ def test_a_prompt_is_continued_and_explained(
     capsys.readouterr()
     config = tiny(*options, "stages=[generate]", f"prompt_file={prompt}", "explain=true", "generate.tokens=8")
     run(config)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     folder = Plan(config).run_folder
     (first,) = folder.glob("generated-*.json")
     found = json.loads(first.read_text())
-    assert len(found["tokens"]) == 8 and found["prompt"] == prompt.read_text() and "prompt of 17 tokens" in told
+    assert len(found["tokens"]) == 8 and found["prompt"] == prompt.read_text() and "prompt of 17 tokens" in output
     for token in found["tokens"]:
         assert sum(token["parts"].values()) == pytest.approx(token["probability"], abs=1e-6)
         assert set(token["parts"]) == {"vocabulary", "local", "long", "external"}
@@ -247,7 +250,7 @@ def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], 
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         (["prompt_file=/nowhere/at/all"], "prompt_file=/nowhere"),
         (["generate.top_p=0"], "generate.top_p=0"),
@@ -256,11 +259,11 @@ def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], 
         (["seed=77"], "add prepare|add fit|add tune"),
     ],
 )
-def test_mistakes(options: list[str], said: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_mistakes(options: list[str], message: str, tiny: Tiny, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("import os")
     place = [] if "prompt_file" in options[0] else [f"prompt_file={prompt}"]
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         run(tiny("experiment=trime", "stages=[generate]", *place, *options))
 
 

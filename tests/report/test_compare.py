@@ -1,4 +1,4 @@
-"""Laws of comparisons: seeds are one group, differences are paired, an interval covers what it says."""
+"""Laws of comparisons: seeds form one group, differences are paired, intervals have their nominal coverage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trime.types import Contexts, Mass, TokenPosition
 def made(
     name: str, seed: int, losses: list[float], policy: str | None = None, size: int | list[int] | None = None
 ) -> dict[str, Any]:
-    """A run of as many documents of 100 tokens."""
+    """Return a run with one document of 100 tokens for each loss."""
     loss = sum(losses) / len(losses)
     row = {
         "memories": "vocabulary",
@@ -32,7 +32,7 @@ def made(
         "loss": loss,
         "perplexity": math.exp(loss),
         "tokens": 100 * len(losses),
-        "documents": [[100 * own, 100] for own in losses],
+        "documents": [[100 * document_loss, 100] for document_loss in losses],
         "search": None,
         "memory_size": size,
         "eviction": policy,
@@ -53,8 +53,8 @@ def made(
 def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
     kept = without_paths("python cli.py 'dataset.path=~/my novels' 'evaluate.rows=[{joint: [local]}]' index.k=4 seed=0")
     assert kept == "python cli.py dataset.path=… 'evaluate.rows=[{joint: [local]}]' index.k=4 seed=0"
-    told = (kept, kept.replace("k=4", "k=8"), "python cli.py 'a broken one")
-    runs = [Group([{"name": "a", "seed": 0, "command": own}]) for own in told]
+    commands = (kept, kept.replace("k=4", "k=8"), "python cli.py 'a broken one")
+    runs = [Group([{"name": "a", "seed": 0, "command": command}]) for command in commands]
     assert group_labels(runs[:2]) == ["a index.k=4", "a index.k=8"] and group_labels(runs[:1]) == ["a"]
     assert group_labels(runs)[2] == "a 'a broken one" and without_paths(None) is None
 
@@ -150,7 +150,7 @@ def test_one_document_and_one_seed_have_no_interval() -> None:
 
 
 def test_the_papers_order_is_compared_pair_by_pair() -> None:
-    """Signs agree, disagree, or no difference is shown; rows that a set does not have are left out."""
+    """Signs agree, disagree, or no difference is shown; rows without published results are left out."""
     losses = {"a": [5.0, 5.0, 5.0, 5.0], "b": [4.0, 4.1, 4.0, 4.1], "c": [4.1, 4.0, 4.0, 4.1], "d": [1.0, 1.0, 1.0, 1.0]}
     groups = group_runs([made(name, 0, own) for name, own in losses.items()])
     published = {"paper": {"a": [0.0, 50.0], "b": [0.0, 60.0], "c": [0.0, 40.0]}, "empty": {"z": [1.0, 1.0]}}
@@ -167,7 +167,7 @@ def test_the_papers_order_is_compared_pair_by_pair() -> None:
 
 
 def window(document: int, begin: int, count: int) -> Window:
-    """A window of contexts that are all scored."""
+    """Return a window of contexts that are all scored."""
     place = TokenPosition(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
     nothing = torch.zeros(count)
     return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), place), 0, Mass(nothing, nothing))
@@ -176,19 +176,19 @@ def window(document: int, begin: int, count: int) -> Window:
 @pytest.mark.parametrize("documents", [1, 3, FEW_DOCUMENTS])
 @pytest.mark.parametrize("length", [1, 40, 900])
 def test_what_is_drawn_holds_every_token_once(documents: int, length: int) -> None:
-    """Documents, or of few documents at most so many parts, in their order."""
+    """The units are documents in order, or parts of them if there are few."""
     sums, step, losses = LossSums(), PART_TOKENS // 4, torch.arange(documents * length).double()
     for document in range(documents):
         for number in range(length):
             score = torch.full((1, 2, step), -float(losses[document * length + number])) / torch.tensor([1.0, step])[:, None]
             sums.add(window(document, number * step, step), score)
-    told, units = sums.bootstrap_units(0, 1)
+    unit, units = sums.bootstrap_units(0, 1)
     assert sums.tokens == documents * length * step == sum(count for _, count in units)
     assert sum(loss for loss, _ in units) == pytest.approx(float(losses.sum())) == float(sums.total[0, 1])
     if documents == FEW_DOCUMENTS:
-        assert told == "documents" and len(units) == FEW_DOCUMENTS
+        assert unit == "documents" and len(units) == FEW_DOCUMENTS
     else:
-        assert told.startswith("parts of") and documents <= len(units) <= MAX_PARTS + documents
+        assert unit.startswith("parts of") and documents <= len(units) <= MAX_PARTS + documents
         if length == 900:
             assert len(units) > MAX_PARTS / 3
 
@@ -208,11 +208,11 @@ def test_memory_sizes_by_layer_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
-    """In its table, its line of a comparison and the papers' order; a size of memory or a grid of one value is no edge."""
+    """It says so in all tables; a memory size or a grid of one value is not an edge."""
     grid = {
         "temperature": [0.5, 1.0, 2.0],
         "interpolation_temperature": [1.0, 2.0, 4.0],
-        "lambda": [0.3],
+        "interpolation_share": [0.3],
         "memory_size": [1, 2, 3],
     }
     tuned = {"temperature": 2.0, "cache_temperature": 4.0, "interpolation_temperature": 2.0, "lambda": 0.3, "memory_size": 3}

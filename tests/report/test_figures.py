@@ -1,4 +1,4 @@
-"""Every figure of the pages is what its JSON says, and what does not agree, or has no source, is told."""
+"""Every figure of the pages matches its JSON, and one that does not match, or has no source, is reported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Two cores and 24 GiB.
 
 
 def run(name: str, dev: float, test: float) -> dict[str, object]:
-    """A kept result: two documents of ten tokens, each with the same loss."""
+    """Return a kept result: two documents of ten tokens, each with the same loss."""
     rows = [{"memories": "", "loss": loss, "perplexity": E**loss, "tokens": 20} for loss in (dev, test)]
     rows[1] |= {"documents": [[10 * test, 10]] * 2, "memory_size": None, "tuned": {}}
     text = {"name": "text", "fingerprint": "f", "vocabulary": 9}
@@ -63,7 +63,7 @@ def run(name: str, dev: float, test: float) -> dict[str, object]:
 
 @pytest.fixture()
 def planted(tmp_path: Path) -> Callable[..., list[str]]:
-    """Check a small repository in which ``old`` was replaced by ``new`` in a file; all that is wrong."""
+    """Return a function that replaces ``old`` by ``new`` in a file of a small repository and returns all faults."""
     results, conf = tmp_path / "benchmarks" / "results", tmp_path / "conf"
     (results / "main").mkdir(parents=True)
     (conf / "published").mkdir(parents=True)
@@ -114,21 +114,21 @@ def test_a_page_that_agrees_has_no_faults(planted: Callable[..., list[str]]) -> 
         ("Two cores and 24 GiB.", "", 31, "a note about figures has no block after it"),
     ],
 )
-def test_planted_errors_are_told(planted: Callable[..., list[str]], old: str, new: str, line: int, fault: str) -> None:
+def test_planted_errors_are_reported(planted: Callable[..., list[str]], old: str, new: str, line: int, fault: str) -> None:
     faults = planted("README.md", old, new)
-    assert any(told.startswith(f"README.md:{line}: ") and fault in told for told in faults), faults
+    assert any(message.startswith(f"README.md:{line}: ") and fault in message for message in faults), faults
 
 
-def test_a_page_that_quotes_twice_what_it_says_once_is_told(planted: Callable[..., list[str]]) -> None:
+def test_a_page_that_quotes_twice_what_it_says_once_is_reported(planted: Callable[..., list[str]]) -> None:
     assert "contains 2 times" in planted("README.md", "took 5 minutes, a", "took 5 minutes, `make run` took 5 minutes, a")[0]
 
 
-def test_a_changed_result_is_told(planted: Callable[..., list[str]]) -> None:
+def test_a_changed_result_is_reported(planted: Callable[..., list[str]]) -> None:
     faults = planted("benchmarks/results/main/cache-seed0-ab.json", json.dumps(E**3.5), "33.13")
     assert faults == ["README.md:19: column test: prints 33.12, expected 33.13: test(row)"]
 
 
-def test_a_changed_benchmark_is_told(planted: Callable[..., list[str]]) -> None:
+def test_a_changed_benchmark_is_reported(planted: Callable[..., list[str]]) -> None:
     faults = planted("benchmarks/results/speed.json", "1.25", "1.36")
     assert len(faults) == 1 and faults[0].startswith("README.md:28: column faster: prints 1.3, expected 1.4")
 
@@ -169,7 +169,7 @@ def test_kept_results_name_the_code_or_the_commit_that_recorded_them() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages(ROOT), ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_figure_of_the_pages_may_change(page: Path) -> None:
-    """Whichever figure is changed in its last digit, it is told."""
+    """A change of the last digit of any figure is reported."""
     files, changed = SourceFiles(ROOT), 0
     for block in blocks(page.read_text()):
         if block.note and not block.note.excuse:
@@ -181,7 +181,7 @@ def test_no_figure_of_the_pages_may_change(page: Path) -> None:
 
 
 def mutations(block: Block) -> Iterator[tuple[int, Block]]:
-    """A block with another last digit, for each of its figures."""
+    """Yield the block with another last digit, for each of its figures."""
     for number in numbers(block.text):
         last = number.start() + max(i for i, digit in enumerate(number[0]) if digit.isdigit())
         other = str((int(block.text[last]) + 2) % 10)

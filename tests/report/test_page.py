@@ -1,4 +1,4 @@
-"""The report page: one file, escaped, readable in a real browser, wide and narrow; what W&B and Optuna are given."""
+"""The report page: one file, escaped, readable in a real browser, wide and narrow; logging to W&B, sweeps by Optuna."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ frame.addEventListener("load", () => {
 """
 
 
-def looked_at(page: Path, width: int, folder: Path) -> dict[str, Any]:
-    """The page in a frame of that width, its first token chosen."""
+def render(page: Path, width: int, folder: Path) -> dict[str, Any]:
+    """Measure the page in a frame of that width, after a click on its first token."""
     frame = f'<iframe style="border:0;width:{width}px;height:900px" srcdoc="{html.escape(page.read_text())}"></iframe>'
     room = folder / f"frame{width}.html"
     room.write_text(f"<!doctype html><body>{frame}<script>{MEASURE}</script></body>")
@@ -67,7 +67,7 @@ def looked_at(page: Path, width: int, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ran(place: Path, tiny: Tiny) -> tuple[Plan, str]:
-    """A run with all memories, and its page."""
+    """Return a run with all memories, and its page."""
     config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1")
     run(config)
     plan = Plan(config)
@@ -92,14 +92,14 @@ def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> 
     ((document, begin, middle, end),) = passages(corpus.split("test").offsets, wanted)
     assert sample["document"] == corpus.names("test")[document] and len(sample["tokens"]) == end - middle == 8
     words = [corpus.vocabulary.symbols[token] for token in corpus.split("test").tokens[begin:end]]
-    whole = sample["before"] + "".join(told["shown"] for told in sample["tokens"])
+    whole = sample["before"] + "".join(token["shown"] for token in sample["tokens"])
     assert whole.replace("↵", "").split() == plan.corpus.dataset.tokenizer.text(words).split()
-    for told in sample["tokens"]:
-        assert sum(told["parts"].values()) == pytest.approx(told["probability"])
-        assert set(told["parts"]) == {"vocabulary", "local", "long", "external"}
-        assert sum(own["share"] for own in told["entries"]) <= told["probability"] + 1e-9
-    assert all(told["shown"].strip() for told in sample["tokens"]), "every token can be chosen"
-    assert max(told["parts"]["long"] for told in sample["tokens"]) > 0, "the memories are full"
+    for token in sample["tokens"]:
+        assert sum(token["parts"].values()) == pytest.approx(token["probability"])
+        assert set(token["parts"]) == {"vocabulary", "local", "long", "external"}
+        assert sum(entry["share"] for entry in token["entries"]) <= token["probability"] + 1e-9
+    assert all(token["shown"].strip() for token in sample["tokens"]), "every token can be chosen"
+    assert max(token["parts"]["long"] for token in sample["tokens"]) > 0, "the memories are full"
     assert not Samples(plan).make()
 
 
@@ -129,15 +129,15 @@ def test_passages_are_spread_and_within_documents() -> None:
 HOSTILE = '<script>document.title="x"</script> & "quoted" \u202e'
 
 
-def test_nothing_that_a_text_says_is_markup(tmp_path: Path) -> None:
-    told = {
+def test_text_is_never_markup(tmp_path: Path) -> None:
+    token = {
         "text": HOSTILE,
         "shown": HOSTILE,
         "probability": 0.5,
         "parts": {"vocabulary": 0.2, "local": 0.3},
         "entries": [{"memory": "local", "share": 0.1, "text": HOSTILE, "place": HOSTILE}],
     }
-    sample = {"document": HOSTILE, "row": HOSTILE, "before": HOSTILE, "tokens": [told]}
+    sample = {"document": HOSTILE, "row": HOSTILE, "before": HOSTILE, "tokens": [token]}
     sections = [Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE]), *sample_sections([sample])]
     text = write_page(Page(HOSTILE, [HOSTILE], sections), tmp_path / "page.html").read_text()
     assert text.count("<script>") == 1 and 'document.title="x"' not in text
@@ -146,9 +146,9 @@ def test_nothing_that_a_text_says_is_markup(tmp_path: Path) -> None:
 @in_a_browser
 @pytest.mark.parametrize("width", [360, 1280])
 def test_a_browser_shows_it_wide_and_narrow(width: int, ran: tuple[Plan, str], tmp_path: Path) -> None:
-    """Nothing is wider than a phone; a token that is chosen shows what memories gave to it, alone."""
+    """Nothing is wider than a phone; only the selected token shows its details."""
     plan, _ = ran
-    seen = looked_at(plan.run_folder / "page.html", width, tmp_path)
+    seen = render(plan.run_folder / "page.html", width, tmp_path)
     assert 0 <= width - seen["width"] <= 20, "but for a scroll bar"
     assert seen["content"] <= seen["width"] and seen["outside"] == 0 and seen["letters"] >= 16
     assert not seen["empty"] and sum(seen["before"]) == 1
@@ -160,21 +160,21 @@ def test_a_page_of_several_runs_is_narrow_too(tiny: Tiny, tmp_path: Path) -> Non
     runs = [
         made(name, seed, [4.0 + 0.1 * seed, 5.0]) for name in ("vanilla", "trime", "a_name_that_is_long") for seed in (0, 1)
     ]
-    for number, own in enumerate(runs):
-        own["metrics"]["valid"][0]["by_memory_size"] = {}
-        own |= {"versions": {}, "hardware": {}, "commit": "abc", "tuned": {}, "command": f"python cli.py seed={number}"}
+    for number, result in enumerate(runs):
+        result["metrics"]["valid"][0]["by_memory_size"] = {}
+        result |= {"versions": {}, "hardware": {}, "commit": "abc", "tuned": {}, "command": f"python cli.py seed={number}"}
         folder = tmp_path / f"run{number}"
         folder.mkdir()
-        (folder / "results.json").write_text(json.dumps(own))
+        (folder / "results.json").write_text(json.dumps(result))
     run(tiny(f"report.runs={tmp_path}/run*", f"paths.outputs={tmp_path}"))
     page = tmp_path / "reports" / "comparison" / "page.html"
     text = page.read_text()
     assert "python cli.py seed=3" in text and "no difference shown" in text and "<svg" in text
-    seen = looked_at(page, 360, tmp_path)
+    seen = render(page, 360, tmp_path)
     assert seen["content"] <= seen["width"] and seen["outside"] == 0
 
 
-def test_wandb_is_given_tables_and_pictures(place: Path, tmp_path: Path) -> None:
+def test_wandb_gets_tables_and_pictures(place: Path, tmp_path: Path) -> None:
     fixed = ["size=tiny", "train.updates=2", "experiment=trime", "trainer.enable_progress_bar=false"]
     config = composed(*fixed, f"paths.data={place}/data", f"paths.outputs={tmp_path}")
     run(config)
@@ -199,9 +199,9 @@ def test_a_search_by_optuna_survives_a_failed_trial(place: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_search_by_optuna_goes_by_dev(place: Path, tmp_path: Path) -> None:
-    """Its trials are runs; the same command proposes the same ones and finds them."""
+    """Its trials are runs; the same command proposes the same trials and finds their runs."""
     pytest.importorskip("optuna", reason="pip install 'trime[sweep]'")
-    given = [
+    overrides = [
         "-m",
         "experiment=trime",
         "sweep=optuna",
@@ -213,7 +213,7 @@ def test_a_search_by_optuna_goes_by_dev(place: Path, tmp_path: Path) -> None:
     line = [
         sys.executable,
         "cli.py",
-        *given,
+        *overrides,
         f"paths.data={place}/data",
         f"paths.outputs={tmp_path}",
         "report.samples.passages=0",
@@ -223,13 +223,13 @@ def test_a_search_by_optuna_goes_by_dev(place: Path, tmp_path: Path) -> None:
     results = [json.loads(file.read_text()) for file in tmp_path.glob("runs/trime/*/results.json")]
     (best,) = (tmp_path / "sweeps").rglob("optimization_results.yaml")
     found = float(re.search(r"best_value: ([\d.]+)", best.read_text()).group(1))  # type: ignore[union-attr]
-    assert len(results) == 2 and found == pytest.approx(min(own["metrics"]["valid"][-1]["loss"] for own in results))
+    assert len(results) == 2 and found == pytest.approx(min(result["metrics"]["valid"][-1]["loss"] for result in results))
     again = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0 and "fit: made" not in again.stdout and again.stdout.count("fit: found") == 2
 
 
-def test_the_sweep_of_wandb_is_of_settings_that_exist() -> None:
-    """Its command is a run, its metric is logged, its parameters compose."""
+def test_the_sweep_of_wandb_uses_settings_that_exist() -> None:
+    """Its program exists, its metric is logged, and its parameters compose."""
     sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
     assert (ROOT / sweep["program"]).is_file() and sweep["metric"]["name"] == "valid/loss"
     values = [f"{name}={own.get('values', [own.get('min')])[0]}" for name, own in sweep["parameters"].items()]

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, README's commands, CONTRIBUTING's examples, reports."""
+"""The command line as users see it: help, commands of the documentation, CONTRIBUTING's examples, reports."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_readme_command_runs(
 
 
 def released(words: list[str]) -> list[str]:
-    """A small checkpoint of the released form in place of a downloaded one, with its dictionary and text."""
+    """Replace a downloaded checkpoint by a small one of the same format, with its dictionary and text."""
     corpus = DATA / corpus_of(models()[0])
     kept = [word for word in words if not word.startswith(("checkpoint=", "dictionary=", "dataset", "experiment=reproduce"))]
     text = ["dataset=folder", f"dataset.path={corpus}/text", "dataset.tokenizer._target_=trime.data.tokenizers.Whitespace"]
@@ -138,7 +138,7 @@ def released(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("target", ["wikitext103", "enwik8"])
 def test_make_targets_run_on_files_of_the_same_form(target: str, place: Path, tmp_path: Path) -> None:
-    """The command of `make TARGET SIZE=tiny`, from text to report."""
+    """Run the command of `make TARGET SIZE=tiny`, from text to report."""
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "house", "while", "it", "rained", "."]
     lines = [" ".join(words[(i * 7 + j * (1 + i % 3)) % len(words)] for j in range(25)) for i in range(60)]
     articles = "".join(f" = Title {n} = \n \n {line} \n {line} \n {lines[-n]} \n \n" for n, line in enumerate(lines))
@@ -166,7 +166,7 @@ def test_readme_has_commands() -> None:
 
 
 def test_contributing_examples_work(tmp_path: Path) -> None:
-    """Writes the files that CONTRIBUTING.md shows into a copy of the project and runs its commands there."""
+    """Write the files that CONTRIBUTING.md shows into a copy of the project and run its commands there."""
     for name in ("cli.py", "conf", "trime"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
@@ -227,7 +227,7 @@ def test_wandb_is_offline_by_default_and_in_the_runs_folder(place: Path, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_jobs_in_other_processes_are_one_sweep(launcher: str, place: Path, tmp_path: Path) -> None:
-    """Their runs are reported together; what failed is told at the end, and the exit status says so."""
+    """Their runs are reported together; failed jobs are listed at the end, and the exit status is 1."""
     given = ["-m", "experiment=trime,vanilla", "evaluate.block=32,0", "size=tiny", "train.updates=2", "logger=none"]
     places = [f"paths.data={place}/data", f"paths.outputs={tmp_path}", "report.samples.passages=0"]
     line = [sys.executable, "cli.py", *given, *places, f"hydra/launcher={launcher}"]

@@ -257,7 +257,7 @@ def test_sharded_training_makes_the_model_of_one_process(
 
 @pytest.mark.slow
 def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: Path) -> None:
-    """The same command on both, told apart by NODE_RANK; the second one stops after the training."""
+    """Both run the same command with different NODE_RANK; the second machine stops after the training."""
     options = ("experiment=trime_ext", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "stages=[prepare,pack,fit,encode]"]

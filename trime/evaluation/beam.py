@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from trime.types import Float, Int, Tensor
+from trime.types import Bool, Float, Int, Tensor
 
 Step = Callable[[Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n v"]]
 
@@ -52,11 +52,8 @@ class Beam(NamedTuple):
                 log_probs = log_probs.index_fill(1, torch.tensor([end], device=device), -torch.inf)
             top, following = log_probs.topk(min(2 * k, log_probs.shape[1]), dim=1)  # a sentence never needs more of one row
             ending = torch.tensor([length > longest[sentence] for sentence in sentences], device=device)
-            if ending.any():  # only the end may follow
-                end_only = torch.full_like(top, -torch.inf)
-                end_only[:, 0] = log_probs[:, end]
-                ending_rows = ending.repeat_interleave(k)[:, None]
-                top, following = torch.where(ending_rows, end_only, top), following.masked_fill(ending_rows, end)
+            if ending.any():
+                top, following = force_end(top, following, log_probs[:, end], ending.repeat_interleave(k)[:, None], end)
             total = (score[..., None] + top.view(len(sentences), k, -1)).flatten(1)
             best, cell = total.topk(2 * k, dim=1)
             parent, token = cell // top.shape[1], following.view(len(sentences), -1).gather(1, cell)
@@ -80,3 +77,16 @@ class Beam(NamedTuple):
             tokens = torch.cat([tokens[rows], token[places, chosen].flatten()[:, None]], 1)
             score, sentences = best[places, chosen], [sentences[place] for place in active]
         return [max(hypotheses, key=lambda hypothesis: hypothesis.score) for hypotheses in finished]
+
+
+def force_end(
+    top: Float[Tensor, "n k"],
+    following: Int[Tensor, "n k"],
+    end_log_prob: Float[Tensor, " n"],
+    ending: Bool[Tensor, "n 1"],
+    end: int,
+) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """Return the continuations with the end symbol as the only one of the rows that must end."""
+    end_only = torch.full_like(top, -torch.inf)
+    end_only[:, 0] = end_log_prob
+    return torch.where(ending, end_only, top), following.masked_fill(ending, end)

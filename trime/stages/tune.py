@@ -32,7 +32,11 @@ from trime.types import Float, Mass, Tensor
 
 FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of documents
 PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the largest number of parts
-GRIDS = {"cache_temperature": "interpolation_temperature", "cache_lambda": "lambda"}  # settings that share the grid of another
+GRIDS = {  # the grid of a tuned value, where its name is another
+    "cache_temperature": "interpolation_temperature",
+    "cache_lambda": "interpolation_share",
+    "lambda": "interpolation_share",
+}
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 

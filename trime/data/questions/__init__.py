@@ -1,1 +1,1 @@
-"""Questions over contexts: where they come from, how a model is asked, and when an answer is right."""
+"""Questions over contexts: their sources, the prompt template, and the exact match of answers."""
