@@ -139,7 +139,9 @@ def test_eq_8_interpolates_over_the_datastore_or_over_every_memory() -> None:
         hit = scores.masked_fill(token[name] != target, -math.inf)
         return Mass(hit.logsumexp(1)[None, :, None], scores.logsumexp(1)[None, :, None])
 
-    grid = OmegaConf.create({"temperature": [tau], "interpolation_temperature": [own], "interpolation_share": [share], "memory_size": [6]})
+    grid = OmegaConf.create(
+        {"temperature": [tau], "interpolation_temperature": [own], "interpolation_share": [share], "memory_size": [6]}
+    )
     for word, names in (("datastore", ["external"]), ("all", [*similarity])):
         row = parse_row({"joint": [*similarity], "interpolate": [word]}, grid, (*similarity, "external"))
         score = row.score(Mass(logits[target, None], logits.logsumexp(0)[None]), {name: masses(name) for name in similarity})

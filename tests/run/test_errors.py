@@ -175,7 +175,13 @@ def test_impossible_settings(said: Said) -> None:
     assert "model cannot be built" in said("experiment=srupp", "model.backbone.inner=-8")
     if not torch.cuda.is_available():
         assert all("CUDA device" in said(wrong) for wrong in ("index.device=cuda", "trainer.accelerator=gpu"))
-    for wrong in ("seed=-1", "evaluate.context=-1", "evaluate.dtype=fp16", "vocabulary.limit=32k", "tune.interpolation_share=0.3"):
+    for wrong in (
+        "seed=-1",
+        "evaluate.context=-1",
+        "evaluate.dtype=fp16",
+        "vocabulary.limit=32k",
+        "tune.interpolation_share=1",
+    ):
         assert wrong.split("=")[0] in said(wrong)
     for wrong in ("tune.temperature=[]", "tune.memory_size=[4k]", "evaluate.rows=null", "evaluate.rows=[local]"):
         assert wrong.split("=")[0] in said("experiment=trime", wrong)
