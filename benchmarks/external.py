@@ -89,7 +89,9 @@ class Contestant:
         self.index = Index(config, plan.store) if uses_external(config) else None
         if self.index:
             self.index.make()
-        self.scorer = scorer_of(config, rows, Memories(config, Sources(self.index, plan.stored_corpus)), self.encoded)
+        self.scorer = scorer_of(
+            config, rows, Memories(config, Sources(self.index, plan.stored_corpus, config.datastore.split)), self.encoded
+        )
 
     def __call__(self) -> float:
         """Return the loss, the lowest of the grid."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -14,11 +13,8 @@ from trime.types import UserError
 
 
 class Number(Artefact):
-    kind, stage = "number", "count"
+    kind, stage, depends_on = "number", "count", ("value",)
     built = 0
-
-    def settings(self) -> Any:
-        return {"value": self.config.value}
 
     def build(self, folder: Path) -> None:
         Number.built += 1

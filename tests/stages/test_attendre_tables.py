@@ -19,7 +19,6 @@ from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.long_context import answer
-from trime.stages.long_context.initialize import Initialize
 from trime.types import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -65,7 +64,7 @@ def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
     def initialized(kind: str) -> Path:
         config = tiny("stages=[initialize]", f"taught.model.kind={kind}", "taught.vocabulary=400")
         run(config)
-        return Initialize(config).path()
+        return Plan(config).made_by("initialize")[0].path()
 
     return initialized
 

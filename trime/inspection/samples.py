@@ -22,7 +22,8 @@ BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}
 class Samples(Artefact):
     """``samples.json``: passages of the report page, read like prompts, with evaluation's windows and tuned memories."""
 
-    kind, stage = "samples", "report"
+    kind, stage, depends_on = "samples", "report", ("report.samples",)
+    unhashed = ("evaluate.block", "evaluate.context", "model.memory_size")
 
     def __init__(self, plan: Plan):
         super().__init__(plan.config)
@@ -30,9 +31,6 @@ class Samples(Artefact):
 
     def needs(self) -> list[Artefact]:
         return [self.plan.evaluate]
-
-    def settings(self) -> Any:
-        return plain(self.config.report.samples)
 
     def build(self, folder: Path) -> None:
         settings = plain(self.config.report.samples) | {"before": self.before()}

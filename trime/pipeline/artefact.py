@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig
 
 from trime.io import write_atomically
+from trime.pipeline.settings import Keys, plain_settings, select_settings, without
 from trime.types import UserError
 
 MANIFEST = "manifest.json"
@@ -25,19 +26,31 @@ MANIFEST = "manifest.json"
 class Artefact(ABC):
     """A folder that is built once and found again by its fingerprint.
 
+    An artefact sees only the settings that its class names. Those of ``depends_on`` determine the content and are hashed;
+    those of ``unhashed`` do not (devices, intervals of logging), or enter the hash by ``settings()`` in another form. Names
+    are dotted keys or whole sections; where one list names a part of a section in the other list, the part counts. Any
+    other setting cannot be read, so that the hash cannot miss one.
+
     ``format`` is increased whenever the layout of the folder changes.
     """
 
     kind: ClassVar[str]
     format: ClassVar[int] = 1
-    stage: ClassVar[str]  # the stage that builds it
+    depends_on: ClassVar[Keys] = ()
+    unhashed: ClassVar[Keys] = ()
 
     def __init__(self, config: DictConfig):
-        self.config = config
+        self.config = select_settings(config, ("paths", *self.depends_on, *self.unhashed))
 
-    @abstractmethod
+    @property
+    def stage(self) -> str:
+        """The stage that builds it."""
+        return self.kind
+
     def settings(self) -> Any:
-        """Return everything outside ``needs`` that determines the content: configuration, hashes of files, devices."""
+        """Return everything outside ``needs`` that determines the content: settings, hashes of files, devices."""
+        inside = [key for key in self.unhashed if any(key.startswith(f"{section}.") for section in self.depends_on)]
+        return without(plain_settings(self.config, self.depends_on), inside)
 
     def needs(self) -> list[Artefact]:
         """Return the artefacts that this one is made from."""

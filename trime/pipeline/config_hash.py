@@ -9,17 +9,15 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from trime.io import plain
+from trime.pipeline.settings import without
 
-# Settings that no result depends on: whole sections, and single settings of other sections.
-IGNORED_SECTIONS = ("paths", "logger", "report", "frontier", "stages", "seed", "expected", "name", "dictionary")
-IGNORED = {
-    "train": ("checkpoint_every", "log_every"),
-    "evaluate": ("batch_tokens", "analysis", "subsets"),
-    "trainer": ("accelerator", "devices", "enable_progress_bar"),
-    "answering": ("batch",),
-    "questions": ("path", "babi", "background"),
-}
-VALIDATION = ("validate_every", "validate_tokens")  # of train: they decide which weights are best, not the last ones
+IGNORED = (  # settings and sections that no result depends on
+    *("paths", "logger", "report", "frontier", "stages", "seed", "expected", "name", "dictionary"),
+    *("train.checkpoint_every", "train.log_every", "evaluate.batch_tokens", "evaluate.analysis", "evaluate.subsets"),
+    *("trainer.accelerator", "trainer.devices", "trainer.enable_progress_bar", "batching.seed", "answering.batch"),
+    *("questions.path", "questions.babi", "questions.background"),
+)
+VALIDATION = ("train.validate_every", "train.validate_tokens")  # they decide which weights are best, not the last ones
 DATASET_PLACES = ("path", "cache")  # where text lies does not decide what it is
 
 
@@ -28,16 +26,13 @@ def config_hash(config: DictConfig) -> str:
 
     A released checkpoint is identified by the name of its folder and text by its dataset's settings, not by where they lie.
     """
-    content = {key: value for key, value in plain(config).items() if key not in IGNORED_SECTIONS}
+    content = without(plain(config), IGNORED)
     content["checkpoint"] = content["checkpoint"] and Path(content["checkpoint"]).parent.name
-    for section, names in IGNORED.items():
-        content[section] = {key: value for key, value in content[section].items() if key not in names}
     if content["train"]["keep"] == "last":
-        content["train"] = {key: value for key, value in content["train"].items() if key not in VALIDATION}
-    content["batching"].pop("seed", None)
+        without(content, VALIDATION)
     for part in (content, content["evaluate"], content["datastore"]):
         if part.get("dataset"):
-            part["dataset"] = {key: value for key, value in part["dataset"].items() if key not in DATASET_PLACES}
+            without(part["dataset"], DATASET_PLACES)
     text = json.dumps(content, sort_keys=True)
     if packaged := content["model"].get("hub"):  # wherever the folder made from the package lies
         text = text.replace(json.dumps(content["model"]["folder"]), json.dumps(packaged))

@@ -15,6 +15,9 @@ from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.pretrained import is_pretrained, model_fingerprint
 from trime.types import UserError
 
+NETWORK = ("task", "model", "eviction", "compatibility.dropped_in_band")  # the settings that open_network reads
+POSITIONS = ("task", "model", "segments.length", "train.updates", "evaluate.block", "evaluate.context")  # check_positions
+
 
 def model_of(config: DictConfig) -> dict[str, Any]:
     """Return the parts of conf/model that build a network."""

@@ -23,6 +23,7 @@ from torch import distributed
 from trime.data.module import ProcessShard
 from trime.types import UserError
 
+DEVICE = ("trainer.accelerator", "trainer.precision")  # the settings that decide where and how precisely models compute
 RANK, NODE = "LOCAL_RANK", "NODE_RANK"  # Lightning's variables: the number of this process on its machine, and of the machine
 
 

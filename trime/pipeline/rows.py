@@ -11,15 +11,16 @@ from trime.io import plain
 from trime.types import UserError
 
 FITTED = ("calibrated", "adaptive")
+Table = list[Row | FittedRow]  # the rows of an experiment
 
 
-def rows_of(config: DictConfig) -> list[Row | FittedRow]:
+def rows_of(config: DictConfig) -> Table:
     """Return all rows, those with a grid over the grid of ``tune``; a fitted mixture is not fitted yet.
 
     UserError if evaluate.memories names an unknown memory, names one twice, or is set without a mixture.
     """
     known = tuple(config.memories)
-    rows: list[Row | FittedRow] = [*rows_from_config(plain(config.evaluate.rows), config.tune, known)]
+    rows: Table = [*rows_from_config(plain(config.evaluate.rows), config.tune, known)]
     mixed, used = plain(config.evaluate.memories), memory_names(rows)
     names = tuple(mixed) if mixed is not None else tuple(name for name in known if name in used)
     if unknown := [name for name in names if name not in known]:

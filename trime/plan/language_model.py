@@ -15,17 +15,18 @@ from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.pretrained import is_pretrained, vocabulary_source
-from trime.pipeline.rows import memories_of
+from trime.pipeline.processes import launch_workers
+from trime.pipeline.rows import Table, memories_of, rows_of
 from trime.pipeline.tracking import build_logger
 from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
 from trime.stages.datastore import ExternalStore, Index, check_index, uses_external
-from trime.stages.encode import Encode
+from trime.stages.encode import Encode, Portion
 from trime.stages.evaluate import Evaluate
 from trime.stages.eviction.context_replay import ContextReplay
 from trime.stages.eviction.record import Record
-from trime.stages.eviction.replay import KeyReplay, Replay
-from trime.stages.fit import ExternalModel, Fit
+from trime.stages.eviction.replay import KeyReplay, Replay, replayed_policies
+from trime.stages.fit import ExternalModel, Fit, Services
 from trime.stages.import_checkpoint import Import
 from trime.stages.long_context.answer import Answer
 from trime.stages.long_context.initialize import Initialize
@@ -94,17 +95,26 @@ class Plan:
     @cached_property
     def fit(self) -> Fit:
         """The model that this experiment trains."""
-        return Fit(self.config, self.corpus, self.pack, lambda: self.logger)
+        return Fit(self.config, self.corpus, self.pack, self.services)
+
+    @property
+    def services(self) -> Services:
+        """What this run offers its training."""
+        return Services(lambda: self.logger, lambda folder: launch_workers(self.config, folder))
 
     @cached_property
     def valid(self) -> Encode:
         """The encoded validation split."""
-        return self.encoder(self.config, "evaluate", "valid", self.evaluated_corpus, self.model)
+        return self.encode("evaluate", "valid", self.evaluated_corpus)
 
     @cached_property
     def test(self) -> Encode:
         """The encoded test split."""
-        return self.encoder(self.config, "evaluate", "test", self.evaluated_corpus, self.model)
+        return self.encode("evaluate", "test", self.evaluated_corpus)
+
+    def encode(self, section: str, split: str, corpus: Prepare) -> Encode:
+        """Return the encoded portion of a split that a section asks for."""
+        return self.encoder(self.config, Portion.from_config(self.config, section, split), corpus, self.model)
 
     def check_text(self) -> None:
         """Raise UserError, before a model is trained, if a later stage could not work with this text."""
@@ -136,22 +146,27 @@ class Plan:
         """The encoded external corpus: made by this run, or the folder that ``datastore.path=DIR`` names."""
         if self.config.datastore.path:
             return ExternalStore(self.config, self.model)
-        return self.encoder(self.config, "datastore", self.config.datastore.split, self.stored_corpus, self.model)
+        return self.encode("datastore", self.config.datastore.split, self.stored_corpus)
 
     @cached_property
     def index(self) -> Index | None:
         """The index of the datastore, if a row uses external memory."""
-        return Index(self.config, self.store) if uses_external(self.config) else None
+        return Index(self.config, self.store, self.max_neighbours) if uses_external(self.config) else None
 
     @cached_property
     def tune(self) -> Tune:
         """The tuned settings of every row, with the fitted mixture if there is one."""
-        return tune_of(self.config, self.valid, self.memories)
+        return tune_of(self.config, self.table, self.valid, self.memories)
+
+    @cached_property
+    def table(self) -> Table:
+        """The rows of the experiment's table."""
+        return rows_of(self.config)
 
     @cached_property
     def memories(self) -> Memories:
         """The memories that rows use at test."""
-        return Memories(self.config, Sources(self.index, self.stored_corpus))
+        return Memories(self.config, Sources(self.index, self.stored_corpus, self.config.datastore.split))
 
     @cached_property
     def evaluate(self) -> Evaluate:
@@ -178,9 +193,10 @@ class Plan:
     @cached_property
     def replay(self) -> Replay:
         """The replay of eviction policies over the long memory, or over the memory inside the model."""
+        policies = replayed_policies(self.config)
         if self.has_long_memory_row:
-            return ContextReplay(self.config, self.test, self.tune)
-        return KeyReplay(self.config, self.record)
+            return ContextReplay(self.config, policies, self.test, self.tune)
+        return KeyReplay(self.config, policies, self.record)
 
     @property
     def has_long_memory_row(self) -> bool:
@@ -219,7 +235,7 @@ class Plan:
             "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
             "tune": lambda: [*self.tune.prerequisites(), self.tune],
             "evaluate": lambda: [self.test, self.evaluate, self.subsets, self.analysis],
-            "initialize": lambda: [Initialize(self.config)],
+            "initialize": lambda: [Initialize(self.config, self.corpus.dataset)],
             "teach": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
             "record": lambda: [self.test, *self.tune.prerequisites(), self.tune] if self.has_long_memory_row else [self.record],

@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.stages.datastore import Index, uses_external
 from trime.stages.fit import Fit
@@ -55,14 +54,14 @@ class TranslationPlan(Plan):
     @cached_property
     def fit(self) -> Fit:
         """The translation model that this experiment trains."""
-        return FitTranslation(self.config, self.corpus, self.pack, lambda: self.logger)
+        return FitTranslation(self.config, self.corpus, self.pack, self.services)
 
     @cached_property
     def tune(self) -> TuneByBleu:
         """The settings of every row, at the K of highest BLEU on valid."""
         ks = plain(self.config.translation.k) if uses_external(self.config) else [self.config.index.k]
         tunes = {k: self.tune_at(k) for k in ks}
-        rows = rows_of(self.config)
+        rows = self.table
         first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
         without_memory = Translate(self.config, self.valid, tunes[ks[0]], slice(0, first))
         with_memory = {k: Translate(self.config, self.valid, tune, slice(first, None)) for k, tune in tunes.items()}
@@ -71,8 +70,9 @@ class TranslationPlan(Plan):
     def tune_at(self, k: int) -> Tune:
         """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
-        index = Index(config, self.store) if uses_external(config) else None
-        return tune_of(config, self.valid, Memories(config, Sources(index, self.corpus)))
+        index = Index(config, self.store, self.max_neighbours) if uses_external(config) else None
+        memories = Memories(config, Sources(index, self.corpus, config.datastore.split))
+        return tune_of(config, self.table, self.valid, memories)
 
     @cached_property
     def evaluate(self) -> EvaluatePairs:

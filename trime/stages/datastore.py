@@ -33,20 +33,21 @@ GAIN = 0.01  # the gain of recall for which it visits twice as many cells
 class Index(Artefact):
     """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force."""
 
-    kind, stage = "datastore", "datastore"
+    kind, depends_on = "datastore", ("index.factory", "index.metric")
+    unhashed = ("index",)
 
-    def __init__(self, config: DictConfig, store: Artefact):
+    def __init__(self, config: DictConfig, store: Artefact, largest_k: int | None = None):
+        """``largest_k``: the largest K of any search, for which index=auto chooses how much to visit; by default index.k."""
         super().__init__(config)
-        self.store = store
+        self.store, self.largest_k = store, largest_k or int(self.config.index.k)
 
     def needs(self) -> list[Artefact]:
         return [self.store]
 
     def settings(self) -> Any:
         index = self.config.index
-        optional = {"recall": index.recall} if index.factory == AUTO else {}
-        optional |= {"parts": index.parts} if index.parts > 1 else {}
-        return {"factory": index.factory, "metric": index.metric, **optional}
+        chosen = {"recall": index.recall, "k": self.largest_k} if index.factory == AUTO else {}
+        return super().settings() | chosen | ({"parts": index.parts} if index.parts > 1 else {})
 
     def build(self, folder: Path) -> None:
         meter, store, index = ResourceUsage(), self.store.path(), self.config.index
@@ -79,7 +80,7 @@ class Index(Artefact):
         if not factory:
             return {"probe": 1, "expected_recall": 1.0}
         keys = Keys(Shards(self.store.path()))
-        queries, k = sample_keys(keys, SAMPLE), min(self.config.index.k, len(keys))
+        queries, k = sample_keys(keys, SAMPLE), min(self.largest_k, len(keys))
         _, exact = ExactSearch(keys.blocks, metric).nearest(queries, k)
 
         def recall(probe: int) -> float:
@@ -188,7 +189,7 @@ def sample_keys(keys: Keys, count: int) -> Float[Tensor, "n d"]:
 class ExternalStore(Artefact):
     """A datastore that another run encoded with the same model."""
 
-    kind, stage = "encode", "encode"
+    kind, unhashed = "encode", ("datastore.path",)
 
     def __init__(self, config: DictConfig, model: Artefact):
         super().__init__(config)

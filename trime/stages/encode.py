@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +30,9 @@ from trime.memory.retrieval.datastore import Shards, stored_keys
 from trime.metrics import ResourceUsage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.model_io import check_positions, open_network, reading_settings
-from trime.pipeline.processes import device_of
+from trime.pipeline.model_io import NETWORK, POSITIONS, check_positions, open_network, reading_settings
+from trime.pipeline.processes import DEVICE, device_of
+from trime.pipeline.settings import Keys
 from trime.pipeline.training import resolved_precision
 from trime.stages.prepare import Prepare
 from trime.tasks.language_model import vocabulary_evidence
@@ -41,51 +42,69 @@ SHARD = 2**17  # the largest number of tokens in a shard, context included
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
 
+class Portion(NamedTuple):
+    """The part of a split that is encoded, and for what.
+
+    ``section``: evaluate (contexts and masses are stored, for scoring) or datastore (contexts alone). ``tokens``: a budget of
+    scored tokens, None for all; ``sample``: whether it is spent on the starts of documents or on whole ones. ``dtype``: of
+    the stored encodings.
+    """
+
+    section: str
+    split: str
+    tokens: int | None
+    sample: str
+    dtype: str
+
+    @classmethod
+    def from_config(cls, config: DictConfig, section: str, split: str) -> Portion:
+        """Return the portion that a section of the configuration asks for."""
+        settings = config[section]
+        return cls(section, split, parse_token_count(settings.tokens), settings.get("sample", "starts"), settings.dtype)
+
+
 class Encode(Artefact):
-    """A split encoded by the model; its dataset and budget are those of ``section``, evaluate or datastore."""
+    """A portion of a corpus encoded by the model."""
 
     kind = "encode"
+    depends_on: ClassVar[Keys] = (
+        *("evaluate.block", "evaluate.context", "evaluate.bounded", "evaluate.lines"),
+        *("compatibility.dropped_in_band", "compatibility.sorted_windows"),
+    )
+    unhashed: ClassVar[Keys] = (*NETWORK, *POSITIONS, "evaluate.batch_tokens", *DEVICE)
 
-    def __init__(self, config: DictConfig, section: str, split: str, corpus: Prepare, model: Artefact):
+    def __init__(self, config: DictConfig, portion: Portion, corpus: Prepare, model: Artefact):
         super().__init__(config)
-        self.section, self.split, self.corpus, self.model = section, split, corpus, model
-        self.stage = "evaluate" if split == "test" and section == "evaluate" else "encode"  # type: ignore[misc]
+        self.portion, self.corpus, self.model = portion, corpus, model
+
+    @property
+    def split(self) -> str:
+        """The split that is encoded."""
+        return self.portion.split
+
+    @property
+    def for_datastore(self) -> bool:
+        """Whether contexts are encoded to be searched, rather than scored."""
+        return self.portion.section == "datastore"
+
+    @property
+    def stage(self) -> str:
+        return "evaluate" if self.split == "test" and not self.for_datastore else "encode"
 
     def needs(self) -> list[Artefact]:
         return [self.corpus, self.model]
 
     def settings(self) -> Any:
-        evaluate = self.config.evaluate
-        return {
-            "split": self.split,
-            "tokens": self.budget(),
-            "sample": self.sample(),
-            "block": evaluate.block,
-            "context": evaluate.context,
-            "bounded": evaluate.bounded,
-            "lines": evaluate.lines,
-            "quirks": {name: self.config.compatibility[name] for name in ("dropped_in_band", "sorted_windows")},
-            "dtype": self.config[self.section].dtype,
-            "scored_only": self.section == "datastore",
-            "precision": resolved_precision(self.config),
-            **reading_settings(self.config),
-        }
+        portion = {"portion": self.portion._asdict(), "precision": resolved_precision(self.config)}
+        return super().settings() | portion | reading_settings(self.config)
 
     def windows(self, corpus: Corpus) -> Segments:
         """Return the windows that are encoded, in the order in which they are read."""
         text, evaluate = corpus.split(self.split), self.config.evaluate
-        offsets, budget = document_offsets(text, evaluate.bounded), (self.budget(), self.sample())
-        if not evaluate.lines or self.section == "datastore":
+        offsets, budget = document_offsets(text, evaluate.bounded), (self.portion.tokens, self.portion.sample)
+        if not evaluate.lines or self.for_datastore:
             return self.in_reading_order(cut(offsets, evaluate.block, evaluate.context, *budget))
         return self.in_reading_order(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, *budget))
-
-    def budget(self) -> int | None:
-        """Return how many tokens are scored or stored; None for all."""
-        return parse_token_count(self.config[self.section].tokens)
-
-    def sample(self) -> str:
-        """Return which part of the documents a budget is spent on: their starts, or whole documents."""
-        return self.config.evaluate.sample if self.section == "evaluate" else "starts"
 
     def in_reading_order(self, windows: Segments) -> Segments:
         """Keep the order of the text; the published code reads windows without context from the shortest to the longest."""
@@ -132,7 +151,7 @@ class Encode(Artefact):
         return {
             "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
             "model": content_hash(self.model.path() / "model.safetensors"),
-            "section": self.section,
+            "section": self.portion.section,
             "split": self.split,
             "text": corpus.fingerprint(self.split),
             "dataset": corpus.statistics["name"],
@@ -209,7 +228,7 @@ class Encode(Artefact):
         The masses of tokens of context are NaN.
         """
         scored = batch.scored.flatten()
-        if self.section == "datastore":
+        if self.for_datastore:
             return self.context_columns(contexts_of(batch, reader.encode(batch).g).take(scored), first)
         contexts, vocabulary = vocabulary_evidence(reader, batch)
         tokens = is_token(batch).flatten()
@@ -222,7 +241,7 @@ class Encode(Artefact):
 
     def context_columns(self, contexts: Contexts, first: int) -> dict[str, Tensor]:
         """Return contexts as columns on the host; ``first`` is the number of the shard's first window."""
-        columns = stored_keys(contexts.g, self.config[self.section].dtype) | {
+        columns = stored_keys(contexts.g, self.portion.dtype) | {
             "token": contexts.token.int(),
             "document": contexts.place.document.int(),
             "segment": (contexts.place.segment + first).int(),

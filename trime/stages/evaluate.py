@@ -17,14 +17,17 @@ from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.model_io import memory_settings
+from trime.pipeline.processes import DEVICE
 from trime.stages.encode import Encode
-from trime.stages.tune import LossSums, Tune, scorer_of, summarize_row, with_progress
+from trime.stages.tune import SCORING, LossSums, Tune, scorer_of, summarize_row, with_progress
 
 
 class Evaluate(Artefact):
     """Loss and perplexity of every row on the test split: ``rows.json``."""
 
-    kind, stage, format = "evaluate", "evaluate", 3
+    kind, format = "evaluate", 4
+    depends_on, unhashed = SCORING, ("model", "eviction", *DEVICE)
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: Tune):
         super().__init__(config)
@@ -34,7 +37,7 @@ class Evaluate(Artefact):
         return [self.encoded, self.tune]
 
     def settings(self) -> Any:
-        return {}
+        return super().settings() | {"memory": memory_settings(self.config)}  # the table names it
 
     def build(self, folder: Path) -> None:
         results = [self.evaluate_row(number, row, folder / f"row-{number}.json") for number, row in enumerate(self.tune.rows())]

@@ -6,9 +6,10 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import pytorch_lightning as pl
 from hydra.utils import instantiate
@@ -25,10 +26,11 @@ from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.network import Network, build_network, save_network
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.config_hash import IGNORED, VALIDATION
+from trime.pipeline.config_hash import VALIDATION
 from trime.pipeline.model_io import check_positions, model_of, save_transformers, weight_settings, write_description
 from trime.pipeline.pretrained import is_pretrained
-from trime.pipeline.processes import device_count, is_worker, launch_workers, share_of, world_size
+from trime.pipeline.processes import device_count, is_worker, share_of, world_size
+from trime.pipeline.settings import Keys, plain_settings
 from trime.pipeline.training import quiet, resolved_precision, run_training, training_callbacks
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
@@ -38,17 +40,39 @@ from trime.tasks.callbacks.staleness import Staleness
 from trime.tasks.language_model import LanguageModel, Training
 from trime.types import UserError
 
-SETTINGS = ("segments", "batching", "memory", "train", "optimizer", "schedule", "seed")
+MEMORY = ("train.memory_size", "train.eviction")  # of models with a built-in memory
+
+
+class Services(NamedTuple):
+    """What a run offers a training: its experiment logger, and the other processes of a training in a folder."""
+
+    logger: Callable[[], Any]
+    workers: Callable[[Path], AbstractContextManager[None]]
 
 
 class Fit(Artefact):
     """The trained model: ``model.safetensors``, ``model.json``, ``train.json``, ``metrics.csv``."""
 
-    kind, stage = "fit", "fit"
+    kind = "fit"
+    depends_on: ClassVar[Keys] = (
+        "seed",
+        "segments",
+        "batching",
+        "memory",
+        "train",
+        "optimizer",
+        "schedule",
+        "compatibility.padding",
+    )
+    unhashed: ClassVar[Keys] = (
+        *("task", "model", "evaluate.block", "evaluate.context", "trainer", "train.checkpoint_every", "train.log_every"),
+        *VALIDATION,
+        *MEMORY,  # settings() has these where they matter
+    )
 
-    def __init__(self, config: DictConfig, corpus: Prepare, pack: Pack | None, logger: Callable[[], Any]):
+    def __init__(self, config: DictConfig, corpus: Prepare, pack: Pack | None, services: Services):
         super().__init__(config)
-        self.corpus, self.pack, self.logger = corpus, pack, logger
+        self.corpus, self.pack, self.services = corpus, pack, services
 
     def needs(self) -> list[Artefact]:
         return [self.corpus, *([self.pack] if self.pack else [])]
@@ -56,11 +80,10 @@ class Fit(Artefact):
     def settings(self) -> Any:
         if not self.config.train.updates:  # a pretrained model, unchanged
             return weight_settings(self.config)
-        settings = {name: plain(self.config[name]) for name in SETTINGS}
+        settings = super().settings()
         has_memory = "memory_size" in self.config.model and not is_pretrained(self.config)  # during training
-        unused = () if has_memory else ("memory_size", "eviction")
-        ignored = (*IGNORED["train"], *unused, *(VALIDATION if self.config.train.keep == "last" else ()))
-        settings["train"] = {key: value for key, value in settings["train"].items() if key not in ignored}
+        used = (*(MEMORY if has_memory else ()), *(VALIDATION if self.config.train.keep == "best" else ()))
+        settings["used"] = plain_settings(self.config, used)
         settings["model"] = weight_settings(self.config)
         settings["precision"] = resolved_precision(self.config)
         if self.config.memory.get("own_gradient_only"):  # with this quirk of the published code, devices change the gradient
@@ -69,7 +92,7 @@ class Fit(Artefact):
 
     def build(self, folder: Path) -> None:
         if not (folder / "train.json").exists():  # written last: a killed build may have finished training
-            with launch_workers(self.config, folder):
+            with self.services.workers(folder):
                 self.train(folder)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
@@ -78,7 +101,7 @@ class Fit(Artefact):
         folder = self.folder.with_name(self.folder.name + ".partial")
         if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with launch_workers(self.config, folder):
+            with self.services.workers(folder):
                 self.train(folder)
 
     def train(self, folder: Path) -> None:
@@ -212,7 +235,7 @@ class Fit(Artefact):
             num_sanity_val_steps=0,
             callbacks=[*callbacks, *training_callbacks(self.stage, folder, self.config)],
             enable_checkpointing=False,  # callbacks of this project write them
-            logger=(not is_worker(self.config) and self.logger()) or False,
+            logger=(not is_worker(self.config) and self.services.logger()) or False,
             enable_model_summary=False,
             default_root_dir=folder,
             **options,
@@ -222,7 +245,7 @@ class Fit(Artefact):
 class ExternalModel(Artefact):
     """A model that was trained or imported before, in the folder that ``checkpoint=DIR`` names."""
 
-    kind, stage = "fit", "fit"
+    kind, unhashed = "fit", ("checkpoint",)
 
     @property
     def folder(self) -> Path:

@@ -24,7 +24,7 @@ RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tok
 class Import(Artefact):
     """An imported model: ``model.safetensors``, ``model.json``, ``vocabulary.json``, and its origin in ``imported.json``."""
 
-    kind, stage = "import", "import"
+    kind, unhashed = "import", ("checkpoint", "dictionary")
 
     @property
     def file(self) -> Path:

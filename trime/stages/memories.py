@@ -16,18 +16,22 @@ from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import TextNgrams
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.rows import memories_of
+from trime.pipeline.settings import plain_settings
 from trime.stages.datastore import Index
 from trime.stages.prepare import Prepare
 from trime.stages.suffixes import Suffixes
 from trime.types import UserError
 
+SEARCH = ("index.k", "index.probe", "index.rescore")  # the settings that decide what a search of the index returns
+
 
 @dataclass(frozen=True)
 class Sources:
-    """What memories are made from: the index of the datastore, if a row uses it, and the corpus of the datastore."""
+    """What memories are made from: the index of the datastore, if a row uses it, and the text of the datastore."""
 
     index: Index | None
     text: Prepare
+    split: str
 
 
 class StoredMemory(ABC):
@@ -61,8 +65,7 @@ class TextNgram(StoredMemory):
 
     def suffixes(self, sources: Sources) -> Suffixes:
         """Return the suffix array of the text."""
-        config = sources.text.config
-        return Suffixes(config, sources.text, config.datastore.split)
+        return Suffixes(sources.text.config, sources.text, sources.split)
 
     def needs(self, sources: Sources) -> list[Artefact]:
         return [self.suffixes(sources)]
@@ -109,5 +112,7 @@ class Memories:
         return instantiate(node, _convert_="all", **sized)
 
     def settings(self) -> dict[str, Any]:
-        """Return the configuration of each memory."""
-        return {name: plain(self.config.memories[name]) for name in self.names}
+        """Return what decides the evidence of each memory: its configuration, and how the index is searched."""
+        settings = {name: plain(self.config.memories[name]) for name in self.names}
+        index = plain_settings(self.config, SEARCH) if "external" in self.names else {}
+        return settings | index

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from trime.data.corpus import content_hash
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
-from trime.io import plain
 from trime.metrics import ResourceUsage
 from trime.mixtures.experts import Evidence, History, Mixture, log_mixture
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.rows import Table
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import PART_TOKENS, LossSums, Tune, summarize_row
@@ -32,9 +32,10 @@ class TuneMixture(Tune):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
     kind, stage, format = "mixture", "tune", 2
+    depends_on, unhashed = ("mixture", "seed"), ("mixture.path",)
 
     def __init__(self, config: DictConfig, grid: Tune):
-        super().__init__(config, grid.encoded, grid.memories)
+        super().__init__(config, grid.table, grid.encoded, grid.memories)
         self.grid = grid
 
     def needs(self) -> list[Artefact]:
@@ -45,9 +46,8 @@ class TuneMixture(Tune):
 
     def settings(self) -> Any:
         given = given_mixture(self.config)
-        mixture = {key: value for key, value in plain(self.config.mixture).items() if key != "path"}
         content = given and [content_hash(given.with_name(name)) for name in (given.name, "mixture.safetensors")]
-        return {"mixture": mixture, "seed": self.config.seed, "given": content}
+        return Artefact.settings(self) | {"given": content}
 
     def build(self, folder: Path) -> None:
         row, meter = self.row(), ResourceUsage()
@@ -85,9 +85,9 @@ class TuneMixture(Tune):
         return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
 
 
-def tune_of(config: DictConfig, encoded: Encode, memories: Memories) -> Tune:
+def tune_of(config: DictConfig, table: Table, encoded: Encode, memories: Memories) -> Tune:
     """Return the artefact that tunes the rows of an experiment, and fits its mixture if it has one to be fitted."""
-    grid = Tune(config, encoded, memories)
+    grid = Tune(config, table, encoded, memories)
     return TuneMixture(config, grid) if grid.fitted_rows() else grid
 
 

@@ -15,7 +15,6 @@ from trime.data.corpus import Split
 from trime.data.module import segment_terms
 from trime.data.neighbours import excluded_ranges
 from trime.data.segments import Segments, check_length, cut, document_offsets
-from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
 from trime.types import UserError
@@ -33,7 +32,7 @@ def training_segments(config: DictConfig, text: Split) -> Segments:
 class Pack(Artefact):
     """The nearest neighbours of training segments: ``neighbours.npy`` [segments k]."""
 
-    kind, stage = "pack", "pack"
+    kind, depends_on = "pack", ("segments", "batching.k", "neighbours")
 
     def __init__(self, config: DictConfig, corpus: Prepare):
         super().__init__(config)
@@ -45,13 +44,6 @@ class Pack(Artefact):
 
     def needs(self) -> list[Artefact]:
         return [self.corpus]
-
-    def settings(self) -> Any:
-        return {
-            "segments": plain(self.config.segments),
-            "k": self.config.batching.k,
-            "backend": plain(self.config.neighbours),
-        }
 
     def segments(self, text: Split) -> Segments:
         """Return the segments that are compared."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from hydra.utils import instantiate
@@ -17,13 +17,15 @@ from trime.data.vocabulary import Vocabulary
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import DATASET_PLACES
+from trime.pipeline.settings import Keys
 from trime.types import UserError
 
 
 class Prepare(Artefact):
     """The corpus of a dataset, in a vocabulary of its own or in a given one (``vocabulary_source``)."""
 
-    kind, stage = "prepare", "prepare"
+    kind = "prepare"
+    depends_on: ClassVar[Keys] = ("vocabulary",)
 
     def __init__(self, config: DictConfig, dataset_config: DictConfig, vocabulary_source: VocabularySource | None = None):
         super().__init__(config)
@@ -45,8 +47,8 @@ class Prepare(Artefact):
 
     def settings(self) -> Any:
         dataset = {key: value for key, value in plain(self.dataset_config).items() if key not in DATASET_PLACES}
-        vocabulary = self.vocabulary_source.name if self.vocabulary_source else plain(self.config.vocabulary)
-        return {"dataset": dataset, "content": self.dataset.fingerprint(), "vocabulary": vocabulary}
+        given = {"vocabulary": self.vocabulary_source.name} if self.vocabulary_source else {}
+        return super().settings() | {"dataset": dataset, "content": self.dataset.fingerprint()} | given
 
     def build(self, folder: Path) -> None:
         source = self.vocabulary_source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from omegaconf import DictConfig
@@ -16,7 +16,6 @@ from trime.data.segments import parse_token_count
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.evaluation.scorer import Scorer, memory_names
-from trime.io import plain
 from trime.memory.base import Memory, Window
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
@@ -24,8 +23,9 @@ from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, perplexity
 from trime.mixtures.experts import Evidence, concat_evidence, stack_evidence
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.processes import device_of
-from trime.pipeline.rows import rows_of
+from trime.pipeline.processes import DEVICE, device_of
+from trime.pipeline.rows import Table
+from trime.pipeline.settings import Keys
 from trime.stages.encode import Encode, windows_of
 from trime.stages.memories import Memories
 from trime.types import Float, Mass, Tensor
@@ -37,33 +37,36 @@ GRIDS = {  # the grid of a tuned value, where its name is another
     "cache_lambda": "interpolation_share",
     "lambda": "interpolation_share",
 }
+SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that scorer_of reads
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
 class Tune(Artefact):
     """The best settings of every row, with their loss: ``tuned.json``, and evidence for the mixture that is to be fitted."""
 
-    kind, stage, format = "tune", "tune", 2
+    kind, format = "tune", 3
+    depends_on: ClassVar[Keys] = ("tune", *SCORING)
+    unhashed: ClassVar[Keys] = ("mixture.tokens", *DEVICE)
 
-    def __init__(self, config: DictConfig, encoded: Encode, memories: Memories):
+    def __init__(self, config: DictConfig, table: Table, encoded: Encode, memories: Memories):
         super().__init__(config)
-        self.encoded, self.memories = encoded, memories
+        self.table, self.encoded, self.memories = table, encoded, memories
 
     def needs(self) -> list[Artefact]:
         return [self.encoded, *self.memories.needs()]
 
     def settings(self) -> Any:
         limit = {"tokens": self.config.mixture.tokens} if self.fitted_rows() else {}
-        rows = [repr(row) for row in rows_of(self.config)]
-        return {"rows": rows, "grid": plain(self.config.tune), **memory_settings(self.config, self.memories), **limit}
+        rows = [repr(row) for row in self.table]
+        return super().settings() | {"rows": rows, "memories": self.memories.settings(), "sampled": SAMPLE} | limit
 
     def fitted_rows(self) -> list[FittedRow]:
         """Return the row whose mixture is fitted to the evidence of this pass, if there is one."""
-        return [row for row in rows_of(self.config) if isinstance(row, FittedRow)]
+        return [row for row in self.table if isinstance(row, FittedRow)]
 
     def grid_rows(self) -> list[Row]:
         """Return the rows whose settings are searched on the grid."""
-        return [row for row in rows_of(self.config) if isinstance(row, Row)]
+        return [row for row in self.table if isinstance(row, Row)]
 
     def build(self, folder: Path) -> None:
         meter, encoded = ResourceUsage(), self.encoded
@@ -244,18 +247,6 @@ def sample_queries(folder: Path) -> Float[Tensor, "n d"]:
     """Return SAMPLE queries of an encoded split at even distances."""
     queries = torch.cat([window.query.g for window in windows_of(folder, torch.device("cpu"))])
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
-
-
-def memory_settings(config: DictConfig, memories: Memories) -> dict[str, Any]:
-    """Return the settings that decide what memories answer."""
-    index = {key: plain(config.index)[key] for key in ("k", "probe", "rescore")} if "external" in memories.names else {}
-    return {
-        "memories": memories.settings(),
-        "jumps_clear": config.compatibility.sorted_windows,
-        "scaled_interpolation": config.evaluate.scaled_interpolation,
-        "index": index,
-        "sampled": SAMPLE,
-    }
 
 
 def scorer_of(config: DictConfig, rows: Sequence[Row | FittedRow], memories: Memories, encoded: Encode) -> Scorer:

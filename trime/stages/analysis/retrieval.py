@@ -20,8 +20,9 @@ from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
 from trime.metrics import perplexity
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.processes import DEVICE
 from trime.stages.encode import Encode
-from trime.stages.tune import Tune, scorer_of, with_progress
+from trime.stages.tune import SCORING, Tune, scorer_of, with_progress
 from trime.types import Bool, Contexts, Tensor
 
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
@@ -31,6 +32,7 @@ class Analysis(Artefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
     kind, stage = "analysis", "evaluate"
+    depends_on, unhashed = ("tune.memory_size", *SCORING), (*DEVICE,)
 
     def __init__(self, config: Any, test: Encode, tune: Tune):
         super().__init__(config)
@@ -40,7 +42,7 @@ class Analysis(Artefact):
         return [self.test, self.tune]
 
     def settings(self) -> Any:
-        return {"buckets": BUCKETS, "top": TOP}
+        return super().settings() | {"buckets": BUCKETS, "top": TOP}
 
     def build(self, folder: Path) -> None:
         content = {"dev": self.analyse(self.tune.encoded), "test": self.analyse(self.test)}

@@ -21,17 +21,19 @@ from trime.evaluation.rows import Row
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import Evidence
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.processes import DEVICE
 from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, fit_mixture, sum_by_document
-from trime.stages.tune import LossSums, scorer_of, summarize_row, with_progress
+from trime.stages.tune import SCORING, LossSums, scorer_of, summarize_row, with_progress
 
 
 class Subsets(Artefact):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
     kind, stage = "subsets", "evaluate"
+    depends_on, unhashed = ("evaluate.subsets", "mixture", "seed", *SCORING), ("mixture.path", *DEVICE)
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TuneMixture):
         super().__init__(config)
@@ -39,9 +41,6 @@ class Subsets(Artefact):
 
     def needs(self) -> list[Artefact]:
         return [self.encoded, self.tune]
-
-    def settings(self) -> Any:
-        return {"subsets": self.config.evaluate.subsets}
 
     def build(self, folder: Path) -> None:
         evidence, description = self.tune.grid.evidence()

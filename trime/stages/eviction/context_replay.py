@@ -21,10 +21,10 @@ from trime.memory.local import LocalMemory
 from trime.memory.long import LongMemory
 from trime.memory.similarity import similarity
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.processes import device_of
+from trime.pipeline.processes import DEVICE, device_of
 from trime.stages.encode import Encode, windows_of
 from trime.stages.eviction.replay import Document, Replay, ReplayResult
-from trime.stages.tune import Tune
+from trime.stages.tune import SCORING, Tune
 from trime.types import Float, Int, Tensor, UserError
 
 NO_ROW = "stages=[replay] needs a row with long and without external memory: experiment=trime_long; or experiment=memorizing"
@@ -33,8 +33,11 @@ NO_ROW = "stages=[replay] needs a row with long and without external memory: exp
 class ContextReplay(Replay):
     """Replays policies of the long memory over the encoded test split."""
 
-    def __init__(self, config: DictConfig, encoded: Encode, tune: Tune):
-        super().__init__(config)
+    depends_on = (*Replay.depends_on, "long", "similarity", *SCORING)
+    unhashed = (*DEVICE,)
+
+    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], encoded: Encode, tune: Tune):
+        super().__init__(config, policies)
         self.encoded, self.tune = encoded, tune
 
     def needs(self) -> list[Artefact]:

@@ -21,8 +21,8 @@ from trime.data.segments import Segments, collate
 from trime.models.backbones.memorizing.transformer import Attention
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.model_io import open_network
-from trime.pipeline.processes import device_of
+from trime.pipeline.model_io import NETWORK, open_network
+from trime.pipeline.processes import DEVICE, device_of
 from trime.pipeline.training import resolved_precision
 from trime.stages.encode import Encode
 from trime.tasks.callbacks.staleness import memory_layers
@@ -34,7 +34,8 @@ NO_MEMORY = "stages=[record] needs a model with a built-in memory: experiment=me
 class Record(Artefact):
     """Query and key [tokens h d] of each memory layer, in ``00000.safetensors`` and so on, and ``record.json``."""
 
-    kind, stage = "record", "record"
+    kind, depends_on = "record", ("evaluate.block", "evaluate.lines")
+    unhashed = (*NETWORK, *DEVICE)
 
     def __init__(self, config: DictConfig, encoded: Encode):
         super().__init__(config)
@@ -44,7 +45,8 @@ class Record(Artefact):
         return [self.encoded.corpus, self.encoded.model]
 
     def settings(self) -> Any:
-        return {key: value for key, value in self.encoded.settings().items() if key not in ("memory", "dtype")}
+        encoded = {key: value for key, value in self.encoded.settings().items() if key not in ("memory", "portion")}
+        return super().settings() | encoded | {"portion": self.encoded.portion._replace(dtype="")}
 
     def build(self, folder: Path) -> None:
         corpus = self.encoded.corpus.corpus()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from hydra.utils import instantiate
@@ -25,6 +24,7 @@ from trime.io import plain
 from trime.memory.bounded import BoundedMemory
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.compose import CONF
+from trime.pipeline.settings import Keys
 from trime.stages.eviction.record import Record
 from trime.types import AttentionBlock, Float, Int, Tensor, UserError
 
@@ -53,38 +53,20 @@ class Document(Protocol):
 class Replay(Artefact):
     """Retained mass, and loss for the long memory, by memory, policy and size: ``replay.json``."""
 
-    kind, stage = "replay", "replay"
+    kind = "replay"
+    depends_on: ClassVar[Keys] = ("replay.sizes",)
+
+    def __init__(self, config: DictConfig, policies: dict[str, DictConfig]):
+        super().__init__(config)
+        self.policies = policies
 
     def settings(self) -> Any:
-        policies = {name: plain(policy) for name, policy in self.policies.items()}
-        return {"policies": policies, "sizes": self.sizes}
+        return super().settings() | {"policies": {name: plain(policy) for name, policy in self.policies.items()}}
 
     @property
     def sizes(self) -> list[int]:
         """The memory sizes, ascending."""
         return sorted(set(plain(self.config.replay.sizes)))
-
-    @cached_property
-    def policies(self) -> dict[str, DictConfig]:
-        """The configurations of the policies; those with an initial score, at every c of ``replay.c``."""
-        policies: dict[str, Any] = {}
-        for name in self.config.replay.policies:
-            policy = self.policy_config(name)
-            if self.config.replay.c is None or "c" not in (policy.get("initial") or {}):
-                policies[name] = policy
-                continue
-            for c in self.config.replay.c:
-                policies[f"{name} c={c:g}"] = OmegaConf.merge(policy, {"initial": {"c": c}})
-        return policies
-
-    def policy_config(self, name: str) -> DictConfig:
-        """Return a policy of conf/eviction, its references resolved in this run; UserError if there is none."""
-        path = CONF / "eviction" / f"{name}.yaml"
-        if not path.is_file():
-            known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
-            raise UserError(f"replay.policies: there is no eviction={name}: choose from {known}")
-        config = OmegaConf.merge(self.config, {"eviction": None}, {"eviction": OmegaConf.load(path)})
-        return config.eviction
 
     def policy(self, name: str) -> EvictionPolicy:
         """Return a new policy."""
@@ -130,6 +112,29 @@ class Replay(Artefact):
         return self.read("replay.json")
 
 
+def replayed_policies(config: DictConfig) -> dict[str, DictConfig]:
+    """Return the configurations of ``replay.policies``; those with an initial score, at every c of ``replay.c``."""
+    policies: dict[str, Any] = {}
+    for name in config.replay.policies:
+        policy = policy_config(config, name)
+        if config.replay.c is None or "c" not in (policy.get("initial") or {}):
+            policies[name] = policy
+            continue
+        for c in config.replay.c:
+            policies[f"{name} c={c:g}"] = OmegaConf.merge(policy, {"initial": {"c": c}})
+    return policies
+
+
+def policy_config(config: DictConfig, name: str) -> DictConfig:
+    """Return a policy of conf/eviction, its references resolved in this run; UserError if there is none."""
+    path = CONF / "eviction" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
+        raise UserError(f"replay.policies: there is no eviction={name}: choose from {known}")
+    merged = OmegaConf.merge(config, {"eviction": None}, {"eviction": OmegaConf.load(path)})
+    return merged.eviction
+
+
 def summarize(results: list[ReplayResult], total_mass: float) -> dict[str, float]:
     """Return the retained share of the mass and, if there is one, the loss per token."""
     tokens = sum(result.tokens for result in results)
@@ -140,15 +145,14 @@ def summarize(results: list[ReplayResult], total_mass: float) -> dict[str, float
 class KeyReplay(Replay):
     """Replays policies of the memory inside a model, from recorded queries and keys."""
 
-    def __init__(self, config: DictConfig, record: Record):
-        super().__init__(config)
+    depends_on = (*Replay.depends_on, "model.backbone.memory.top_k")
+
+    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], record: Record):
+        super().__init__(config, policies)
         self.record = record
 
     def needs(self) -> list[Artefact]:
         return [self.record]
-
-    def settings(self) -> Any:
-        return super().settings() | {"top_k": self.top_k}
 
     @property
     def top_k(self) -> int:

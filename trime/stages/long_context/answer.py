@@ -18,6 +18,7 @@ from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.pretrained import answerer_of, model_fingerprint
+from trime.pipeline.processes import DEVICE
 from trime.types import UserError
 
 READING = (
@@ -39,7 +40,8 @@ READING = (
 class Answer(Artefact):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
-    kind, stage = "answer", "answer"
+    kind, depends_on = "answer", ("questions", "eviction", "answering")
+    unhashed = ("answering.batch", "model", *DEVICE)
 
     def __init__(self, config: DictConfig, small_model: Artefact | None):
         super().__init__(config)
@@ -53,8 +55,7 @@ class Answer(Artefact):
         return {name: plain(self.config.model[name]) for name in READING}
 
     def settings(self) -> Any:
-        settings = {name: plain(self.config[name]) for name in ("questions", "eviction", "answering")}
-        return settings | {
+        return super().settings() | {
             "reading": self.reading(),
             "model": None if self.small_model else model_fingerprint(self.config.model.name),
         }

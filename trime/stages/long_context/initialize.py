@@ -7,25 +7,27 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
+from omegaconf import DictConfig
 
-from trime.io import plain
+from trime.data.datasets import Dataset
 from trime.models.pretrained.tokenizer import train_byte_pairs
 from trime.pipeline.artefact import Artefact
-from trime.stages.prepare import Prepare
 
 
 class Initialize(Artefact):
     """An untrained ``taught.model`` with a tokenizer of ``taught.vocabulary`` byte pairs, in the transformers format."""
 
-    kind, stage = "initialize", "initialize"
+    kind, depends_on = "initialize", ("taught.model", "taught.vocabulary", "seed")
+
+    def __init__(self, config: DictConfig, dataset: Dataset):
+        super().__init__(config)
+        self.dataset = dataset
 
     def settings(self) -> Any:
-        text = Prepare(self.config, self.config.dataset).dataset.fingerprint()
-        taught = self.config.taught
-        return {"model": plain(taught.model), "vocabulary": taught.vocabulary, "text": text, "seed": self.config.seed}
+        return super().settings() | {"text": self.dataset.fingerprint()}
 
     def build(self, folder: Path) -> None:
-        documents = Prepare(self.config, self.config.dataset).dataset.documents("train")
+        documents = self.dataset.documents("train")
         lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
         tokenizer = train_byte_pairs(lines, self.config.taught.vocabulary, folder)
         torch.manual_seed(self.config.seed)

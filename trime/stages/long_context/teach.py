@@ -30,10 +30,12 @@ SORTED_BATCHES = 16  # number of batches within which examples are sorted by len
 class TrainSmall(Artefact):
     """A small model that is trained to answer questions: model and tokenizer in the transformers format, ``train.json``."""
 
-    kind, stage, format = "teach", "teach", 2
+    kind, format = "teach", 2
+    depends_on = ("seed", "taught", "optimizer", "schedule", "train.updates", "train.clip_norm")
+    unhashed = ("questions", "train.checkpoint_every", "train.log_every", "trainer")
 
     def settings(self) -> Any:
-        return self.recipe() | {"seed": self.config.seed}
+        return super().settings() | self.recipe() | {"precision": resolved_precision(self.config)}
 
     def recipe(self) -> dict[str, Any]:
         """Return what the model learned, and how: the settings that results report."""

@@ -25,6 +25,9 @@ from trime.tasks.translation import Translation
 class FitTranslation(Fit):
     """The trained translation model."""
 
+    depends_on = (*Fit.depends_on, "translation.smoothing", "translation.joined_dictionary")
+    unhashed = (*Fit.unhashed, "translation", "evaluate.scaled_interpolation")
+
     def settings(self) -> Any:
         translation = plain(self.config.translation)
         search = {name: translation[name] for name in ("beam", "penalty", "shortest", "longest", "sentences")}

@@ -63,6 +63,8 @@ class ParallelCorpus(Corpus):
 class PreparePairs(Prepare):
     """The parallel corpus of a dataset, in its own vocabularies or in an imported model's ``dictionaries``."""
 
+    depends_on = (*Prepare.depends_on, "translation.joined_dictionary")
+
     def __init__(self, config: DictConfig, dataset_config: DictConfig, dictionaries: Dictionaries | None = None):
         super().__init__(config, dataset_config)
         self.dictionaries = dictionaries
@@ -85,9 +87,8 @@ class PreparePairs(Prepare):
         return Side(self.text, 1, PresegmentedText())
 
     def settings(self) -> Any:
-        joined = {"joined": self.config.translation.joined_dictionary}
-        dictionaries = self.dictionaries.fingerprints if self.dictionaries else joined
-        return super().settings() | {"languages": self.text.languages, "dictionaries": dictionaries}
+        dictionaries = {"dictionaries": self.dictionaries.fingerprints} if self.dictionaries else {}
+        return super().settings() | {"languages": self.text.languages} | dictionaries
 
     def build(self, folder: Path) -> None:
         text, tokenizer = self.text, self.tokenizer(folder)
@@ -181,8 +182,8 @@ class PairWindows(WindowLoader):
 class EncodePairs(Encode):
     """The targets of a split encoded by the model, each piece given the source and the preceding pieces."""
 
-    def settings(self) -> Any:
-        return super().settings() | {"key": self.config.model.backbone.key}
+    depends_on = ("evaluate.bounded", "compatibility.dropped_in_band", "compatibility.sorted_windows", "model.backbone.key")
+    unhashed = (*Encode.unhashed, "evaluate.context")
 
     def build(self, folder: Path) -> None:
         corpus = self.corpus.corpus()
@@ -194,7 +195,7 @@ class EncodePairs(Encode):
 
     def windows(self, corpus: Corpus) -> Segments:
         """Return as many whole sentences as fit in the budget."""
-        return first_sentences(corpus.split(self.split), self.budget())
+        return first_sentences(corpus.split(self.split), self.portion.tokens)
 
     def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
         assert isinstance(corpus, ParallelCorpus)

@@ -14,15 +14,15 @@ from trime.evaluation.attribution import expert_distributions, fitted_attributio
 from trime.evaluation.beam import Beam
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
-from trime.io import complete_lines, plain
+from trime.io import complete_lines
 from trime.memory.base import Entries
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.metrics import ResourceUsage
 from trime.models.backbones.encoder_decoder import DecoderCache, EncodedSource, EncoderDecoder
 from trime.models.network import Network
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.model_io import open_network
-from trime.pipeline.processes import device_of
+from trime.pipeline.model_io import NETWORK, open_network
+from trime.pipeline.processes import DEVICE, device_of
 from trime.pipeline.training import resolved_precision
 from trime.stages.encode import Encode
 from trime.stages.translation.pairs import ParallelCorpus
@@ -30,32 +30,29 @@ from trime.stages.tune import Tune
 from trime.types import Contexts, Float, Int, Tensor, TokenPosition
 
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a sentence is never impossible
-SEARCH_SETTINGS = (
-    "beam",
-    "penalty",
-    "shortest",
-    "longest",
-    "sentences",
-    "unweighted_external",
-)  # settings that decide translations
+SEARCH = ("beam", "penalty", "shortest", "longest", "sentences", "unweighted_external")  # of translation: what decides texts
 
 
 class Translate(Artefact):
     """Translations of a split by some rows of a table, in ``row-N.jsonl``, and their BLEU, in ``bleu.json``."""
 
     kind = "translate"
+    depends_on = (*(f"translation.{name}" for name in SEARCH), "evaluate.scaled_interpolation")
+    unhashed = ("translation.sentences_at_once", *NETWORK, *DEVICE)
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: Tune, rows: slice = slice(None)):
         super().__init__(config)
         self.encoded, self.tune, self.rows = encoded, tune, rows
-        self.stage = "evaluate" if encoded.split == "test" else "tune"  # type: ignore[misc]
+
+    @property
+    def stage(self) -> str:
+        return "evaluate" if self.encoded.split == "test" else "tune"
 
     def needs(self) -> list[Artefact]:
         return [self.encoded, self.tune]
 
     def settings(self) -> Any:
-        search = {name: plain(self.config.translation[name]) for name in SEARCH_SETTINGS}
-        return search | {"rows": [self.rows.start, self.rows.stop]}
+        return super().settings() | {"rows": [self.rows.start, self.rows.stop]}
 
     def build(self, folder: Path) -> None:
         corpus, all_rows = self.encoded.corpus.corpus(), self.tune.rows()

@@ -24,12 +24,13 @@ class TuneByBleu(Tune):
     """
 
     kind, stage, format = "tune_bleu", "tune", 2
+    depends_on, unhashed = (), ()
 
     def __init__(
         self, config: DictConfig, tunes: dict[int, Tune], without_memory: Translate, with_memory: dict[int, Translate]
     ):
         first = next(iter(tunes.values()))
-        super().__init__(config, first.encoded, first.memories)
+        super().__init__(config, first.table, first.encoded, first.memories)
         self.tunes, self.without_memory, self.with_memory = tunes, without_memory, with_memory
 
     def needs(self) -> list[Artefact]:

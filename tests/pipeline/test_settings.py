@@ -1,0 +1,161 @@
+"""What each artefact is given of the configuration, and which settings its hash covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from trime.config.check import rules_of
+from trime.config.fields import Rule
+from trime.config.schema import Settings
+from trime.io import plain
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.compose import compose_config
+from trime.plan.by_task import plan_of
+
+NOTHING: frozenset[str] = frozenset()
+ENCODED = frozenset({"valid", "test", "store"})
+SCORED = frozenset({"grid", "evaluate", "subsets"})
+# Which artefacts of `experiment=trime_ext` change with a setting, apart from those made from them. A name stands for a setting,
+# or for all of a section that no longer name stands for.
+LANGUAGE_MODEL: dict[str, frozenset[str]] = {
+    "seed": frozenset({"fit", "mixture", "subsets"}),
+    "dataset": frozenset({"corpus"}),
+    "dataset.cache": NOTHING,
+    "vocabulary": frozenset({"corpus"}),
+    "segments": frozenset({"pack", "fit"}),
+    "batching": frozenset({"fit"}),
+    "batching.k": frozenset({"fit", "pack"}),
+    "neighbours": frozenset({"pack"}),
+    "memory": frozenset({"fit"}),
+    "model": frozenset({"fit"}),
+    "optimizer": frozenset({"fit"}),
+    "schedule": frozenset({"fit"}),
+    "train": frozenset({"fit"}),
+    "train.checkpoint_every": NOTHING,
+    "train.log_every": NOTHING,
+    "train.memory_size": NOTHING,  # of a memory inside the model, which this one does not have
+    "train.eviction": NOTHING,
+    "similarity": frozenset({"fit", "index", "grid"}),
+    "eviction": frozenset({"grid"}),  # of the long memory
+    "long": frozenset({"grid"}),
+    "memories": frozenset({"grid"}),
+    "memories.ngram": NOTHING,  # no row uses it
+    "memories.ngram_document": NOTHING,
+    "tune": frozenset({"grid"}),
+    "evaluate.block": ENCODED,
+    "evaluate.context": ENCODED,
+    "evaluate.lines": ENCODED,
+    "evaluate.bounded": ENCODED,
+    "evaluate.tokens": frozenset({"valid", "test"}),
+    "evaluate.sample": frozenset({"valid", "test"}),
+    "evaluate.dtype": frozenset({"valid", "test"}),
+    "evaluate.rows": frozenset({"grid"}),
+    "evaluate.papers": frozenset({"grid"}),
+    "evaluate.interpolate": NOTHING,  # no row of this experiment interpolates
+    "evaluate.subsets": frozenset({"subsets"}),
+    "evaluate.scaled_interpolation": SCORED,
+    "datastore.split": frozenset({"store"}),
+    "datastore.tokens": frozenset({"store"}),
+    "datastore.dtype": frozenset({"store"}),
+    "index.factory": frozenset({"index"}),
+    "index.metric": frozenset({"index"}),
+    "index.recall": frozenset({"index"}),
+    "index.parts": frozenset({"index"}),
+    "index.k": frozenset({"index", "grid"}),
+    "index.probe": frozenset({"grid"}),
+    "index.rescore": frozenset({"grid"}),
+    "mixture": frozenset({"mixture", "subsets"}),
+    "mixture.tokens": frozenset({"mixture", "subsets", "grid"}),  # the evidence is collected with the grid
+    "mixture.temperatures": frozenset({"mixture", "subsets", "grid"}),
+    "compatibility.sorted_windows": ENCODED | SCORED,
+    "compatibility.dropped_in_band": ENCODED,
+    "compatibility.padding": frozenset({"fit"}),
+    "compatibility.string_ids": frozenset({"fit"}),
+    "trainer.precision": ENCODED | {"fit"},
+}
+
+OTHERS = {"optimizer._target_": "torch.optim.SGD", "index.factory": None, "eviction._target_": "trime.eviction.lru.LRU"}
+KEPT = ("task", "stages", "mixture.kind", "train.updates", "checkpoint")  # with others of these it is another experiment
+EXPERIMENTS = [
+    (("experiment=trime_ext", "dataset=stdlib_tiny"), LANGUAGE_MODEL),
+]
+
+
+def artefacts_of(config: DictConfig) -> dict[str, Artefact]:
+    """Return the artefacts of an experiment by their names in the plan."""
+    plan = plan_of(config)
+    made = {name: getattr(plan, name) for name in ("corpus", "pack", "fit", "valid", "test", "store", "index", "evaluate")}
+    made |= {"grid": plan.tune.grid, "mixture": plan.tune, "subsets": plan.subsets}  # type: ignore[attr-defined]
+    return {name: artefact for name, artefact in made.items() if artefact is not None}
+
+
+def leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values of a configuration, each list as one value; references to other keys are left out."""
+    for name, value in node.items():
+        key = f"{place}.{name}" if place else str(name)
+        if isinstance(value, dict):
+            yield from leaves(value, key)
+        elif not (isinstance(value, str) and "${" in value) and name != "_target_":
+            yield key, value
+
+
+def other_value(value: Any, rule: Rule) -> Any:
+    """Return another value that a setting may have; the same value if none can be thought of."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return next((choice for choice in rule.choices if choice != value), value)
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value / 2 if value else 0.25
+    return value[:-1] if isinstance(value, list) and len(value) > 1 else value
+
+
+def changed(config: DictConfig, changes: dict[str, Any]) -> DictConfig:
+    """Return a configuration with other values for some keys, all references resolved."""
+    copied = config.copy()
+    for key, value in changes.items():
+        OmegaConf.update(copied, key, value, force_add=True)
+    return OmegaConf.create(plain(copied))
+
+
+def settings_of(config: DictConfig) -> dict[str, str]:
+    """Return what each artefact hashes of its own."""
+    return {name: repr(artefact.settings()) for name, artefact in artefacts_of(config).items()}
+
+
+def by_section(changes: dict[str, Any], expected: dict[str, frozenset[str]]) -> Iterator[dict[str, Any]]:
+    """Yield changes one at a time, but those of a section that nothing is expected to depend on all at once."""
+    for section, keys in groupby(changes, lambda key: key.split(".")[0]):
+        group = {key: changes[key] for key in keys}
+        if any(name.split(".")[0] == section for name in expected):
+            yield from ({key: value} for key, value in group.items())
+        else:
+            yield group
+
+
+@pytest.mark.parametrize("overrides, expected", EXPERIMENTS)
+def test_a_setting_moves_the_hashes_of_what_depends_on_it_and_no_others(
+    overrides: Sequence[str], expected: dict[str, frozenset[str]]
+) -> None:
+    config = compose_config(*overrides)
+    rules = {key: rule for key, _, rule in rules_of(Settings, plain(config))}
+    values = dict(leaves(OmegaConf.to_container(config)))
+    others = {key: other_value(value, rules.get(key, Rule())) for key, value in values.items()} | OTHERS
+    changes = {key: other for key, other in others.items() if key in values and key not in KEPT and other != values[key]}
+    assert len(changes) > len(values) / 2
+    before, wrong = settings_of(changed(config, {})), {}
+    for change in by_section(changes, expected):
+        after = settings_of(changed(config, change))
+        names = [name for name in expected if name in change or any(key.startswith(f"{name}.") for key in change)]
+        named = expected[max(names, key=len)] if names else NOTHING
+        moved = {name for name in before if before[name] != after.get(name)}
+        if moved != named:
+            wrong[", ".join(change)] = f"changed {sorted(moved)}, expected {sorted(named)}"
+    assert not wrong

@@ -1,0 +1,49 @@
+"""Parts of a configuration: what an artefact is given of it, and what its hash covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from trime.io import plain
+
+Keys = tuple[str, ...]  # dotted keys of settings, or names of whole sections
+ABSENT = object()
+
+
+def select_settings(config: DictConfig, keys: Iterable[str]) -> DictConfig:
+    """Return a configuration with these dotted keys only; reading another key of it is an error."""
+    part = OmegaConf.create(plain_settings(config, keys))
+    OmegaConf.set_struct(part, True)
+    return part
+
+
+def plain_settings(config: DictConfig, keys: Iterable[str]) -> dict[str, Any]:
+    """Return these dotted keys of a configuration as plain data, references resolved.
+
+    Keys that the configuration does not have are left out: not every model has a memory size.
+    """
+    content: dict[str, Any] = {}
+    for key in sorted({*keys}):  # a section before its parts
+        value = OmegaConf.select(config, key, default=ABSENT)
+        if value is not ABSENT:
+            *sections, name = key.split(".")
+            place = content
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[name] = plain(value)
+    return content
+
+
+def without(content: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Remove these dotted keys from plain settings, and return them."""
+    for key in keys:
+        *sections, name = key.split(".")
+        place: Any = content
+        for section in sections:
+            place = place.get(section) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.pop(name, None)
+    return content
