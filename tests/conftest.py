@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import torch
@@ -42,6 +44,27 @@ def precision() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
+
+
+class Screen(logging.StreamHandler[TextIO]):
+    """Writes messages to the standard output of the moment, which pytest may have replaced."""
+
+    @property  # type: ignore[override]
+    def stream(self) -> TextIO:
+        """The standard output."""
+        return sys.stdout
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        """Ignore the stream that StreamHandler sets."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def messages() -> None:
+    """Messages of the package go to standard output, as on the command line (conf/hydra/job_logging)."""
+    logger = logging.getLogger("trime")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Screen())
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ class Samples(Artefact):
     """``samples.json``: passages of the report page, read like prompts, with evaluation's windows and tuned memories."""
 
     kind, stage, depends_on = "samples", "report", ("report.samples",)
-    unhashed = ("evaluate.block", "evaluate.context", "model.memory_size")
+    unhashed = ("evaluate.block", "evaluate.context", "model")
 
     def __init__(self, plan: Plan):
         super().__init__(plan.config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,8 @@ from omegaconf import DictConfig
 from trime.io import write_atomically
 from trime.pipeline.settings import Keys, plain_settings, select_settings, without
 from trime.types import UserError
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 
@@ -115,7 +118,7 @@ class Artefact(ABC):
             lock.acquire(timeout=0)
             lock.release()
         except Timeout:
-            print(f"waiting for another run that is building {self.folder}")
+            log.info(f"waiting for another run that is building {self.folder}")
         return lock
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,8 @@ from trime.models.pretrained.tokenizer import PieceTokenizer
 from trime.pipeline.processes import device_of
 from trime.types import UserError
 
+log = logging.getLogger(__name__)
+
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides how text is tokenized
 
 
@@ -44,7 +47,7 @@ def ensure_model_folder(config: DictConfig) -> None:
         return
     file = find_gguf(config.model.package)
     if file is None:
-        print(f"model: package {config.model.package} holds no GGUF file here; {config.model.hub} is loaded from the hub")
+        log.warning(f"model: package {config.model.package} holds no GGUF file here; {config.model.hub} is loaded from the hub")
         config.model.name = config.model.hub
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +59,7 @@ def ensure_model_folder(config: DictConfig) -> None:
         partial.mkdir()
         convert(file, partial)
         partial.replace(folder)
-    print(f"model: made {folder} from package {config.model.package}")
+    log.info(f"model: made {folder} from package {config.model.package}")
 
 
 @cache
@@ -89,7 +92,7 @@ def reading_config(config: DictConfig, family: Any) -> ReadingConfig:
         per_layer(plain(settings[name]), count, name) for name in ("memory_size", "query_size", "top_k")
     )
     if any(query_size is not None and query_size >= size for size, query_size in zip(sizes, query_sizes, strict=True)):
-        print(f"query_size={settings.query_size} is not below memory_size: queries attend to later keys only")
+        log.warning(f"query_size={settings.query_size} is not below memory_size: queries attend to later keys only")
     causal = family.causal if settings.causal is None else settings.causal
     memories = [
         Attendre(

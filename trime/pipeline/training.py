@@ -17,6 +17,8 @@ from tqdm import tqdm
 
 from trime.tasks.callbacks.checkpoints import Checkpoints
 
+log = logging.getLogger(__name__)
+
 
 def resolved_precision(config: DictConfig) -> str:
     """Return Lightning's name of the precision; "auto" is bf16 if the device supports it."""
@@ -83,7 +85,7 @@ def latest_checkpoint(stage: str, folder: Path) -> str | None:
     """Return the path of the last checkpoint that a killed run left, if there is one."""
     checkpoints = sorted(folder.glob("update-*.ckpt"))
     if checkpoints:
-        print(f"{stage}: resuming from {checkpoints[-1].name}")
+        log.info(f"{stage}: resuming from {checkpoints[-1].name}")
     return str(checkpoints[-1]) if checkpoints else None
 
 

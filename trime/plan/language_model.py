@@ -220,9 +220,18 @@ class Plan:
 
     @cached_property
     def run_folder(self) -> Path:
-        """The folder of a run's results, named by experiment, seed and what determines the results."""
+        """The folder of a run's results."""
+        return self.results_folder(self.evaluate)
+
+    @cached_property
+    def answers_folder(self) -> Path:
+        """The folder of the results of answering questions."""
+        return self.results_folder(self.answer)
+
+    def results_folder(self, results: Artefact) -> Path:
+        """Return the folder of results, named by experiment, seed and what determines them."""
         runs = Path(self.config.paths.outputs) / "runs" / self.config.name
-        return runs / f"seed{self.config.seed}-{self.evaluate.fingerprint[:8]}"
+        return runs / f"seed{self.config.seed}-{results.fingerprint[:8]}"
 
     def made_by(self, stage: str) -> list[Artefact]:
         """Return the artefacts that a stage makes for this experiment, in order."""

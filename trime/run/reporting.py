@@ -96,8 +96,7 @@ def report_replay(plan: Plan) -> None:
 
 def report_answers(plan: Plan) -> Path:
     """Write results.json of an answering run and print its table line; return the run's folder."""
-    config = plan.config
-    folder = Path(config.paths.outputs) / "runs" / config.name / f"seed{config.seed}-{plan.answer.fingerprint[:8]}"
+    config, folder = plan.config, plan.answers_folder
     folder.mkdir(parents=True, exist_ok=True)
     row = plan.answer.results() | plan.answer.reading()
     row |= {"eviction": policy_name(plain(config.eviction)), "last": config.answering.last}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +29,9 @@ from trime.run.log_results import log_results
 from trime.run.reporting import report_answers, report_replay, report_run
 from trime.types import UserError
 
+log = logging.getLogger(__name__)
+
+LOG = "log.txt"  # in a run's folder
 STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")  # the default
 BEFORE_TRAINING = ("import", "prepare", "pack")
 OPTIONAL_STAGES = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # run only when named
@@ -86,13 +92,38 @@ def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
     if device_of(config).type == "cpu":
         prepare_cpu()
     plan, outcome = plan_of(config), RunOutcome()
-    with finishing_wandb_run():
+    with finishing_wandb_run(), logging_to_file(log_file(plan, stages)):
         if is_worker(config):
             assist_training(plan, stages)
         else:
             for stage in stages:
                 outcome = run_stage(plan, stage, outcome)
     return outcome
+
+
+def log_file(plan: Plan, stages: list[str]) -> Path | None:
+    """Return the file of a run's messages, in the folder of its results; None for stages that write no results."""
+    if "answer" in stages:
+        return plan.answers_folder / LOG
+    return plan.run_folder / LOG if {"evaluate", "replay", "report"} & {*stages} and not is_worker(plan.config) else None
+
+
+@contextmanager
+def logging_to_file(file: Path | None) -> Iterator[None]:
+    """Append the messages of this package to a file too, with time and level; do nothing if there is no file."""
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("trime")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def assist_training(plan: Plan, stages: list[str]) -> None:
@@ -103,7 +134,7 @@ def assist_training(plan: Plan, stages: list[str]) -> None:
     if "fit" in stages and not plan.config.checkpoint:
         plan.check_text()
         plan.fit.join_training()
-    print("this machine is done: the first machine runs the remaining stages")
+    log.info("this machine is done: the first machine runs the remaining stages")
 
 
 def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
@@ -135,4 +166,4 @@ def make_artefacts(plan: Plan, stage: str) -> None:
     """Make what a stage is to make, unless it exists already; print which of the two it was."""
     for artefact in plan.made_by(stage):
         made = artefact.make()
-        print(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}", flush=True)
+        log.info(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}")

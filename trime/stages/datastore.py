@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -23,6 +24,8 @@ from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.rows import memories_of
 from trime.types import Float, Tensor, UserError
+
+log = logging.getLogger(__name__)
 
 AUTO = "auto"
 EXACT_UP_TO = 2**17  # keys that index=auto searches exactly: about ten milliseconds per 100 queries
@@ -92,7 +95,7 @@ class Index(Artefact):
             if doubled < expected + GAIN:
                 break
             probe, expected = 2 * probe, doubled
-        print(f"datastore: index=auto chose {factory}, probe {probe}: recall {expected:.2f} expected of {len(keys):,} keys")
+        log.info(f"datastore: index=auto chose {factory}, probe {probe}: recall {expected:.2f} expected of {len(keys):,} keys")
         return {"probe": probe, "expected_recall": expected}
 
     def information(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ atomically, and a killed run resumes with the next one.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 import time
@@ -37,6 +38,8 @@ from trime.pipeline.training import resolved_precision
 from trime.stages.prepare import Prepare
 from trime.tasks.language_model import vocabulary_evidence
 from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, UserError, contexts_of, is_token
+
+log = logging.getLogger(__name__)
 
 SHARD = 2**17  # the largest number of tokens in a shard, context included
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
@@ -192,10 +195,9 @@ class Encode(Artefact):
     def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> None:
         """Print how long encoding will take and how much it will write; UserError if the disk is too small."""
         seconds, size = self.estimate_cost(reader, corpus, windows, device)
-        print(
+        log.info(
             f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
             f"and {size / 2**20:,.0f} MiB",
-            flush=True,
         )
         free = shutil.disk_usage(folder).free
         if size > free:

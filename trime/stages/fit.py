@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -39,6 +40,8 @@ from trime.tasks.callbacks.history import History
 from trime.tasks.callbacks.staleness import Staleness
 from trime.tasks.language_model import LanguageModel, Training
 from trime.types import UserError
+
+log = logging.getLogger(__name__)
 
 MEMORY = ("train.memory_size", "train.eviction")  # of models with a built-in memory
 
@@ -111,7 +114,7 @@ class Fit(Artefact):
         network = self.network(corpus)
         check_positions(network.backbone.positions, self.config)  # type: ignore[arg-type]
         if not is_worker(self.config):
-            print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
+            log.info(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = ResourceUsage(), History(folder / "metrics.csv", self.config.train.log_every)
         kept_update = self.config.train.updates
         if self.config.train.updates:

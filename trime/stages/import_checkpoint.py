@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import write_description
 from trime.types import UserError
+
+log = logging.getLogger(__name__)
 
 # Arguments of the checkpoint that are copied to imported.json.
 RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")
@@ -62,7 +65,9 @@ class Import(Artefact):
         content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count}
         content |= arguments | history
         write_atomically(folder / "imported.json", json.dumps(content, indent=1))
-        print(f"import: {content['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}")
+        log.info(
+            f"import: {content['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}"
+        )
 
     def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
         """Write weights, vocabulary and description; return the network."""

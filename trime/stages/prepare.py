@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import DATASET_PLACES
 from trime.pipeline.settings import Keys
 from trime.types import UserError
+
+log = logging.getLogger(__name__)
 
 
 class Prepare(Artefact):
@@ -62,7 +65,7 @@ class Prepare(Artefact):
         statistics = json.loads((folder / "statistics.json").read_text())
         statistics["fingerprint"] = self.dataset.fingerprint()
         (folder / "statistics.json").write_text(json.dumps(statistics, indent=1))
-        print(format_statistics(statistics))
+        log.info(format_statistics(statistics))
 
     def training_vocabulary(self) -> Vocabulary:
         """Return the vocabulary of the training split's symbols."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +30,8 @@ from trime.pipeline.settings import Keys
 from trime.stages.encode import Encode, windows_of
 from trime.stages.memories import Memories
 from trime.types import Float, Mass, Tensor
+
+log = logging.getLogger(__name__)
 
 FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of documents
 PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the largest number of parts
@@ -57,8 +60,10 @@ class Tune(Artefact):
 
     def settings(self) -> Any:
         limit = {"tokens": self.config.mixture.tokens} if self.fitted_rows() else {}
-        rows = [repr(row) for row in self.table]
-        return super().settings() | {"rows": rows, "memories": self.memories.settings(), "sampled": SAMPLE} | limit
+        rows = [repr(row) for row in self.grid_rows()]
+        fitted = [(row.joint, row.temperatures, row.sizes) for row in self.fitted_rows()]  # what their evidence depends on
+        settings = {"rows": rows, "fitted": fitted, "memories": self.memories.settings(), "sampled": SAMPLE}
+        return super().settings() | settings | limit
 
     def fitted_rows(self) -> list[FittedRow]:
         """Return the row whose mixture is fitted to the evidence of this pass, if there is one."""
@@ -86,7 +91,9 @@ class Tune(Artefact):
             result["at_edge"] = at_edge(result["tuned"], self.config.tune)
             for name in result["at_edge"]:
                 best = f"{name}={result['tuned'][name]}"
-                print(f"tune: {result['memories']}: {best} is at the edge of the grid: widen tune.{GRIDS.get(name, name)}")
+                log.warning(
+                    f"tune: {result['memories']}: {best} is at the edge of the grid: widen tune.{GRIDS.get(name, name)}"
+                )
         content = {"rows": results, "seconds": round(meter.seconds, 1), "peak_memory_mb": meter.peak_memory_mb}
         if external := scorer.memories.get("external"):
             assert isinstance(external, ExternalMemory)

@@ -8,6 +8,7 @@ test questions (``unfiltered-web-test-without-answers.json``) have no answers an
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any, ClassVar
 
 from trime.data.questions.base import Example
 from trime.types import UserError
+
+log = logging.getLogger(__name__)
 
 FILES = {"train": "unfiltered-web-train.json", "valid": "unfiltered-web-dev.json"}
 KINDS = {"EntityPages": "wikipedia", "SearchResults": "web"}  # of evidence, and the folder of each
@@ -57,7 +60,7 @@ class TriviaQA:
             )
         self.missing_evidence = expected - existing
         if self.missing_evidence or without:
-            print(
+            log.warning(
                 f"triviaqa: {self.missing_evidence:,} of {expected:,} evidence files are missing; "
                 f"{without:,} of {len(rows):,} questions have no file at all and an empty context"
             )

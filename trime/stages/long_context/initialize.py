@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from omegaconf import DictConfig
 from trime.data.datasets import Dataset
 from trime.models.pretrained.tokenizer import train_byte_pairs
 from trime.pipeline.artefact import Artefact
+
+log = logging.getLogger(__name__)
 
 
 class Initialize(Artefact):
@@ -34,4 +37,4 @@ class Initialize(Artefact):
         small = instantiate(self.config.taught.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         model.save_pretrained(folder)
-        print(f"initialize: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
+        log.info(f"initialize: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")

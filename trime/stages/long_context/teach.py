@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import shutil
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,8 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.training import quiet, resolved_precision, run_training, training_callbacks
 from trime.tasks.answering import Answering, QuestionBatch
 from trime.types import Tensor, UserError
+
+log = logging.getLogger(__name__)
 
 SORTED_BATCHES = 16  # number of batches within which examples are sorted by length
 
@@ -57,12 +60,12 @@ class TrainSmall(Artefact):
         tokenizer = train_word_level(vocabulary_texts(questions, taught.batch), taught.vocabulary, folder)
         small = instantiate(taught.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
-        print(f"teach: {sum(part.numel() for part in model.parameters()):,} parameters, {self.config.train.updates:,} updates")
+        parameters, updates = sum(part.numel() for part in model.parameters()), self.config.train.updates
+        log.info(f"teach: {parameters:,} parameters, {updates:,} updates")
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         schedule = instantiate(self.config.schedule, _convert_="all")
         task = Answering(model, optimizer, schedule, taught.prompt_share, self.config.seed)
         without_context = instantiate(OmegaConf.merge(self.questions, {"words": 0, "least": None}), _convert_="all")
-        updates = self.config.train.updates
         first = round(taught.alone_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
         loader = ExampleLoader(phases, tokenizer, taught, self.config.seed)

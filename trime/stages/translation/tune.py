@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from trime.evaluation.rows import Row
 from trime.pipeline.artefact import Artefact
 from trime.stages.translation.translate import Translate
 from trime.stages.tune import Tune
+
+log = logging.getLogger(__name__)
 
 
 class TuneByBleu(Tune):
@@ -56,7 +59,7 @@ class TuneByBleu(Tune):
             content |= {"recall": self.tunes[best].tuned()["recall"]}
             content["k"].append(best)
             if len(by_k) > 2 and best in (min(by_k), max(by_k)):
-                print(f"tune: {row['memories']}: K={best} is at the edge of the grid: widen translation.k")
+                log.warning(f"tune: {row['memories']}: K={best} is at the edge of the grid: widen translation.k")
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
 
     def for_row(self, row: int) -> Tune:
