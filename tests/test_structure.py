@@ -38,12 +38,12 @@ BELOW = {
     "models.pretrained": "types eviction memory models.layers models.attendre models.attention_trace",
     "evaluation": "types data memory mixtures models",
     "tasks": "types io memory mixtures models",
-    "pipeline": "types io data evaluation memory models tasks",
-    "stages": "types io metrics data eviction memory models mixtures optim evaluation tasks pipeline",
+    "pipeline": "config types io data evaluation memory models tasks",
+    "stages": "config types io metrics data eviction memory models mixtures optim evaluation tasks pipeline",
     "plan": "types io data memory pipeline stages",
     "report": "types io metrics",
     "report.figures": "metrics report.tables report.groups",
-    "inspection": "types io metrics data evaluation memory models pipeline stages plan report",
+    "inspection": "config types io metrics data evaluation memory models pipeline stages plan report",
     "run": "config types io metrics kernels data evaluation models pipeline stages plan report inspection",
 }
 ONLY_IN = {

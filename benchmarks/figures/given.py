@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from benchmarks.figures.kept import SourceFiles
+from trime.config.reproduce import read_table
 from trime.config.schema import Settings
 
 
@@ -30,9 +31,10 @@ class GivenValues:
         return figures[0][0 if split == "dev" else -1]
 
     def expected(self, experiment: str, column: str = "test") -> float:
-        """Return the published result that an experiment of conf/experiment/reproduce reproduces."""
-        rows = self.setting(f"experiment/reproduce/{experiment}.yaml", "expected")
-        (value,) = [row["value"] for row in rows if row["column"] == column]
+        """Return the published result that a row of conf/reproduce reproduces, as table2/trime."""
+        table, name = experiment.split("/")
+        row = read_table(self.files.conf / "reproduce" / f"{table}.yaml")[name]
+        (value,) = [cell["value"] for cell in row.config()["expected"] if cell["column"] == column]
         return float(value)
 
     def setting(self, file: str, *keys: str | int) -> Any:

@@ -14,10 +14,11 @@ import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from tests.conftest import ROOT, composed, experiment
+from tests.conftest import composed, experiment
 from tests.golden.published import parametrized
 from tests.golden.scored import CASES
 from tests.golden.test_pipeline import overrides
+from trime.config.reproduce import reproduced_rows
 from trime.inspection.ledger import Cell, cells_of, experiments, ledger_page, published_cell, write_ledger
 from trime.inspection.published import PublishedCell, published_cells
 from trime.memory.fifo import FifoTokenMemory
@@ -47,8 +48,7 @@ def test_a_reproduction_states_its_figures(name: str) -> None:
         assert cell.state == "not run" and cell.target > 0
         assert (cell.tolerance is None) == cell.column.startswith("speed")
         assert cell.tolerance is None or 0 < cell.tolerance <= max(0.5, 0.04 * cell.target)
-    text = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
-    assert text.startswith("# @package _global_\n# ")
+    assert reproduced_rows()[name].help_text().endswith(".")
 
 
 def test_every_cell_of_the_tables_is_there() -> None:
@@ -171,6 +171,7 @@ def test_the_page(tmp_path: Path) -> None:
     text = path.read_text()
     assert text.count("| not run |") == text.count("`python cli.py") > 250
     assert "`python cli.py experiment=attendre/table5_waiting model.memory_size=512 eviction=lra_sum`" in text
+    assert "- `reproduce/table2/trime_ext`: Algorithm 1 as the paper has it" in text
     cell = Cell("TRIME Table 2", "row", "dev", 17.10, 0.1, "reproduce/x", "0")
     states = [Cell(**{**cell.__dict__, "value": value}).state for value in (None, 17.19, 17.21, 16.9)]
     assert replace(cell, tolerance=None, value=3000.0).state == "other machine"

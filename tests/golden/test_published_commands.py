@@ -1,8 +1,8 @@
 """Experiments under reproduce/script and reproduce/released against the published commands, flag by flag.
 
 ``tests/published_commands.json`` holds every flag of every published command, and the architectures behind ``--arch``. A flag
-is either what the composed experiment says, or the experiment (or a file that it extends) names it in a line
-``# Deviation (--flag): why``.
+is either what the composed experiment says, or its row names it in a deviation ``(--flag): why``, or the file that it extends
+does in a comment ``# Deviation (--flag): why``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, composed
 from tests.conftest import experiment as composed_once
+from trime.config.reproduce import reproduced_rows
 from trime.inspection.ledger import experiments
 from trime.io import plain
 
@@ -28,13 +29,13 @@ Flags = dict[str, Any]
 
 
 def deviations(experiment: str) -> set[str]:
-    """Return the flags that an experiment, or a file that it extends, names as deviations."""
-    text = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
-    named = re.findall(r"^# Deviation \(([^)]*)\):", text, re.MULTILINE)
-    flags = {flag.strip().removeprefix("--") for names in named for flag in names.split(",")}
-    for base in re.findall(r"^  - /experiment/(reproduce/\S+)", text, re.MULTILINE):
-        flags |= deviations(base)
-    return flags | (deviations("reproduce/commands") if "Further deviations" in text else set())
+    """Return the flags that a row, or the file of what all commands have in common, names as deviations."""
+    row = reproduced_rows()[experiment]
+    texts = [f"# Deviation {text}" for text in row.deviations]
+    if "reproduce/commands" in [*row.extends, *" ".join(row.deviations).split()]:
+        texts.append((ROOT / "conf" / "experiment" / "reproduce" / "commands.yaml").read_text())
+    named = re.findall(r"^# Deviation \(([^)]*)\):", "\n".join(texts), re.MULTILINE)
+    return {flag.strip().removeprefix("--") for names in named for flag in names.split(",")}
 
 
 def differing(flags: Flags, checks: dict[str, Callable[[str], bool]]) -> set[str]:

@@ -28,7 +28,7 @@ from trime.types import UserError
 EVERY = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 TRANSLATE = ("mt_vanilla", "knn_mt", "trime_mt")
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
-GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir())
+GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "reproduce")
 
 
 ABLATIONS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "ablation").glob("*.yaml"))

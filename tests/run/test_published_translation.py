@@ -1,4 +1,4 @@
-"""Every flag of the published translation commands: equal in the composed configuration, or named beside it in its comment."""
+"""Every flag of the published translation commands: equal in the composed configuration, or named in its row's deviations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, experiment
+from trime.config.reproduce import reproduced_rows
 from trime.io import plain
 
 COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())["evaluate"]
@@ -154,10 +155,8 @@ def commands(section: str) -> list[dict[str, Any]]:
 
 
 def deviations(name: str) -> str:
-    """What the experiment's file names as deviations above its settings."""
-    text = (ROOT / "conf" / "experiment" / "reproduce" / f"{name}.yaml").read_text()
-    said = " ".join(line.removeprefix("# ") for line in text.split("defaults:")[0].splitlines() if line.startswith("#"))
-    return " ".join(said.split("Deviation: ")[1:])
+    """What the experiment's row names as deviations."""
+    return " ".join(reproduced_rows()[f"reproduce/{name}"].deviations)
 
 
 def decides_nothing(section: str, flag: str) -> bool:
@@ -175,7 +174,7 @@ def test_every_flag_is_equal_or_named(name: str, section: str) -> None:
                 continue
             named = re.search(rf"--{flag}(?![\w-])", said) is not None
             equal = flag in tests and tests[flag](config, value)
-            assert equal or named, f"--{flag} {value} is not what {name}.yaml has, and not named there"
+            assert equal or named, f"--{flag} {value} is not what {name} has, and not named there"
 
 
 @pytest.mark.parametrize("name, section", [(n, s) for n, sections in FOLLOWS.items() for s in sections if s in (KNN, TRIME)])

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trime.config.fields import help_of
+from trime.config.reproduce import PREFIX, Row, read_table, tables
 from trime.config.schema import Settings
+from trime.config.table_source import GROUP
 
 HEADER = """\
 TRIME Lab: train, compare and use language models with local, long-term and external memory.
@@ -44,16 +46,13 @@ Often changed:
 
 def help_text(conf: Path, topic: str | None = None) -> str:
     """Return the whole help, or that of one section or group; of an unknown one, which there are."""
-    groups = {
-        folder: files for folder in sorted(conf.rglob("*")) if folder.is_dir() and (files := sorted(folder.glob("*.yaml")))
-    }
-    named = {folder.relative_to(conf).as_posix(): files for folder, files in groups.items()}
+    named = groups(conf)
     sections = {entry.name: entry for entry in fields(Settings)}
     if topic is None:
-        choices = [f"  {name}: {', '.join(file.stem for file in files)}" for name, files in named.items()]
+        choices = [f"  {name}: {', '.join(each)}" for name, each in named.items()]
         settings = [f"  {name:<14} {help_of(entry)}" for name, entry in sections.items()]
         return "\n".join([HEADER, "Settings:", *settings, "", "Groups and their choices:", *choices, "", FOOTER])
-    lines = [*lines_of_section(topic, sections), *lines_of_group(topic, named.get(topic, []))]
+    lines = [*lines_of_section(topic, sections), *lines_of_group(topic, named.get(topic, {}))]
     return (
         "\n".join(lines) if lines else f"there is no section or group {topic}: choose from {', '.join({**sections, **named})}"
     )
@@ -93,10 +92,26 @@ def shown(value: Any) -> str:
     return f"[{','.join(map(shown, value))}]" if isinstance(value, list) else str(value)
 
 
-def lines_of_group(topic: str, files: list[Path]) -> Iterator[str]:
-    """Yield a group's choices, each with the first sentence of its file."""
-    if files:
+def groups(conf: Path) -> dict[str, dict[str, Path | Row]]:
+    """Return the choices of each group by their names: files, or rows of a published table."""
+    folders = [folder for folder in conf.rglob("*") if folder.is_dir() and folder != conf / PREFIX]
+    found: dict[str, dict[str, Path | Row]] = {
+        folder.relative_to(conf).as_posix(): {file.stem: file for file in sorted(folder.glob("*.yaml"))} for folder in folders
+    }
+    for table, path in tables(conf / PREFIX).items():
+        found[f"{GROUP}/{table}"] = dict(read_table(path))
+    return {name: choices for name, choices in sorted(found.items()) if choices}
+
+
+def lines_of_group(topic: str, choices: dict[str, Path | Row]) -> Iterator[str]:
+    """Yield a group's choices, each with its help."""
+    if choices:
         yield f"{topic}=NAME, one of:"
-    for file in files:
-        comments = [line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
-        yield f"  {file.stem:<18} {next((line for line in comments if not line.startswith('@')), '')}"
+    for name, choice in choices.items():
+        yield f"  {name:<18} {choice.help_text() if isinstance(choice, Row) else first_comment(choice)}"
+
+
+def first_comment(file: Path) -> str:
+    """Return the first comment of a file that is not for Hydra."""
+    comments = [line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+    return next((line for line in comments if not line.startswith("@")), "")

@@ -380,7 +380,7 @@ class Settings:
     )
     prompt_file: str | None = setting(None, "stages=[generate]: the text to continue; null: standard input")
     explain: Switch = switch(False, "tell how each generated token's probability splits between vocabulary and memories")
-    expected: list[Any] = setting([], "published figures that this experiment answers for (conf/experiment/reproduce)")
+    expected: list[Any] = setting([], "published figures that this experiment answers for (conf/reproduce)")
     initial_c: dict[str, float] = setting({}, "c of eviction policies whose new entries start at mean - c std")
     trained: str | None = setting(None, "set by training=, for names of runs")
     tested: str | None = setting(None, "set by testing=, for names of runs")

@@ -1,27 +1,29 @@
 """ledger: every cell of the papers' tables beside what was measured here.
 
-The experiments of conf/experiment/reproduce list the published results that they reproduce, and benchmarks/published.yaml
-lists others with the command that reproduces each. A cell is *ok* or *off* only if a results.json of exactly that
-configuration exists, otherwise *not run*.
+The rows of conf/reproduce list the published results that they reproduce, and benchmarks/published.yaml lists others with the
+command that reproduces each. A cell is *ok* or *off* only if a results.json of exactly that configuration exists, otherwise
+*not run*. Below each table stand the deviations that its rows state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from trime.config.folder import CONF
+from trime.config.reproduce import reproduced_rows
 from trime.inspection.published import PublishedCell, published_cells
 from trime.io import plain, write_atomically
 from trime.metrics import perplexity
-from trime.pipeline.compose import CONF, compose_config
+from trime.pipeline.compose import compose_config
 from trime.pipeline.config_hash import config_hash
 from trime.report.results import results_in
 from trime.report.tables import markdown
 
-REPRODUCE = "reproduce"
 STATES = ("ok", "off", "other machine", "not run")
 
 
@@ -56,9 +58,7 @@ def is_published_text(run: dict[str, Any]) -> bool:
 
 def experiments() -> list[str]:
     """Return the names of all experiments that reproduce published results."""
-    root = CONF / "experiment"
-    paths = sorted((root / REPRODUCE).glob("*/*.yaml"))
-    return [path.relative_to(root).with_suffix("").as_posix() for path in paths]
+    return list(reproduced_rows())
 
 
 def cells_of(experiment: str, config: DictConfig, runs: list[dict[str, Any]]) -> list[Cell]:
@@ -117,11 +117,18 @@ def ledger_page(cells: list[Cell]) -> str:
     counts = ", ".join(f"{states.count(state)} {state}" for state in STATES)
     parts = [f"# Ledger\n\n{len(cells)} published results: {counts}. Only a run of exactly its configuration decides a cell.\n"]
     for table in dict.fromkeys(cell.table for cell in cells):
-        lines = [cell_line(cell) for cell in cells if cell.table == table]
-        parts.append(
-            f"## {table}\n\n" + markdown(["row", "column", "published", "ours", "±", "state", "command", "config"], lines)
-        )
+        own = [cell for cell in cells if cell.table == table]
+        header = ["row", "column", "published", "ours", "±", "state", "command", "config"]
+        parts.append(f"## {table}\n\n" + markdown(header, [cell_line(cell) for cell in own]))
+        parts.extend(deviation_lines(dict.fromkeys(cell.experiment for cell in own)))
     return "\n".join(parts)
+
+
+def deviation_lines(names: Iterable[str]) -> list[str]:
+    """Return a Markdown list of what experiments do otherwise than the paper or the published command."""
+    rows = reproduced_rows()
+    lines = [f"- `{name}`: {text}" for name in names if name in rows for text in rows[name].deviations]
+    return ["Deviations:\n", *lines, ""] if lines else []
 
 
 def cell_line(cell: Cell) -> list[str]:

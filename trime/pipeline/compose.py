@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+from trime.config.folder import CONF
 
 
 def compose_config(*overrides: str) -> DictConfig:

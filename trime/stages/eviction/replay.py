@@ -18,12 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from tqdm import tqdm
 
+from trime.config.folder import CONF
 from trime.eviction.base import EvictionPolicy, topk_mask
 from trime.eviction.clairvoyant import Clairvoyant
 from trime.io import plain
 from trime.memory.bounded import BoundedMemory
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.compose import CONF
 from trime.pipeline.settings import Keys
 from trime.stages.eviction.record import Record
 from trime.types import AttentionBlock, Float, Int, Tensor, UserError
