@@ -164,3 +164,19 @@ def test_every_dependency_is_pinned() -> None:
 
 def pins() -> list[str]:
     return [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+
+
+def test_contributing_shows_the_packages_and_modules_that_exist() -> None:
+    """The tree of its architecture has every package; every path that it names exists, but for those of its examples."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    tree, parents, shown = text.split("```\ntrime/\n")[1].split("```")[0], [""], set()
+    for indent, name in re.findall(r"^( +)(\w+)/ ", tree, re.M):
+        parents[len(indent) // 2 :] = [name]
+        shown.add("/".join(parents[1:]))
+    packages = {path.parent.relative_to(ROOT / "trime").as_posix() for path in (ROOT / "trime").rglob("__init__.py")}
+    assert shown == packages - {"."}
+    named = {*re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`(?!:\n)", text)}
+    missing = [
+        path for path in named if not any((place / path).exists() for place in (ROOT, ROOT / "trime")) and "NAME" not in path
+    ]
+    assert len(named) > 20 and not missing

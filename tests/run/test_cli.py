@@ -1,4 +1,4 @@
-"""The command line as users see it: help, commands of the documentation, CONTRIBUTING's examples, reports."""
+"""The command line as users see it: help, commands of the documentation, reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -164,28 +163,6 @@ def composed_tiny(place: Path, *overrides: str) -> DictConfig:
 
 def test_readme_has_commands() -> None:
     assert len(commands()) >= 4
-
-
-def test_contributing_examples_work(tmp_path: Path) -> None:
-    """Write the files that CONTRIBUTING.md shows into a copy of the project and run its commands there."""
-    for name in ("cli.py", "conf", "trime"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    files = re.findall(r"`([\w/.]+)`:\n\n```(?:python|yaml)\n(.*?)```", text, re.S)
-    examples = re.findall(r"```bash\n(python cli\.py.*?)```", text, re.S)
-    assert len(files) >= 6 and len(examples) >= 3
-    for name, content in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    (tmp_path / "poems").mkdir()
-    for number in range(8):
-        (tmp_path / "poems" / f"{number}.txt").write_text("a rose is a rose\nis a rose and so on\n\n" * 60)
-    for example in examples:
-        words = [sys.executable, *shlex.split(example.replace("\\\n", " "))[1:]]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert "results: " in done.stdout
 
 
 def test_report_of_several_runs(tiny: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

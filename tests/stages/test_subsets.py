@@ -13,8 +13,9 @@ import torch
 from tests.conftest import composed
 from trime.mixtures.experts import Evidence
 from trime.plan.language_model import Plan
+from trime.report.figures.weights import weights_panel
 from trime.report.frontier import Point, advice, frontier_points, group_by_model, pareto_front
-from trime.report.memories import memories_table, memory_contribution, weights_panel
+from trime.report.memories import memories_table, memory_contribution
 from trime.report.several import report_several
 from trime.run.runner import report_sweep, run
 from trime.stages.analysis.subsets import select_memories, subsets

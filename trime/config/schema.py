@@ -138,7 +138,9 @@ class Index:
     """The search index over the datastore."""
 
     factory: str | None = setting(
-        "auto", "auto; null: exact; Cells; or a FAISS factory string, underscores for commas, whose numbers may be left out"
+        "auto",
+        "auto; null: exact; Cells; a FAISS factory string, underscores for commas, whose numbers may be left out; or the "
+        "dotted name of an index builder",
     )
     metric: str = setting("${similarity}", "similarity of keys", choices=METRICS)
     k: int = setting(1024, "K, nearest entries per query", at_least=1, whole=True)
@@ -158,7 +160,7 @@ class Index:
 class Mixture:
     """The lab's own row, beneath those of the papers: how all memories are mixed."""
 
-    kind: str = setting("none", "set by mixture=", choices=("none", "joint", "interpolated", "calibrated", "adaptive"))
+    kind: str = setting("none", "name of the mixture, set by mixture=; all but none, joint and interpolated are fitted")
     path: str | None = setting(None, "a folder mixture-… of another run, instead of fitting")
     model: Any = setting(None, "what is fitted")
     history: list[float] = setting(
@@ -341,6 +343,7 @@ class Report:
     name: str = setting("comparison", "of the report's folder")
     keep: str | None = setting(None, "a folder to which results.json of the runs are copied")
     published: Any = setting(None, "published figures by column and experiment: [dev, test] or [test]")
+    figures: Any = setting(None, "figures of runs and of comparisons: +figures@report.figures.NAME=FILE draws NAME.png")
     samples: Samples = section(Samples, "passages of test in page.html")
 
 

@@ -12,7 +12,9 @@ UNKNOWN = "<unk>"
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Turns a document into symbols, and symbols back into text."""
+    """Turns a document into symbols, and symbols back into text; ``characters``: a symbol is a byte or a character."""
+
+    characters: bool
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         """Yield the symbols of a document, in lists of any size."""
@@ -31,6 +33,8 @@ def join_with_spaces(symbols: list[str], end: str) -> str:
 class Whitespace:
     """Splits at white space and adds ``<eos>`` after every line, as WikiText is tokenized."""
 
+    characters = False
+
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
             yield [*line.decode("utf-8", "replace").split(), EOS]
@@ -42,6 +46,7 @@ class Whitespace:
 class Words:
     """Splits into words (with inner apostrophes) and single marks; ``<eos>`` where blank lines end a paragraph."""
 
+    characters = False
     pattern = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
@@ -64,6 +69,7 @@ class PythonSource:
     The same rule applies within strings and comments, so that their words are words. Indentation is dropped.
     """
 
+    characters = False
     pattern = re.compile(
         r"[^\W\d]\w*"  # identifiers, keywords, words of strings and comments
         r"|\d(?:[\w.]|(?<=[eE])[+-])*"  # numbers
@@ -85,6 +91,8 @@ class PythonSource:
 class Bytes:
     """One symbol per byte. ``<eos>`` never occurs in the text; it is only the input before a document's first byte."""
 
+    characters = True
+
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
             yield list(line.decode("latin-1"))
@@ -95,6 +103,8 @@ class Bytes:
 
 class ByteNumbers:
     """The number of each byte, ``<eos>`` for a newline: enwik8 as tokenized for the published models."""
+
+    characters = True
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:

@@ -16,7 +16,7 @@ from trime.types import Float, Mass, Tensor
 class FittedRow:
     """A row with a fitted mixture; ``fitted`` is None until the mixture has been fitted."""
 
-    kind: str  # of mixture: adaptive, calibrated
+    kind: str  # name of the mixture, as adaptive or calibrated
     joint: tuple[str, ...]  # the memories
     temperatures: tuple[float, ...]
     sizes: tuple[int, ...] = (0,)

@@ -10,7 +10,7 @@ from trime.evaluation.scorer import memory_names
 from trime.io import plain
 from trime.types import UserError
 
-FITTED = ("calibrated", "adaptive")
+NOT_FITTED = ("none", "joint", "interpolated")  # kinds of mixture without a model to fit
 Table = list[Row | FittedRow]  # the rows of an experiment
 
 
@@ -28,9 +28,7 @@ def rows_of(config: DictConfig) -> Table:
     if mixed and (twice := next((name for name in mixed if mixed.count(name) > 1), None)):
         raise UserError(f"evaluate.memories names {twice} twice: name each memory once")
     if mixed and config.mixture.kind == "none":
-        raise UserError(
-            "evaluate.memories needs a mixture that uses them: choose mixture=adaptive, calibrated, joint or interpolated"
-        )
+        raise UserError("evaluate.memories needs a mixture that uses them: choose mixture=adaptive or another of conf/mixture")
     if not config.evaluate.papers:
         rows = rows[:1]
     if not names or config.mixture.kind == "none":
@@ -43,7 +41,7 @@ def mixture_row(config: DictConfig, names: tuple[str, ...]) -> Row | FittedRow:
     """Return the row that mixes these memories as ``mixture=`` says."""
     kind, grid = config.mixture.kind, config.tune
     sizes = tuple(grid.memory_size) if "long" in names else (0,)
-    if kind in FITTED:
+    if kind not in NOT_FITTED:
         online = bool(config.mixture.model.get("online"))
         return FittedRow(kind, names, tuple(config.mixture.temperatures), sizes[-1:], online=online)
     if kind == "joint":

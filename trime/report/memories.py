@@ -1,9 +1,7 @@
-"""The contribution of each memory to a fitted mixture: perplexity with and without it, its cost, and its weights."""
+"""The contribution of each memory to a fitted mixture: perplexity with and without it, and its cost."""
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -11,9 +9,8 @@ import numpy as np
 
 from trime.metrics import MEASURES
 from trime.report.differences import Difference, paired_bootstrap
-from trime.report.figures.canvas import Panel, canvas, fill_axes, save_picture
-from trime.report.page import COLOURS, Section, Table, picture_sections
-from trime.report.tables import Lines, evaluated_text, markdown, metric_name
+from trime.report.page import Section, Table
+from trime.report.tables import Lines, markdown, metric_name
 
 NOTE = (
     "Without a memory, the mixture is fitted again on dev with the others. Time is that of the memory alone; MB are its peak "
@@ -63,51 +60,5 @@ def memories_text(results: dict[str, Any]) -> str:
 
 
 def memories_section(results: dict[str, Any]) -> list[Section]:
-    """Return the page's sections with table and pictures, none if the run has no fitted mixture."""
-    if "subsets" not in results:
-        return []
-    return [
-        Section(table_title(results), NOTE, [Table(*memories_table(results))]),
-        *picture_sections("Weights", weights_panels(results)),
-    ]
-
-
-def memories_picture(results: dict[str, Any], path: Path) -> Path:
-    """Draw all panels of weights side by side."""
-    panels = weights_panels(results)
-    figure, axes = canvas(1 + 6 * len(panels), 4, len(panels))
-    fill_axes(axes, panels)
-    figure.suptitle(f"{results['name']} on {evaluated_text(results)[0]}, seed {results['seed']}: weights on test")
-    return save_picture(figure, path)
-
-
-def weights_panels(results: dict[str, Any]) -> list[Panel]:
-    """Return the panels of mean weights: by frequency of the token, similarity of the best entry, length of n-gram context."""
-    weights = results["subsets"]["weights"]
-    axes = {
-        "by_frequency": ("frequency of the token on dev", "by frequency"),
-        "by_similarity": ("similarity of the best entry, quantile on dev", "by similarity of the best entry"),
-        "by_context": ("longest matching n-gram context, tokens", "by length of the matching context"),
-    }
-    present = [key for key in axes if any(key in by_key for by_key in weights.values())]
-    return [partial(weights_panel, weights=weights, key=key, labels=axes[key]) for key in present]
-
-
-def weights_panel(axis: Any, weights: dict[str, Any], key: str, labels: tuple[str, str]) -> None:
-    """Draw a line for each memory whose weights are known by ``key``; ``labels`` are those of the axis and the panel."""
-    cells = {name: {cell["bucket"]: cell["mean"] for cell in by_key.get(key, [])} for name, by_key in weights.items()}
-    buckets = [
-        bucket for bucket in dict.fromkeys(bucket for means in cells.values() for bucket in means) if bucket != "average"
-    ]
-    if all(bucket.isdecimal() for bucket in buckets):  # lengths, which may differ between memories
-        buckets.sort(key=int)
-    for name, means in cells.items():
-        known = [place for place, bucket in enumerate(buckets) if means.get(bucket) is not None]
-        if known:
-            points = [100 * means[buckets[place]] for place in known]
-            axis.plot(known, points, marker="o", ms=4, label=name, color=COLOURS.get(name))
-    axis.set_xticks(range(len(buckets)), buckets)
-    axis.set(xlabel=labels[0], ylabel="mean weight, %", ylim=(0, None), title=labels[1])
-    if key == "by_similarity":
-        axis.tick_params(axis="x", rotation=45, labelsize=8)
-    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    """Return the page's section with the table as a list, which is empty if the run has no fitted mixture."""
+    return [Section(table_title(results), NOTE, [Table(*memories_table(results))])] if "subsets" in results else []

@@ -9,17 +9,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from trime.io import write_atomically
-from trime.report.figures.canvas import BLUE, GREY, ORANGE, Panel, draw_svg
+from trime.report.figures.canvas import BLUE, COLOURS, Panel, draw_svg
 from trime.report.tables import Lines, is_numeric
 
-COLOURS = {
-    "vocabulary": GREY,
-    "local": BLUE,
-    "long": "#5fa3c7",
-    "external": ORANGE,
-    "ngram": "#6a4c93",
-    "ngram_document": "#b08ccf",
-}
 SHOWN_BEFORE = 400  # characters of the text before a passage
 
 

@@ -8,12 +8,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.io import compact_json, plain, write_atomically
 from trime.report.answers import answers_panels, answers_picture, answers_table, policies_table
 from trime.report.command_lines import without_paths
 from trime.report.compare import PublishedResults, compare_table, order_table
+from trime.report.figures.base import Figure
 from trime.report.figures.several import compare_picture, curves_picture, policies_picture, several_panels
 from trime.report.frontier import report_frontier
 from trime.report.groups import group_runs, is_fitted, split_by_mixture
@@ -38,7 +40,8 @@ def report_several(config: DictConfig, patterns: list[str]) -> None:
         report_frontier(swept, config.frontier, folder)
     models = [run for run in runs if "questions" not in run]
     if len(models) > len(swept):
-        report_models(models, config.report.against, plain(config.report.published) or {}, folder)
+        figures = instantiate(config.report.figures, _convert_="all")
+        report_models(models, config.report.against, plain(config.report.published) or {}, figures, folder)
     if config.report.keep:
         keep_results(runs, Path(config.report.keep))
 
@@ -85,7 +88,9 @@ def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
         print(f"\n{markdown(header, lines)}\npicture: {answers_picture(runs, folder / 'policies.png')}")
 
 
-def report_models(runs: list[dict[str, Any]], against: str, published: PublishedResults, folder: Path) -> None:
+def report_models(
+    runs: list[dict[str, Any]], against: str, published: PublishedResults, figures: dict[str, Figure], folder: Path
+) -> None:
     """Write and print table, pictures and page of language models, with a comparison of their order with that of the papers."""
     groups = group_runs(split_by_mixture(runs))
     names = {group.first["name"] for group in groups} | {group.policy for group in groups if group.policy}
@@ -106,6 +111,9 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
     if len({group.row.get("eviction") for group in groups} - {None}) > 1:
         print(f"policies: {policies_picture(groups, folder / 'policies.png')}")
+    compared = {name: panels for name, figure in figures.items() if (panels := figure.comparison_panels(runs))}
+    for name, panels in compared.items():
+        print(f"{name}: {figures[name].save(panels, folder.name, folder / f'{name}.png')}")
     units = sorted({group.row.get("drawn", "documents") for group in groups})
     note = (
         f"The worst run comes first. Differences to {against} are paired, with a 95 % interval by bootstrap over seeds and "
@@ -116,6 +124,7 @@ def report_models(runs: list[dict[str, Any]], against: str, published: Published
         Section("Runs", note, [Table(header, lines)]),
         *([Section("Order of the papers", verdict_summary(order[1]), [Table(*order)])] if order[1] else []),
         *picture_sections("Pictures", several_panels(groups, runs)),
+        *(section for name, panels in compared.items() for section in picture_sections(figures[name].title, panels)),
         commands_section(runs),
     ]
     print(f"page: {write_page(Page(folder.name, run_facts(runs), sections), folder / 'page.html')}")

@@ -57,7 +57,7 @@ def metric_names(runs: list[dict[str, Any]]) -> str:
 EDGE = "‡"  # marks a row with a tuned setting at the edge of its grid
 EDGE_NOTE = f"{EDGE} The best setting lies at the edge of its grid: widen tune.* to look for a better one."
 FITTED_NOTE = (
-    "Rows named adaptive or calibrated are not in the papers: their mixture of all memories is fitted on dev, so their dev "
+    "Rows with a fitted mixture (adaptive, calibrated) are not in the papers. The mixture is fitted on dev, so their dev "
     "result is cross-validated (each document is scored by a fit that did not see it)."
 )
 

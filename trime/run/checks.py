@@ -20,7 +20,7 @@ from trime.models.network import build_network
 from trime.pipeline.model_io import model_of, remember
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node
-from trime.pipeline.rows import FITTED, rows_of
+from trime.pipeline.rows import NOT_FITTED, rows_of
 from trime.stages.mixture import given_mixture
 from trime.types import UserError
 
@@ -100,11 +100,11 @@ def check_memories(config: DictConfig) -> None:
 
 def check_mixture(config: DictConfig) -> None:
     """UserError where the settings of a mixture are of no use, before rows are made of them."""
-    if config.mixture.kind not in FITTED:
+    if config.mixture.kind in NOT_FITTED:
         return
     model = plain(config.mixture.model)
     if not isinstance(model, dict) or "_target_" not in model:
-        raise UserError(f"mixture.model={model}: it must be as in conf/mixture")
+        raise UserError(f"mixture.model={model}: mixture.kind={config.mixture.kind} needs a model, as in conf/mixture")
     parse_token_count(config.mixture.tokens)
     instantiated(config.mixture.model)
 

@@ -8,8 +8,8 @@ from typing import Any
 from trime.report.tables import run_table
 
 
-def log_results(logger: Any, results: dict[str, Any], samples: list[dict[str, Any]], folder: Path) -> None:
-    """Log hyperparameters, tuned settings, the metrics of every row, and the report's table, samples and pictures."""
+def log_results(logger: Any, results: dict[str, Any], samples: list[dict[str, Any]], figures: dict[str, Path]) -> None:
+    """Log hyperparameters, tuned settings, the metrics of every row, and the report's table, samples and figures."""
     if logger is None:
         return
     logger.log_hyperparams({key: results[key] for key in ("name", "seed", "commit", "parameters")})
@@ -22,9 +22,9 @@ def log_results(logger: Any, results: dict[str, Any], samples: list[dict[str, An
     logger.log_table("results", columns=header, data=lines)
     if lines := [line for sample in samples for line in sample_lines(sample)]:
         logger.log_table("samples", columns=["document", "token", "probability", "from memories", "entries"], data=lines)
-    for picture in ("picture", "memories", "analysis"):
-        if (folder / f"{picture}.png").exists():
-            logger.log_image(picture, [str(folder / f"{picture}.png")])
+    for name, path in figures.items():
+        if path.exists():
+            logger.log_image(name, [str(path)])
 
 
 def sample_lines(sample: dict[str, Any]) -> list[list[Any]]:

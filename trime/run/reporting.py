@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from trime.inspection.samples import samples_of
@@ -13,10 +14,10 @@ from trime.io import compact_json, copy_file, plain, write_atomically
 from trime.metrics import bits, perplexity
 from trime.plan.language_model import Plan
 from trime.report.answers import answers_table
-from trime.report.figures.run import analysis_panels, analysis_picture, run_panels, run_picture
+from trime.report.figures.base import Figure
 from trime.report.figures.several import replay_picture
 from trime.report.groups import is_fitted
-from trime.report.memories import memories_picture, memories_section, memories_text
+from trime.report.memories import memories_section, memories_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, sample_sections, write_page
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, analysis_text, evaluated_text, markdown, replay_text, run_table
 from trime.run.provenance import provenance
@@ -42,21 +43,34 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if "subsets" in results:
         text = memories_text(results)
         write_atomically(folder / "memories.md", text)
-        print(f"\n{text}\nweights: {memories_picture(results, folder / 'memories.png')}")
+        print(f"\n{text}")
     if "analysis" in results:
         text = analysis_text(results)
         write_atomically(folder / "analysis.md", text)
-        print(f"\n{text}\nanalysis: {analysis_picture(results, folder / 'analysis.png')}")
-    picture = run_picture(results, folder / "metrics.csv", folder / "picture.png")
+        print(f"\n{text}")
+    figures: dict[str, Figure] = instantiate(config.report.figures, _convert_="all")
+    drawn = draw_figures(figures, results, folder)
     samples = samples_of(plan)
-    page = write_page(run_page(results, folder / "metrics.csv", samples), folder / "page.html")
+    page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], samples), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{table}")
-    print(f"results: {folder / 'results.json'}\npicture: {picture}\npage: {page}")
+    print(f"results: {folder / 'results.json'}")
+    for name, path in [*drawn.items(), ("page", page)]:
+        print(f"{name}: {path}")
     return results, samples
 
 
-def run_page(results: dict[str, Any], history: Path, samples: list[dict[str, Any]]) -> Page:
-    """Return the page of a run: results, curves, memories, analysis, samples and its command."""
+def draw_figures(figures: dict[str, Figure], results: dict[str, Any], folder: Path) -> dict[str, Path]:
+    """Draw every figure that has panels for a run into the run's folder; return the file of each by its name."""
+    headline = f"{results['name']} on {evaluated_text(results)[0]}, seed {results['seed']}"
+    drawn = {}
+    for name, figure in figures.items():
+        if panels := figure.panels(results, folder / "metrics.csv"):
+            drawn[name] = figure.save(panels, headline, folder / f"{name}.png", figure.height(results))
+    return drawn
+
+
+def run_page(results: dict[str, Any], history: Path, figures: list[Figure], samples: list[dict[str, Any]]) -> Page:
+    """Return the page of a run: results, memories, figures, samples and its command."""
     text, train, machine = evaluated_text(results), results["train"], results["hardware"]
     facts = [
         f"text: {text[0]}, {text[2]:,} test tokens",
@@ -75,9 +89,8 @@ def run_page(results: dict[str, Any], history: Path, samples: list[dict[str, Any
         facts,
         [
             Section("Results", note, [table]),
-            *picture_sections("Curves", run_panels(results, history)),
             *memories_section(results),
-            *picture_sections("Analysis", analysis_panels(results)),
+            *(section for figure in figures for section in picture_sections(figure.title, figure.panels(results, history))),
             *sample_sections(samples),
             commands_section([results]),
         ],

@@ -146,7 +146,8 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
             generate(plan)
         case "report":
             results, samples = report_run(plan)
-            log_results(plan.logger, results, samples, plan.run_folder)
+            figures = {name: plan.run_folder / f"{name}.png" for name in plan.config.report.figures}
+            log_results(plan.logger, results, samples, figures)
             return RunOutcome(results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
         case "fit":
             plan.check_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of
 from trime.data.segments import parse_token_count
-from trime.data.tokenizers import ByteNumbers, Bytes, Tokenizer
+from trime.data.tokenizers import Tokenizer
 from trime.types import UserError
 
 
@@ -36,7 +36,7 @@ class Folder(Dataset):
         if tokens is not None and (not isinstance(tokens, dict) or {*tokens} != {*SPLITS}):
             raise UserError(f"dataset {name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}")
         self.tokens = tokens
-        self.characters = isinstance(tokenizer, Bytes | ByteNumbers)
+        self.characters = tokenizer.characters
 
     @cached_property
     def by_split(self) -> dict[str, list[Path]]:

@@ -59,6 +59,8 @@ class PresegmentedText:
     ``moses`` is the language of the Moses detokenizer for the words (fairseq's ``--tokenizer moses``); None: no detokenizer.
     """
 
+    characters = False
+
     def __init__(self, moses: str | None = None):
         self.detokenizer = None if moses is None else detokenizer(moses)
 
@@ -82,6 +84,8 @@ def detokenizer(language: str) -> Any:
 
 class JointBPE:
     """A byte-pair tokenizer shared by both languages; a word's first piece begins with a marker for the space."""
+
+    characters = False
 
     def __init__(self, pieces: Any):
         self.pieces = pieces  # a tokenizers.Tokenizer

@@ -5,14 +5,12 @@ Every part searches the cells that a single index would search, so that any numb
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trime.memory.retrieval.builders import builder_of
 from trime.memory.retrieval.datastore import Keys, Shards
-from trime.memory.retrieval.faiss_index import FaissSearch, create_index, fill_faiss, train_faiss
-from trime.memory.retrieval.ivf import IVFSearch, fill_ivf, train_ivf
-from trime.memory.retrieval.search import ExactSearch, Search, check_training_size
+from trime.memory.retrieval.search import ExactSearch, Search
 
 
 class IndexPart(NamedTuple):
@@ -40,22 +38,13 @@ class IndexPart(NamedTuple):
             bar.update(self.last - self.first)
             return
         self.folder.mkdir(exist_ok=True)
-        if not ivf_cells(self.factory):
-            fill_faiss(self.keys.blocks, self.metric, trained, self.folder / "index.faiss", bar)
-        elif (self.folder / "cells.safetensors").exists():  # written last
-            bar.update(self.last - self.first)
-            for file in self.folder.glob("cell-*.npy"):
-                file.unlink()
-        else:
-            fill_ivf(self.keys.blocks, self.metric, trained, self.folder, bar)
+        builder_of(self.factory).fill(self.keys, self.metric, trained, self.folder, bar)
 
     def search(self, nprobe: int, device: str = "cpu") -> Search:
         """Open the search over this part."""
         if not self.factory:
             return ExactSearch(self.keys.blocks, self.metric)
-        if ivf_cells(self.factory):
-            return IVFSearch(self.folder, self.metric, nprobe)
-        return FaissSearch(self.folder / "index.faiss", self.metric, nprobe, device)
+        return builder_of(self.factory).open(self.folder, self.metric, nprobe, device)
 
 
 def split_into_parts(store: Path, count: int, folder: Path, factory: str | None, metric: str) -> list[IndexPart]:
@@ -69,13 +58,7 @@ def split_into_parts(store: Path, count: int, folder: Path, factory: str | None,
 
 def train_shared(store: Path, factory: str, metric: str, folder: Path) -> Path:
     """Train what all parts share on a sample of the whole store; return its file."""
-    keys, cells = Keys(Shards(store)), ivf_cells(factory)
-    file = folder / ("learned.npy" if cells else "learned.faiss")
-    if cells:
-        train_ivf(keys.blocks, len(keys), keys.width, cells, metric, file)
-    else:
-        train_faiss(keys.blocks, len(keys), keys.width, factory, metric, file)
-    return file
+    return builder_of(factory).train(Keys(Shards(store)), metric, folder)
 
 
 def build_parts(parts: list[IndexPart], folder: Path, bar: Any) -> None:
@@ -88,13 +71,4 @@ def build_parts(parts: list[IndexPart], folder: Path, bar: Any) -> None:
 
 def check_factory(factory: str, entries: int, width: int, metric: str) -> None:
     """Raise a UserError if an index cannot be trained on so many keys."""
-    if cells := ivf_cells(factory):
-        check_training_size(factory, cells, entries)
-    else:
-        create_index(entries, width, factory, metric)
-
-
-def ivf_cells(factory: str) -> int:
-    """Return the number of cells in a factory string ``Cells…``; 0 for those of FAISS."""
-    match = re.fullmatch(r"Cells(\d+)", factory)
-    return int(match[1]) if match else 0
+    builder_of(factory).check(entries, width, metric)

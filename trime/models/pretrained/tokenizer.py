@@ -75,6 +75,8 @@ class PieceTokenizer:
     Lines are tokenized in blocks of at least ``size`` bytes, so that pieces may span line ends.
     """
 
+    characters = False
+
     def __init__(self, name: str, size: int = 2**20):
         self.tokenizer, self.size = load_tokenizer(name), size
         pieces = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))

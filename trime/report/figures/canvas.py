@@ -11,6 +11,14 @@ from typing import Any
 from trime.metrics import MEASURES
 
 BLUE, GREY, ORANGE = "#2a6f97", "#9aa5b1", "#d9772b"
+COLOURS = {  # of the vocabulary and of each memory
+    "vocabulary": GREY,
+    "local": BLUE,
+    "long": "#5fa3c7",
+    "external": ORANGE,
+    "ngram": "#6a4c93",
+    "ngram_document": "#b08ccf",
+}
 Panel = Callable[[Any], None]
 SCALES = {"perplexity": "log", "bits/char": "linear"}
 

@@ -1,4 +1,4 @@
-"""Pictures of one run."""
+"""Figures of one run: its curves, and its analysis."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from trime.metrics import MEASURES
-from trime.report.figures.canvas import (
-    BLUE,
-    GREY,
-    ORANGE,
-    SCALES,
-    Panel,
-    canvas,
-    draw_bars,
-    draw_curve,
-    fill_axes,
-    save_picture,
-)
-from trime.report.tables import evaluated_text, metric_name, metric_value
+from trime.report.figures.base import Figure
+from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, draw_bars, draw_curve
+from trime.report.tables import metric_name, metric_value
 
 LABEL_WIDTH = 30  # characters per line of a row's name
 
 
-def run_picture(results: dict[str, Any], history: Path, path: Path) -> Path:
-    """Draw all panels of a run side by side."""
-    panels, rows = run_panels(results, history), len(results["metrics"]["test"])
-    figure, axes = canvas(1.5 + 5.2 * len(panels), max(3.2, 1.6 + 0.6 * rows), len(panels))
-    fill_axes(axes, panels)
-    axes[0].set_title(f"{results['name']} on {evaluated_text(results)[0]}, seed {results['seed']}")
-    return save_picture(figure, path)
+class Curves(Figure):
+    """Test results, and what was measured over the updates of training, the size of a memory or the frequency of tokens."""
+
+    title = "Curves"
+
+    def panels(self, results: dict[str, Any], history: Path) -> list[Panel]:
+        return run_panels(results, history)
+
+    def height(self, results: dict[str, Any]) -> float:
+        return max(3.2, 1.6 + 0.6 * len(results["metrics"]["test"]))
+
+
+class Analysis(Figure):
+    """What ``evaluate.analysis`` measured."""
+
+    title = "Analysis"
+
+    def panels(self, results: dict[str, Any], history: Path) -> list[Panel]:
+        return analysis_panels(results)
 
 
 def run_panels(results: dict[str, Any], history: Path) -> list[Panel]:
@@ -124,15 +126,6 @@ def size_curves(axis: Any, rows: list[dict[str, Any]], metric: str) -> None:
     axis.set_xticks([int(size) for size in sizes], sizes)
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=7)
-
-
-def analysis_picture(results: dict[str, Any], path: Path) -> Path:
-    """Draw all panels of an analysis side by side."""
-    panels = analysis_panels(results)
-    figure, axes = canvas(1 + 5.4 * len(panels), 4, len(panels))
-    fill_axes(axes, panels)
-    figure.suptitle(f"{results['name']} on {evaluated_text(results)[0]}, test")
-    return save_picture(figure, path)
 
 
 def analysis_panels(results: dict[str, Any]) -> list[Panel]:

@@ -1,0 +1,162 @@
+"""CONTRIBUTING.md's examples: written into a copy of the project as they are printed, run, and really used."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.conftest import ROOT
+
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+# Writes the file and the name of every Python function that a process called.
+TRACER = """
+import atexit, json, os, sys
+
+called = set()
+sys.settrace(lambda frame, event, argument: called.add((frame.f_code.co_filename, frame.f_code.co_qualname)))
+
+
+@atexit.register
+def write():
+    sys.settrace(None)
+    with open(os.environ["CALLED"], "a") as file:
+        file.writelines(json.dumps(call) + "\\n" for call in called)
+"""
+
+
+def sections() -> dict[str, str]:
+    """Return the text of each section by its title."""
+    titles_and_texts = re.split(r"^## (.*)\n", TEXT, flags=re.M)[1:]
+    return dict(zip(titles_and_texts[::2], titles_and_texts[1::2], strict=True))
+
+
+def files_of(text: str) -> dict[str, str]:
+    """Return the content of each file that a text shows, by its path."""
+    return dict(re.findall(r"`([\w/.]+)`:\n\n```(?:python|yaml)\n(.*?)```", text, re.S))
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Return the arguments of each command line of a text that starts cli.py."""
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.S)).replace("\\\n", " ")
+    return [shlex.split(line, comments=True)[1:] for line in blocks.splitlines() if line.startswith("python cli.py")]
+
+
+EXAMPLES = [title for title, text in sections().items() if commands_of(text)]
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the project with the files of every example, and a folder of poems."""
+    folder = tmp_path_factory.mktemp("contributing")
+    for name in ("cli.py", "conf", "trime"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    for name, content in files_of(TEXT).items():
+        assert not (folder / name).exists(), f"{name} of CONTRIBUTING.md exists already"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    (folder / "poems").mkdir()
+    for number in range(8):
+        (folder / "poems" / f"{number}.txt").write_text("a rose is a rose\nis a rose and so on\n\n" * 60)
+    (folder / "sitecustomize.py").write_text(TRACER)
+    return folder
+
+
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_example_is_used(title: str, project: Path, tmp_path: Path) -> None:
+    """Each command ends in results that show the example, and together they call every function that it defines."""
+    text = sections()[title]
+    environment = os.environ | {"PYTHONPATH": str(project), "CALLED": str(tmp_path / "called.jsonl")}
+    for words in commands_of(text):
+        command = [sys.executable, *words, f"paths.outputs={tmp_path}"]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert CHECKS[title](tmp_path), f"{title}: its results do not show it"
+    called = {tuple(json.loads(line)) for line in (tmp_path / "called.jsonl").read_text().splitlines()}
+    for name, content in files_of(text).items():
+        defined = functions_of(content) if name.endswith(".py") else []
+        uncalled = [function for function in defined if (str(project / name), function) not in called]
+        assert not uncalled, f"{name}: {uncalled} were never called"
+
+
+def functions_of(source: str) -> Iterator[str]:
+    """Yield the qualified names of a module's functions and methods."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef))
+
+
+def results_of(outputs: Path) -> dict[str, Any]:
+    """Return results.json of the only run below a folder."""
+    (file,) = outputs.glob("runs/*/*/results.json")
+    return json.loads(file.read_text())
+
+
+def settings_of(outputs: Path) -> Any:
+    """Return config.yaml of the only run below a folder."""
+    (file,) = outputs.glob("runs/*/*/config.yaml")
+    return OmegaConf.load(file)
+
+
+def rows_of(outputs: Path) -> list[str]:
+    """Return the names of the rows of the only run's table."""
+    return [row["memories"] for row in results_of(outputs)["metrics"]["test"]]
+
+
+def lines_of(outputs: Path, name: str) -> str:
+    """Return the table of a comparison."""
+    return (outputs / "reports" / name / "table.csv").read_text()
+
+
+def shows_index(outputs: Path) -> bool:
+    """Return True if the datastore was searched by the example's index, and its recall measured."""
+    datastore = results_of(outputs)["datastore"]
+    return datastore["index"].endswith(".RandomProjection") and 0 < datastore["recall"] < 1
+
+
+def shows_table(outputs: Path) -> bool:
+    """Return True if the three experiments stand in one table, beside the published results."""
+    table = lines_of(outputs, "reach")
+    return all(word in table for word in ("somebody 2031*", "vanilla", "trime,", "trime_nearby", "20.50 / 21.50"))
+
+
+def shows_figure(outputs: Path) -> bool:
+    """Return True if the figure was drawn for each run and for their comparison, on the page too."""
+    figures = [*outputs.glob("runs/*/*/speed.png"), *outputs.glob("reports/*/speed.png")]
+    pages = [*outputs.glob("runs/*/*/page.html"), *outputs.glob("reports/*/page.html")]
+    return len(figures) == len(pages) == 3 and all("tokens per second at test" in page.read_text() for page in pages)
+
+
+# By the title of an example: whether the outputs of its commands show it.
+CHECKS: dict[str, Callable[[Path], bool]] = {
+    "A dataset": lambda outputs: results_of(outputs)["dataset"]["name"] == "poems",
+    "A tokenizer": lambda outputs: "bits_per_character" in results_of(outputs)["metrics"]["test"][-1],
+    "A batching policy": lambda outputs: settings_of(outputs).batching._target_.endswith(".ByLength"),
+    "A memory in training": lambda outputs: settings_of(outputs).memory.visibility._target_.endswith(".Nearby"),
+    "A memory at test": lambda outputs: any("unigrams" in row for row in rows_of(outputs)),
+    "An eviction policy": lambda outputs: results_of(outputs)["metrics"]["test"][-1]["eviction"] == "lottery",
+    "A mixture": lambda outputs: rows_of(outputs)[-1] == "constant: vocabulary, local, long",
+    "A backbone": lambda outputs: settings_of(outputs).model.backbone._target_.endswith(".GRU"),
+    "An index": shows_index,
+    "An experiment": lambda outputs: results_of(outputs)["name"] == "trime_nearby",
+    "A table of rows": shows_table,
+    "A figure of the report": shows_figure,
+}
+
+
+def test_every_example_has_a_check() -> None:
+    assert [*CHECKS] == EXAMPLES

@@ -1,0 +1,35 @@
+"""The interface of a report's figures, which ``report.figures`` lists (conf/figures)."""
+
+from __future__ import annotations
+
+from abc import ABC
+from pathlib import Path
+from typing import Any
+
+from trime.report.figures.canvas import Panel, canvas, fill_axes, save_picture
+
+
+class Figure(ABC):
+    """Panels side by side: a file NAME.png of a run or of a comparison of runs, and a section ``title`` of its page."""
+
+    title: str
+    panel_width = 5.4  # inches
+
+    def panels(self, results: dict[str, Any], history: Path) -> list[Panel]:
+        """Return the panels of one run, from its results.json and its metrics.csv, which may not exist; none: no figure."""
+        return []
+
+    def comparison_panels(self, runs: list[dict[str, Any]]) -> list[Panel]:
+        """Return the panels that compare several runs, from the results.json of each; none: no figure."""
+        return []
+
+    def height(self, results: dict[str, Any]) -> float:
+        """Return the height of a run's figure in inches."""
+        return 4.0
+
+    def save(self, panels: list[Panel], headline: str, path: Path, height: float = 4.0) -> Path:
+        """Draw panels side by side under a headline, write them as PNG and return the path."""
+        figure, axes = canvas(1 + self.panel_width * len(panels), height, len(panels))
+        fill_axes(axes, panels)
+        figure.suptitle(headline)
+        return save_picture(figure, path)
