@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -69,7 +68,7 @@ class Portion(NamedTuple):
 class Encode(Artefact):
     """A portion of a corpus encoded by the model."""
 
-    kind = "encode"
+    kind, format = "encode", 2
     depends_on: ClassVar[Keys] = (
         *("evaluate.block", "evaluate.context", "evaluate.bounded", "evaluate.lines"),
         *("compatibility.dropped_in_band", "compatibility.sorted_windows"),
@@ -227,7 +226,7 @@ class Encode(Artefact):
     def columns(self, reader: Reader, batch: Batch, first: int) -> dict[str, Tensor]:
         """Return the columns of a batch: all tokens of its windows, or only the scored ones for a datastore.
 
-        The masses of tokens of context are NaN.
+        ``scored`` tells the tokens that are scored from those of the context before them, whose masses are not computed.
         """
         scored = batch.scored.flatten()
         if self.for_datastore:
@@ -236,10 +235,10 @@ class Encode(Artefact):
         tokens = is_token(batch).flatten()
         parts = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
         columns = {name: part for name, part in parts.items() if part is not None}
-        masses = torch.full((len(columns), len(scored)), math.nan, device=scored.device)
+        masses = torch.zeros(len(columns), len(scored), device=scored.device)
         masses[:, scored] = torch.stack(list(columns.values())).float()
-        token_masses = masses[:, tokens].cpu()
-        return self.context_columns(contexts.take(tokens), first) | dict(zip(columns, token_masses.unbind(), strict=True))
+        token_masses = dict(zip(columns, masses[:, tokens].cpu().unbind(), strict=True))
+        return self.context_columns(contexts.take(tokens), first) | {"scored": scored[tokens].cpu()} | token_masses
 
     def context_columns(self, contexts: Contexts, first: int) -> dict[str, Tensor]:
         """Return contexts as columns on the host; ``first`` is the number of the shard's first window."""
@@ -279,15 +278,15 @@ def reader_state_file(folder: Path, shard: int) -> Path:
 
 def windows_of(folder: Path, device: torch.device) -> Iterator[Window]:
     """Yield the windows of an encoded split in the order of the stream, on the device where memories are read."""
-    names = ("g", "token", "document", "segment", "position", "target", "total")
+    names = ("g", "token", "document", "segment", "position", "scored", "target", "total")
     shards = Shards(folder)
     gated = "gate" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are not dictionaries)
     for columns in shards.iter_columns(*names, *(["gate"] if gated else [])):
-        g, token, document, segment, position, target, total, *gate = (column.to(device) for column in columns)
+        g, token, document, segment, position, scored, target, total, *gate = (column.to(device) for column in columns)
         place = TokenPosition(document.long(), segment.long(), position.long())
         contexts = Contexts(g.float(), token.long(), place)
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for low, high in pairwise(edges):
-            context = int(total[low:high].isnan().sum())
+            context = int((~scored[low:high]).sum())
             mass = Mass(*(part[low + context : high] for part in (target, total, *gate)))
             yield Window(contexts.take(slice(low, high)), context, mass)
