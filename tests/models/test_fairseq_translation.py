@@ -175,7 +175,7 @@ def test_translations_are_the_published_decoder_s(name: str, released: Released,
     run(config)
     plan = TranslationPlan(config)
     row = 0 if name == "mt_vanilla" else 1
-    found = [json.loads(line) for line in (plan.evaluate.translate.path() / f"row-{row}.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in (plan.evaluate.translations.path() / f"row-{row}.jsonl").read_text().splitlines()]
     mixture = mixture_of(name, released)
     assert found == [released.greedy(source, mixture) for source in released.ids("test", "de")]
     results = json.loads((plan.run_folder / "results.json").read_text())

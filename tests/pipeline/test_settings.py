@@ -124,7 +124,7 @@ def artefacts_of(config: DictConfig) -> dict[str, Artefact]:
     made |= {"store": plan.store, "index": plan.index} if plan.index else {}
     if isinstance(plan, TranslationPlan):
         mixture = next(iter(plan.tune.tunes.values()))
-        made |= {"translate": plan.evaluate.translate, "bleu": plan.tune}
+        made |= {"translate": plan.evaluate.translations, "bleu": plan.tune, "evaluate": plan.evaluate.losses}
     else:
         mixture, made["subsets"] = plan.tune, plan.subsets
     made |= {"grid": mixture.grid, "mixture": mixture} if isinstance(mixture, TuneMixture) else {"grid": mixture}

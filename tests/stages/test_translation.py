@@ -182,9 +182,9 @@ def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.Mon
     run(config)
     plan = TranslationPlan(config)
     best = plan.tune.tuned()["rows"][-1]["tuned"]["k"]
-    shutil.rmtree(plan.evaluate.translate.path())
+    shutil.rmtree(plan.evaluate.translations.path())
     monkeypatch.setattr(KNNMemory, "entries", record_query)
-    plan.evaluate.translate.make()
+    plan.evaluate.translations.make()
     assert {k for k, _ in queries} == {best} and not any(own_entries for _, own_entries in queries)
 
 
@@ -270,7 +270,7 @@ def test_language_models_read_no_pairs(tiny: Tiny) -> None:
 def test_a_killed_translation_goes_on(tiny: Tiny) -> None:
     config = tiny("experiment=trime_mt")
     run(config)
-    translate = TranslationPlan(config).evaluate.translate
+    translate = TranslationPlan(config).evaluate.translations
     texts = [(translate.path() / f"row-{n}.jsonl").read_text() for n in range(2)]
     partial = translate.folder.with_name(translate.folder.name + ".partial")
     translate.folder.rename(partial)

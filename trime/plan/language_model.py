@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
 from trime.stages.datastore import ExternalStore, Index, check_index, uses_external
 from trime.stages.encode import Encode, Portion
-from trime.stages.evaluate import Evaluate
+from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.eviction.context_replay import ContextReplay
 from trime.stages.eviction.record import Record
 from trime.stages.eviction.replay import KeyReplay, Replay, replayed_policies
@@ -33,9 +33,9 @@ from trime.stages.long_context.initialize import Initialize
 from trime.stages.long_context.teach import TrainSmall
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, given_mixture, tune_of
-from trime.stages.pack import Pack
+from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
-from trime.stages.tune import Tune
+from trime.stages.tune import TunedRows
 
 
 class Plan:
@@ -81,7 +81,8 @@ class Plan:
     def pack(self) -> Pack | None:
         """The neighbours of training segments, if batches are made from them."""
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
-        return Pack(self.config, self.corpus) if needed and self.config.train.updates else None
+        cut = partial(training_segments, self.config)
+        return Pack(self.config, self.corpus, cut) if needed and self.config.train.updates else None
 
     @cached_property
     def model(self) -> Artefact:
@@ -154,7 +155,7 @@ class Plan:
         return Index(self.config, self.store, self.max_neighbours) if uses_external(self.config) else None
 
     @cached_property
-    def tune(self) -> Tune:
+    def tune(self) -> TunedRows:
         """The tuned settings of every row, with the fitted mixture if there is one."""
         return tune_of(self.config, self.table, self.valid, self.memories)
 
@@ -169,7 +170,7 @@ class Plan:
         return Memories(self.config, Sources(self.index, self.stored_corpus, self.config.datastore.split))
 
     @cached_property
-    def evaluate(self) -> Evaluate:
+    def evaluate(self) -> TestResults:
         """The results on the test split."""
         return Evaluate(self.config, self.test, self.tune)
 

@@ -11,17 +11,18 @@ from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.plan.language_model import Plan
 from trime.stages.datastore import Index, uses_external
+from trime.stages.evaluate import Evaluate
 from trime.stages.fit import Fit
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import tune_of
 from trime.stages.pack import Pack
-from trime.stages.translation.evaluate import EvaluatePairs
+from trime.stages.translation.evaluate import EvaluateTranslations
 from trime.stages.translation.fit import FitTranslation
 from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
-from trime.stages.translation.pairs import EncodePairs, PackSentences, PreparePairs
+from trime.stages.translation.pairs import EncodePairs, PreparePairs, sentence_segments
 from trime.stages.translation.translate import Translate
 from trime.stages.translation.tune import TuneByBleu
-from trime.stages.tune import Tune
+from trime.stages.tune import TunedRows
 from trime.types import UserError
 
 
@@ -49,7 +50,7 @@ class TranslationPlan(Plan):
     def pack(self) -> Pack | None:
         """The neighbours of training sentences, if batches are made from them."""
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours and not self.config.checkpoint
-        return PackSentences(self.config, self.corpus) if needed else None
+        return Pack(self.config, self.corpus, sentence_segments) if needed else None
 
     @cached_property
     def fit(self) -> Fit:
@@ -67,7 +68,7 @@ class TranslationPlan(Plan):
         with_memory = {k: Translate(self.config, self.valid, tune, slice(first, None)) for k, tune in tunes.items()}
         return TuneByBleu(self.config, tunes, without_memory, with_memory)
 
-    def tune_at(self, k: int) -> Tune:
+    def tune_at(self, k: int) -> TunedRows:
         """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
         index = Index(config, self.store, self.max_neighbours) if uses_external(config) else None
@@ -75,9 +76,10 @@ class TranslationPlan(Plan):
         return tune_of(config, self.table, self.valid, memories)
 
     @cached_property
-    def evaluate(self) -> EvaluatePairs:
+    def evaluate(self) -> EvaluateTranslations:
         """The results on the test split."""
-        return EvaluatePairs(self.config, self.test, self.tune, Translate(self.config, self.test, self.tune))
+        losses = Evaluate(self.config, self.test, self.tune)
+        return EvaluateTranslations(self.config, losses, Translate(self.config, self.test, self.tune))
 
     @property
     def max_neighbours(self) -> int:
@@ -99,5 +101,5 @@ class TranslationPlan(Plan):
         if stage == "tune":
             return [*self.tune.prerequisites(), self.tune]
         if stage == "evaluate":
-            return [self.test, self.evaluate.translate, self.evaluate]
+            return [self.test, self.evaluate.losses, self.evaluate.translations, self.evaluate]
         return super().made_by(stage)

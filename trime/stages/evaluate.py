@@ -20,16 +20,24 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import memory_settings
 from trime.pipeline.processes import DEVICE
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, LossSums, Tune, scorer_of, summarize_row, with_progress
+from trime.stages.tune import SCORING, LossSums, TunedRows, scorer_of, summarize_row, with_progress
 
 
-class Evaluate(Artefact):
+class TestResults(Artefact):
+    """The results of every row on the test split: ``rows.json``."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the results of every row."""
+        return self.read("rows.json")
+
+
+class Evaluate(TestResults):
     """Loss and perplexity of every row on the test split: ``rows.json``."""
 
     kind, format = "evaluate", 4
     depends_on, unhashed = SCORING, ("model", "eviction", *DEVICE)
 
-    def __init__(self, config: DictConfig, encoded: Encode, tune: Tune):
+    def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows):
         super().__init__(config)
         self.encoded, self.tune = encoded, tune
 
@@ -77,10 +85,6 @@ class Evaluate(Artefact):
         second = {"memory_size_inside": inside} if long and inside else {}
         size = long or inside
         return {"memory_size": size, "eviction": policy_name(plain(self.config.eviction)) if size else None} | second
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the results of every row."""
-        return self.read("rows.json")
 
 
 def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:

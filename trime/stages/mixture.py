@@ -22,20 +22,20 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.rows import Table
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
-from trime.stages.tune import PART_TOKENS, LossSums, Tune, summarize_row
+from trime.stages.tune import PART_TOKENS, LossSums, Tune, TunedRows, summarize_row
 from trime.types import Float, Int, Tensor, UserError
 
 BLOCKS = 4  # blocks of text per fold, if there are fewer documents than folds
 
 
-class TuneMixture(Tune):
+class TuneMixture(TunedRows):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
     kind, stage, format = "mixture", "tune", 2
     depends_on, unhashed = ("mixture", "seed"), ("mixture.path",)
 
     def __init__(self, config: DictConfig, grid: Tune):
-        super().__init__(config, grid.table, grid.encoded, grid.memories)
+        super().__init__(config, grid.encoded, grid.memories)
         self.grid = grid
 
     def needs(self) -> list[Artefact]:
@@ -47,7 +47,7 @@ class TuneMixture(Tune):
     def settings(self) -> Any:
         given = given_mixture(self.config)
         content = given and [content_hash(given.with_name(name)) for name in (given.name, "mixture.safetensors")]
-        return Artefact.settings(self) | {"given": content}
+        return super().settings() | {"given": content}
 
     def build(self, folder: Path) -> None:
         row, meter = self.row(), ResourceUsage()
@@ -68,7 +68,7 @@ class TuneMixture(Tune):
 
     def row(self) -> FittedRow:
         """Return the row of the mixture, not fitted."""
-        (row,) = self.fitted_rows()
+        (row,) = self.grid.fitted_rows()
         return row
 
     def information(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class TuneMixture(Tune):
         return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
 
 
-def tune_of(config: DictConfig, table: Table, encoded: Encode, memories: Memories) -> Tune:
+def tune_of(config: DictConfig, table: Table, encoded: Encode, memories: Memories) -> TunedRows:
     """Return the artefact that tunes the rows of an experiment, and fits its mixture if it has one to be fitted."""
     grid = Tune(config, table, encoded, memories)
     return TuneMixture(config, grid) if grid.fitted_rows() else grid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ class Pack(Artefact):
 
     kind, depends_on = "pack", ("segments", "batching.k", "neighbours")
 
-    def __init__(self, config: DictConfig, corpus: Prepare):
+    def __init__(self, config: DictConfig, corpus: Prepare, segments: Callable[[Split], Segments]):
+        """``segments`` cuts the training split into the segments that are compared."""
         super().__init__(config)
-        self.corpus = corpus
+        self.corpus, self.segments = corpus, segments
 
     def root(self) -> Path:
         """Return ``paths.data/packed``, which experiments share."""
@@ -44,10 +46,6 @@ class Pack(Artefact):
 
     def needs(self) -> list[Artefact]:
         return [self.corpus]
-
-    def segments(self, text: Split) -> Segments:
-        """Return the segments that are compared."""
-        return training_segments(self.config, text)
 
     def build(self, folder: Path) -> None:
         corpus = self.corpus.corpus()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,16 +45,43 @@ SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # t
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
-class Tune(Artefact):
-    """The best settings of every row, with their loss: ``tuned.json``, and evidence for the mixture that is to be fitted."""
+class TunedRows(Artefact):
+    """The rows of a table at their best settings on the validation split, which ``encoded`` is.
+
+    ``memories`` are those that the rows use.
+    """
+
+    def __init__(self, config: DictConfig, encoded: Encode, memories: Memories):
+        super().__init__(config)
+        self.encoded, self.memories = encoded, memories
+
+    @abstractmethod
+    def rows(self) -> Sequence[Row | FittedRow]:
+        """Return the rows at their best settings."""
+
+    @abstractmethod
+    def tuned(self) -> dict[str, Any]:
+        """Return the best settings of all rows, with their loss."""
+
+    def prerequisites(self) -> list[Artefact]:
+        """Return the artefacts that the stage makes before this one."""
+        return []
+
+    def for_row(self, row: int) -> TunedRows:
+        """Return the pass whose settings apply to a row."""
+        return self
+
+
+class Tune(TunedRows):
+    """The best settings on the grid, with their loss: ``tuned.json``, and evidence for the mixture that is to be fitted."""
 
     kind, format = "tune", 3
     depends_on: ClassVar[Keys] = ("tune", *SCORING)
     unhashed: ClassVar[Keys] = ("mixture.tokens", *DEVICE)
 
     def __init__(self, config: DictConfig, table: Table, encoded: Encode, memories: Memories):
-        super().__init__(config)
-        self.table, self.encoded, self.memories = table, encoded, memories
+        super().__init__(config, encoded, memories)
+        self.table = table
 
     def needs(self) -> list[Artefact]:
         return [self.encoded, *self.memories.needs()]
@@ -101,16 +129,7 @@ class Tune(Artefact):
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
 
     def tuned(self) -> dict[str, Any]:
-        """Return the content of ``tuned.json``, with all rows."""
         return self.read("tuned.json")
-
-    def prerequisites(self) -> list[Artefact]:
-        """Return the artefacts that the stage makes before this one."""
-        return []
-
-    def for_row(self, row: int) -> Tune:
-        """Return the pass whose settings apply to a row."""
-        return self
 
     def evidence(self) -> tuple[Evidence, dict[str, Any]]:
         """Return the evidence collected for the mixture that is to be fitted, and the description of its experts."""
@@ -118,7 +137,6 @@ class Tune(Artefact):
         return Evidence(**parts), self.read("evidence.json")
 
     def rows(self) -> Sequence[Row | FittedRow]:
-        """Return the rows at their best settings."""
         results = self.tuned()["rows"]
         return [row.at(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
 

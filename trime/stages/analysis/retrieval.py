@@ -22,7 +22,7 @@ from trime.metrics import perplexity
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import DEVICE
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, Tune, scorer_of, with_progress
+from trime.stages.tune import SCORING, TunedRows, scorer_of, with_progress
 from trime.types import Bool, Contexts, Tensor
 
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
@@ -34,7 +34,7 @@ class Analysis(Artefact):
     kind, stage = "analysis", "evaluate"
     depends_on, unhashed = ("tune.memory_size", *SCORING), (*DEVICE,)
 
-    def __init__(self, config: Any, test: Encode, tune: Tune):
+    def __init__(self, config: Any, test: Encode, tune: TunedRows):
         super().__init__(config)
         self.test, self.tune = test, tune
 

@@ -24,7 +24,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import DEVICE, device_of
 from trime.stages.encode import Encode, windows_of
 from trime.stages.eviction.replay import Document, Replay, ReplayResult
-from trime.stages.tune import SCORING, Tune
+from trime.stages.tune import SCORING, TunedRows
 from trime.types import Float, Int, Tensor, UserError
 
 NO_ROW = "stages=[replay] needs a row with long and without external memory: experiment=trime_long; or experiment=memorizing"
@@ -36,7 +36,7 @@ class ContextReplay(Replay):
     depends_on = (*Replay.depends_on, "long", "similarity", *SCORING)
     unhashed = (*DEVICE,)
 
-    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], encoded: Encode, tune: Tune):
+    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], encoded: Encode, tune: TunedRows):
         super().__init__(config, policies)
         self.encoded, self.tune = encoded, tune
 

@@ -22,7 +22,6 @@ from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.stages.encode import Encode
-from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
 from trime.stages.translation.import_checkpoint import Dictionaries
 from trime.types import Batch, UserError
@@ -139,13 +138,6 @@ def first_sentences(text: Split, budget: int | None) -> Segments:
     """Return as many whole sentences as fit in a budget of pieces, at least one; all if there is no budget."""
     segments = sentence_segments(text)
     return segments if budget is None else segments.take(slice(0, max(1, int((segments.length.cumsum() <= budget).sum()))))
-
-
-class PackSentences(Pack):
-    """The BM25 neighbours of every training target (TRIME Appendix C)."""
-
-    def segments(self, text: Split) -> Segments:
-        return sentence_segments(text)
 
 
 class PairLoader(PlannedLoader):

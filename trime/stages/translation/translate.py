@@ -26,7 +26,7 @@ from trime.pipeline.processes import DEVICE, device_of
 from trime.pipeline.training import resolved_precision
 from trime.stages.encode import Encode
 from trime.stages.translation.pairs import ParallelCorpus
-from trime.stages.tune import Tune
+from trime.stages.tune import TunedRows
 from trime.types import Contexts, Float, Int, Tensor, TokenPosition
 
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a sentence is never impossible
@@ -40,7 +40,7 @@ class Translate(Artefact):
     depends_on = (*(f"translation.{name}" for name in SEARCH), "evaluate.scaled_interpolation")
     unhashed = ("translation.sentences_at_once", *NETWORK, *DEVICE)
 
-    def __init__(self, config: DictConfig, encoded: Encode, tune: Tune, rows: slice = slice(None)):
+    def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows, rows: slice = slice(None)):
         super().__init__(config)
         self.encoded, self.tune, self.rows = encoded, tune, rows
 

@@ -14,12 +14,12 @@ from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.pipeline.artefact import Artefact
 from trime.stages.translation.translate import Translate
-from trime.stages.tune import Tune
+from trime.stages.tune import TunedRows
 
 log = logging.getLogger(__name__)
 
 
-class TuneByBleu(Tune):
+class TuneByBleu(TunedRows):
     """Tunes K: every row with memory gets the K whose translations of valid have the highest BLEU (``tuned.json``).
 
     ``without_memory`` holds the translations of the rows without memory, which come first; ``with_memory`` those of the
@@ -27,13 +27,12 @@ class TuneByBleu(Tune):
     """
 
     kind, stage, format = "tune_bleu", "tune", 2
-    depends_on, unhashed = (), ()
 
     def __init__(
-        self, config: DictConfig, tunes: dict[int, Tune], without_memory: Translate, with_memory: dict[int, Translate]
+        self, config: DictConfig, tunes: dict[int, TunedRows], without_memory: Translate, with_memory: dict[int, Translate]
     ):
         first = next(iter(tunes.values()))
-        super().__init__(config, first.table, first.encoded, first.memories)
+        super().__init__(config, first.encoded, first.memories)
         self.tunes, self.without_memory, self.with_memory = tunes, without_memory, with_memory
 
     def needs(self) -> list[Artefact]:
@@ -44,7 +43,7 @@ class TuneByBleu(Tune):
         return [*tunes, self.without_memory, *self.with_memory.values()]
 
     def settings(self) -> Any:
-        return list(self.tunes)
+        return super().settings() | {"k": list(self.tunes)}
 
     def build(self, folder: Path) -> None:
         rows, first = self.without_memory.results(), next(iter(self.tunes.values()))
@@ -62,7 +61,10 @@ class TuneByBleu(Tune):
                 log.warning(f"tune: {row['memories']}: K={best} is at the edge of the grid: widen translation.k")
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
 
-    def for_row(self, row: int) -> Tune:
+    def tuned(self) -> dict[str, Any]:
+        return self.read("tuned.json")
+
+    def for_row(self, row: int) -> TunedRows:
         """Return the pass at the row's best K."""
         k = self.tuned()["k"][row]
         return next(iter(self.tunes.values())) if k is None else self.tunes[k]
