@@ -21,7 +21,7 @@ from trime.pipeline.tracking import build_logger
 from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
 from trime.stages.datastore import ExternalStore, Index, check_index, uses_external
-from trime.stages.encode import Encode, Portion
+from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.eviction.context_replay import ContextReplay
 from trime.stages.eviction.record import Record
@@ -36,12 +36,13 @@ from trime.stages.mixture import TuneMixture, given_mixture, tune_of
 from trime.stages.pack import Pack, training_segments
 from trime.stages.prepare import Prepare
 from trime.stages.tune import TunedRows
+from trime.stages.windows import Portion, TextWindows, Windows
 
 
 class Plan:
     """Data flow: corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
 
-    encoder: type[Encode] = Encode  # the stage that encodes splits
+    windows: type[Windows] = TextWindows  # how splits are cut into the windows that are encoded
     importer: type[Import] = Import  # the stage that imports released checkpoints
 
     def __init__(self, config: DictConfig):
@@ -115,7 +116,8 @@ class Plan:
 
     def encode(self, section: str, split: str, corpus: Prepare) -> Encode:
         """Return the encoded portion of a split that a section asks for."""
-        return self.encoder(self.config, Portion.from_config(self.config, section, split), corpus, self.model)
+        portion = Portion.from_config(self.config, section, split)
+        return Encode(self.config, portion, corpus, self.model, self.windows(self.config))
 
     def check_text(self) -> None:
         """Raise UserError, before a model is trained, if a later stage could not work with this text."""

@@ -19,7 +19,7 @@ from trime.stages.pack import Pack
 from trime.stages.translation.evaluate import EvaluateTranslations
 from trime.stages.translation.fit import FitTranslation
 from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
-from trime.stages.translation.pairs import EncodePairs, PreparePairs, sentence_segments
+from trime.stages.translation.pairs import PreparePairs, SentenceWindows, sentence_segments
 from trime.stages.translation.translate import Translate
 from trime.stages.translation.tune import TuneByBleu
 from trime.stages.tune import TunedRows
@@ -29,8 +29,7 @@ from trime.types import UserError
 class TranslationPlan(Plan):
     """Data flow of parallel text, with K chosen by BLEU on valid."""
 
-    encoder = EncodePairs
-
+    windows = SentenceWindows
     importer = ImportTranslation
 
     @cached_property

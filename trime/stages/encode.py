@@ -10,10 +10,10 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from trime.data.corpus import Corpus, content_hash
-from trime.data.module import WindowLoader, sequential_batches
-from trime.data.segments import Segments, cut, cut_lines, document_offsets, parse_token_count
-from trime.io import complete_lines
+from trime.data.module import sequential_batches
+from trime.data.segments import Segments
+from trime.io import complete_lines, plain
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
 from trime.metrics import ResourceUsage
@@ -32,9 +32,9 @@ from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, POSITIONS, check_positions, open_network, reading_settings
 from trime.pipeline.processes import DEVICE, device_of
-from trime.pipeline.settings import Keys
 from trime.pipeline.training import resolved_precision
 from trime.stages.prepare import Prepare
+from trime.stages.windows import Portion, Windows
 from trime.tasks.language_model import vocabulary_evidence
 from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, UserError, contexts_of, is_token
 
@@ -44,40 +44,16 @@ SHARD = 2**17  # the largest number of tokens in a shard, context included
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
 
-class Portion(NamedTuple):
-    """The part of a split that is encoded, and for what.
-
-    ``section``: evaluate (contexts and masses are stored, for scoring) or datastore (contexts alone). ``tokens``: a budget of
-    scored tokens, None for all; ``sample``: whether it is spent on the starts of documents or on whole ones. ``dtype``: of
-    the stored encodings.
-    """
-
-    section: str
-    split: str
-    tokens: int | None
-    sample: str
-    dtype: str
-
-    @classmethod
-    def from_config(cls, config: DictConfig, section: str, split: str) -> Portion:
-        """Return the portion that a section of the configuration asks for."""
-        settings = config[section]
-        return cls(section, split, parse_token_count(settings.tokens), settings.get("sample", "starts"), settings.dtype)
-
-
 class Encode(Artefact):
-    """A portion of a corpus encoded by the model."""
+    """A portion of a corpus encoded by the model, window by window."""
 
     kind, format = "encode", 2
-    depends_on: ClassVar[Keys] = (
-        *("evaluate.block", "evaluate.context", "evaluate.bounded", "evaluate.lines"),
-        *("compatibility.dropped_in_band", "compatibility.sorted_windows"),
-    )
-    unhashed: ClassVar[Keys] = (*NETWORK, *POSITIONS, "evaluate.batch_tokens", *DEVICE)
+    depends_on = ("evaluate.bounded", "compatibility.dropped_in_band", "compatibility.sorted_windows", "model.backbone.key")
+    unhashed = (*NETWORK, *POSITIONS, "evaluate.batch_tokens", *DEVICE)
 
-    def __init__(self, config: DictConfig, portion: Portion, corpus: Prepare, model: Artefact):
+    def __init__(self, config: DictConfig, portion: Portion, corpus: Prepare, model: Artefact, windows: Windows):
         super().__init__(config)
-        self.portion, self.corpus, self.model = portion, corpus, model
+        self.portion, self.corpus, self.model, self.reading = portion, corpus, model, windows
 
     @property
     def split(self) -> str:
@@ -85,34 +61,20 @@ class Encode(Artefact):
         return self.portion.split
 
     @property
-    def for_datastore(self) -> bool:
-        """Whether contexts are encoded to be searched, rather than scored."""
-        return self.portion.section == "datastore"
-
-    @property
     def stage(self) -> str:
-        return "evaluate" if self.split == "test" and not self.for_datastore else "encode"
+        return "evaluate" if self.split == "test" and not self.portion.for_datastore else "encode"
 
     def needs(self) -> list[Artefact]:
         return [self.corpus, self.model]
 
     def settings(self) -> Any:
-        portion = {"portion": self.portion._asdict(), "precision": resolved_precision(self.config)}
-        return super().settings() | portion | reading_settings(self.config)
+        settings = {"portion": self.portion._asdict(), "windows": plain(self.reading.config)}
+        settings |= {"precision": resolved_precision(self.config)}
+        return super().settings() | settings | reading_settings(self.config)
 
     def windows(self, corpus: Corpus) -> Segments:
         """Return the windows that are encoded, in the order in which they are read."""
-        text, evaluate = corpus.split(self.split), self.config.evaluate
-        offsets, budget = document_offsets(text, evaluate.bounded), (self.portion.tokens, self.portion.sample)
-        if not evaluate.lines or self.for_datastore:
-            return self.in_reading_order(cut(offsets, evaluate.block, evaluate.context, *budget))
-        return self.in_reading_order(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, *budget))
-
-    def in_reading_order(self, windows: Segments) -> Segments:
-        """Keep the order of the text; the published code reads windows without context from the shortest to the longest."""
-        if not self.config.compatibility.sorted_windows or self.config.evaluate.context:
-            return windows
-        return windows.take(np.argsort(windows.length, kind="stable"))
+        return self.reading.cut(corpus, self.portion)
 
     def build(self, folder: Path) -> None:
         corpus, meter = self.corpus.corpus(), ResourceUsage()
@@ -123,6 +85,7 @@ class Encode(Artefact):
                 f"{corpus.statistics['name']}'s ({len(corpus.vocabulary):,}): evaluate it with the dataset it was "
                 "trained on as dataset=, and name other text by dataset@evaluate.dataset="
             )
+        self.reading.check(corpus, description)
         windows = self.windows(corpus)
         check_positions(network.backbone.positions, self.config, int(windows.length.max()))  # type: ignore[arg-type]
         device = device_of(self.config)
@@ -179,7 +142,7 @@ class Encode(Artefact):
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the columns of each batch; a stateful model reads one window at a time."""
         rows = 1 if reader.network.is_stateful else self.windows_per_batch(windows)
-        for batch in self.loader(corpus, windows, sequential_batches(windows, rows)):
+        for batch in self.reading.loader(corpus, self.split, windows, sequential_batches(windows, rows)):
             with torch.autocast(device.type, torch.bfloat16, enabled=self.uses_bfloat16(device)):
                 yield self.columns(reader, batch.to(device), first)
 
@@ -219,17 +182,13 @@ class Encode(Artefact):
         seconds = (times[-1] - times[1]) / max(1, sum(tokens[1:])) * sum(tokens) * factor  # the first batch is a warm-up
         return seconds, size * factor
 
-    def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
-        """Return the batches of a plan."""
-        return WindowLoader(corpus.split(self.split), windows, plan, corpus.vocabulary.special_ids)
-
     def columns(self, reader: Reader, batch: Batch, first: int) -> dict[str, Tensor]:
         """Return the columns of a batch: all tokens of its windows, or only the scored ones for a datastore.
 
         ``scored`` tells the tokens that are scored from those of the context before them, whose masses are not computed.
         """
         scored = batch.scored.flatten()
-        if self.for_datastore:
+        if self.portion.for_datastore:
             return self.context_columns(contexts_of(batch, reader.encode(batch).g).take(scored), first)
         contexts, vocabulary = vocabulary_evidence(reader, batch)
         tokens = is_token(batch).flatten()

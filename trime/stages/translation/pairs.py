@@ -21,9 +21,9 @@ from trime.data.parallel.side import JointBPE, PresegmentedText, Side, available
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
-from trime.stages.encode import Encode
 from trime.stages.prepare import Prepare
 from trime.stages.translation.import_checkpoint import Dictionaries
+from trime.stages.windows import Portion, Windows
 from trime.types import Batch, UserError
 
 PIECES, CUT = "pieces.json", "cut.json"  # the learned pieces; or how the words of pre-tokenized text are joined
@@ -171,24 +171,17 @@ class PairWindows(WindowLoader):
             yield self.corpus.with_source(batch, self.source)
 
 
-class EncodePairs(Encode):
-    """The targets of a split encoded by the model, each piece given the source and the preceding pieces."""
+class SentenceWindows(Windows):
+    """Windows of one target sentence each, read with its source, as many as fit in the budget."""
 
-    depends_on = ("evaluate.bounded", "compatibility.dropped_in_band", "compatibility.sorted_windows", "model.backbone.key")
-    unhashed = (*Encode.unhashed, "evaluate.context")
+    def cut(self, corpus: Corpus, portion: Portion) -> Segments:
+        return first_sentences(corpus.split(portion.split), portion.tokens)
 
-    def build(self, folder: Path) -> None:
-        corpus = self.corpus.corpus()
+    def loader(self, corpus: Corpus, split: str, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
         assert isinstance(corpus, ParallelCorpus)
-        fingerprint = self.model.read("model.json").get("source_fingerprint")
-        if fingerprint not in (None, corpus.sources.vocabulary.fingerprint):
+        return PairWindows(corpus, split, windows, plan)
+
+    def check(self, corpus: Corpus, description: dict[str, Any]) -> None:
+        assert isinstance(corpus, ParallelCorpus)
+        if description.get("source_fingerprint") not in (None, corpus.sources.vocabulary.fingerprint):
             raise UserError("the model was trained with another source dictionary: set dataset= to the text it was trained on")
-        super().build(folder)
-
-    def windows(self, corpus: Corpus) -> Segments:
-        """Return as many whole sentences as fit in the budget."""
-        return first_sentences(corpus.split(self.split), self.portion.tokens)
-
-    def loader(self, corpus: Corpus, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
-        assert isinstance(corpus, ParallelCorpus)
-        return PairWindows(corpus, self.split, windows, plan)

@@ -1,0 +1,87 @@
+"""Windows: which part of a split is encoded, and how it is cut and read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from omegaconf import DictConfig
+
+from trime.data.corpus import Corpus
+from trime.data.module import WindowLoader
+from trime.data.segments import Segments, cut, cut_lines, document_offsets, parse_token_count
+from trime.pipeline.settings import Keys, select_settings
+from trime.types import Batch
+
+
+class Portion(NamedTuple):
+    """The part of a split that is encoded, and for what.
+
+    ``section``: evaluate (contexts and masses are stored, for scoring) or datastore (contexts alone). ``tokens``: a budget of
+    scored tokens, None for all; ``sample``: whether it is spent on the starts of documents or on whole ones. ``dtype``: of
+    the stored encodings.
+    """
+
+    section: str
+    split: str
+    tokens: int | None
+    sample: str
+    dtype: str
+
+    @property
+    def for_datastore(self) -> bool:
+        """Whether contexts are encoded to be searched, rather than scored."""
+        return self.section == "datastore"
+
+    @classmethod
+    def from_config(cls, config: DictConfig, section: str, split: str) -> Portion:
+        """Return the portion that a section of the configuration asks for."""
+        settings = config[section]
+        return cls(section, split, parse_token_count(settings.tokens), settings.get("sample", "starts"), settings.dtype)
+
+
+class Windows(ABC):
+    """How a split is cut into windows, and how these are read; ``depends_on`` names the settings that decide it."""
+
+    depends_on: ClassVar[Keys] = ()
+
+    def __init__(self, config: DictConfig):
+        self.config = select_settings(config, self.depends_on)
+
+    @abstractmethod
+    def cut(self, corpus: Corpus, portion: Portion) -> Segments:
+        """Return the windows of a portion of a corpus, in the order in which they are read."""
+
+    @abstractmethod
+    def loader(self, corpus: Corpus, split: str, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
+        """Return the batches of a plan, whose numbers are those of windows."""
+
+    def check(self, corpus: Corpus, description: dict[str, Any]) -> None:  # noqa: B027 (most text needs no check)
+        """Raise UserError if a model, by its description, cannot read the corpus."""
+
+
+class TextWindows(Windows):
+    """Windows of ``evaluate.block`` tokens, each read with the ``evaluate.context`` tokens before it."""
+
+    depends_on = (
+        *("evaluate.block", "evaluate.context", "evaluate.bounded", "evaluate.lines"),
+        "compatibility.sorted_windows",
+    )
+
+    def cut(self, corpus: Corpus, portion: Portion) -> Segments:
+        text, evaluate = corpus.split(portion.split), self.config.evaluate
+        offsets, budget = document_offsets(text, evaluate.bounded), (portion.tokens, portion.sample)
+        if not evaluate.lines or portion.for_datastore:
+            return self.in_reading_order(cut(offsets, evaluate.block, evaluate.context, *budget))
+        return self.in_reading_order(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, *budget))
+
+    def in_reading_order(self, windows: Segments) -> Segments:
+        """Keep the order of the text; the published code reads windows without context from the shortest to the longest."""
+        if not self.config.compatibility.sorted_windows or self.config.evaluate.context:
+            return windows
+        return windows.take(np.argsort(windows.length, kind="stable"))
+
+    def loader(self, corpus: Corpus, split: str, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
+        return WindowLoader(corpus.split(split), windows, plan, corpus.vocabulary.special_ids)
