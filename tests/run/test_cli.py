@@ -20,7 +20,7 @@ from tests.conftest import ROOT, composed
 from tests.fairseq_translation import Released
 from tests.golden.checkpoints import checkpoint, corpus_of, models
 from tests.golden.texts import DATA
-from tests.models.test_pretrained_language import saved
+from tests.models.test_pretrained_language import save_model
 from trime.plan.language_model import Plan
 from trime.run.runner import OPTIONAL_STAGES, STAGES, run
 
@@ -70,7 +70,7 @@ def test_readme_command_runs(
         words[place_of : place_of + 1] = ["model=pretrained", "model.name=DIR"]
     if "model.name=DIR" in words:
         pytest.importorskip("peft", reason="peft is not installed")
-        words = [word.replace("model.name=DIR", f"model.name={saved('Llama', tmp_path / 'model')}") for word in words]
+        words = [word.replace("model.name=DIR", f"model.name={save_model('Llama', tmp_path / 'model')}") for word in words]
     if "dataset=multi30k" in words:
         pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
         words = [
