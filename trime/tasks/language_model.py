@@ -9,12 +9,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 
 from trime.memory.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
 from trime.memory.in_batch import InBatch, StaleContexts, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network, Reader, shard_weights
+from trime.tasks.optimization import check_scheduler_state, with_schedule
 from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, is_token
 
 
@@ -104,11 +106,9 @@ class LanguageModel(pl.LightningModule):
         return queries, memories, mass
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Seed the update and set its learning rate, so that a resumed run equals an uninterrupted one."""
+        """Seed the update, so that a resumed run equals an uninterrupted one."""
         if batch_idx % self.training_.accumulate == 0:
             torch.manual_seed((self.training_.seed * 1_000_003 + self.global_step) * 4096 + self.global_rank)
-            for group in self.optimizers().param_groups:  # type: ignore[union-attr]
-                group["lr"] = self.schedule(self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         draw = local_draw(self.training_.seed, self.global_step)
@@ -165,6 +165,7 @@ class LanguageModel(pl.LightningModule):
         checkpoint["stale"] = stale.saved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        check_scheduler_state(checkpoint)
         self.carried, self.carried_contexts = checkpoint.get("carried", []), checkpoint.get("stale", [])
 
     def on_train_start(self) -> None:
@@ -177,5 +178,5 @@ class LanguageModel(pl.LightningModule):
         if self.device_mesh is not None:
             shard_weights(self.network, self.device_mesh["data_parallel"])
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer_factory(self.parameters(), lr=self.schedule(0))
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        return with_schedule(self.optimizer_factory(self.parameters(), lr=self.schedule(0)), self.schedule)
