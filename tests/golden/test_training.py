@@ -26,7 +26,7 @@ from tests.golden.commands import CRITERIA, option, schedule
 from tests.golden.published import ROOT, index, parametrized
 from tests.golden.texts import stream
 from trime.data.batching.published import Published
-from trime.data.module import PlannedLoader, TextModule, WindowLoader
+from trime.data.module import PlannedLoader
 from trime.data.segments import cut
 from trime.memory.in_batch import InBatch
 from trime.optim.adam import Adam
@@ -117,7 +117,7 @@ def train_run(name: str, precision: str, shift: int | None = None) -> Trajectory
             enable_checkpointing=False,
             enable_model_summary=False,
         )
-        trainer.fit(model, datamodule=TextModule(train, WindowLoader(train.text, train.segments, [[0]], train.special_ids)))
+        trainer.fit(model, train)
     weights = {key: weight.detach().double() for key, weight in model.network.named_parameters() if weight.numel()}
     return Trajectory(torch.tensor(record.losses).double(), torch.tensor(record.norms).double(), record.rates, weights)
 

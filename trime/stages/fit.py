@@ -18,8 +18,7 @@ from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
 from trime.data.corpus import content_hash
-from trime.data.module import PlannedLoader, TextModule, WindowLoader, sequential_batches
-from trime.data.segments import cut, document_offsets, parse_token_count
+from trime.data.module import TextDataModule
 from trime.data.vocabulary import Vocabulary
 from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
@@ -28,9 +27,9 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import IGNORED, VALIDATION
 from trime.pipeline.model_io import check_positions, model_of, save_transformers, weight_settings, write_description
 from trime.pipeline.pretrained import is_pretrained
-from trime.pipeline.processes import device_count, is_worker, launch_workers, share_of, world_size
+from trime.pipeline.processes import device_count, is_worker, launch_workers, world_size
 from trime.pipeline.training import quiet, resolved_precision, run_training, training_callbacks
-from trime.stages.pack import Pack, training_segments
+from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
 from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.callbacks.history import History
@@ -157,23 +156,17 @@ class Fit(Artefact):
             network.load_state_dict({name.removeprefix("network."): part for name, part in weights.items()})
         return network
 
-    def data(self, corpus: Any, is_stateful: bool) -> TextModule:
+    def data(self, corpus: Any, is_stateful: bool) -> TextDataModule:
         """Return the training micro-batches in planned order, and the first tokens of the validation split."""
-        train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
+        segments, batching = self.config.segments, instantiate(self.config.batching, _convert_="all")
         if is_stateful and not batching.contiguous_rows:
             raise UserError("this backbone's rows continue from batch to batch: set batching=streams")
-        text, valid, special_ids = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.special_ids
-        neighbours, share = self.pack.neighbours() if self.pack else None, share_of(self.config)
-        segments = training_segments(self.config, text)
-        if batching.contiguous_rows and len(segments) < batching.size:
-            raise UserError(
-                f"batching.size={batching.size} rows need a segment each, but there are only {len(segments)}: lower it"
-            )
-        loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, special_ids, share)
-        offsets = document_offsets(valid, self.config.segments.bounded)
-        windows = cut(offsets, self.config.segments.length, tokens=parse_token_count(train.validate_tokens))
-        plan = batching.plan(windows, 0) if batching.contiguous_rows else sequential_batches(windows, batching.size)
-        return TextModule(loader, WindowLoader(valid, windows, plan, special_ids, share))
+        cutting = (segments.length, segments.bounded, self.config.train.validate_tokens)
+        return TextDataModule(None, corpus.folder, batching, *cutting, self.neighbours())
+
+    def neighbours(self) -> Any:
+        """Return the BM25 neighbours of training segments [segments k], if the batching needs them."""
+        return self.pack.neighbours() if self.pack else None
 
     def task(self, network: Network) -> LanguageModel:
         """Return the Lightning module that trains the network."""

@@ -14,20 +14,13 @@ from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
 from trime.data.module import segment_terms
 from trime.data.neighbours import excluded_ranges
-from trime.data.segments import Segments, check_length, cut, document_offsets
+from trime.data.segments import Segments, training_segments
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
 from trime.types import UserError
 
 QUERIES = 2048  # per file of results
-
-
-def training_segments(config: DictConfig, text: Split) -> Segments:
-    """Return the segments of the training split; UserError if a document is too short."""
-    offsets = document_offsets(text, config.segments.bounded)
-    check_length(offsets, config.segments.length, "training")
-    return cut(offsets, config.segments.length)
 
 
 class Pack(Artefact):
@@ -55,7 +48,7 @@ class Pack(Artefact):
 
     def segments(self, text: Split) -> Segments:
         """Return the segments that are compared."""
-        return training_segments(self.config, text)
+        return training_segments(text, self.config.segments.length, self.config.segments.bounded)
 
     def build(self, folder: Path) -> None:
         corpus = self.corpus.corpus()
