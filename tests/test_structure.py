@@ -38,7 +38,7 @@ BELOW = {
     "models.pretrained": "types eviction memory models.layers models.attendre models.attention_trace",
     "evaluation": "types data memory mixtures models",
     "tasks": "types io memory mixtures models",
-    "pipeline": "types io data evaluation memory models tasks",
+    "pipeline": "config types io data evaluation memory models tasks",
     "stages": "types io metrics data eviction memory models mixtures optim evaluation tasks pipeline",
     "plan": "types io data memory pipeline stages",
     "report": "types io metrics",

@@ -57,7 +57,7 @@ class PlannedLoader:
         return self.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        first, self.step = self.step, 0
+        first, self.step = self.step % max(1, self.steps), 0  # a pass to the end is followed by one from the start
         epoch_start = 0
         for epoch in range(self.steps):
             plan = self.plan(epoch)
@@ -188,7 +188,11 @@ class TextDataModule(pl.LightningDataModule):
             return len(self.batching.plan(self.segments, 0, self.neighbours))
         if self.trainer.max_steps < 0:
             raise UserError("the batches of the whole training are planned: set pl.Trainer(max_steps=N), N updates")
-        return self.trainer.max_steps * self.trainer.accumulate_grad_batches
+        steps = self.trainer.max_steps * self.trainer.accumulate_grad_batches
+        overfit: float = self.trainer.overfit_batches  # type: ignore[attr-defined]
+        if isinstance(overfit, float) and overfit:
+            raise UserError(f"overfit_batches={overfit}: it must be a number of batches, which are repeated")
+        return min(steps, int(overfit)) if overfit else steps
 
     @property
     def special_ids(self) -> SpecialIds:

@@ -35,6 +35,8 @@ def config_hash(config: DictConfig) -> str:
     if content["train"]["keep"] == "last":
         content["train"] = {key: value for key, value in content["train"].items() if key not in VALIDATION}
     content["batching"].pop("seed", None)
+    if not any(content["callbacks"].values()):
+        content.pop("callbacks")
     for part in (content, content["evaluate"], content["datastore"]):
         if part.get("dataset"):
             part["dataset"] = {key: value for key, value in part["dataset"].items() if key not in DATASET_PLACES}

@@ -16,7 +16,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.rows import memories_of
-from trime.pipeline.tracking import build_logger
+from trime.pipeline.tracking import build_loggers
 from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
 from trime.stages.datastore import ExternalStore, Index, check_index, uses_external
@@ -94,7 +94,7 @@ class Plan:
     @cached_property
     def fit(self) -> Fit:
         """The model that this experiment trains."""
-        return Fit(self.config, self.corpus, self.pack, lambda: self.logger)
+        return Fit(self.config, self.corpus, self.pack, lambda: self.loggers)
 
     @cached_property
     def valid(self) -> Encode:
@@ -198,9 +198,9 @@ class Plan:
         return Answer(self.config, self.small_model)
 
     @cached_property
-    def logger(self) -> Any:
-        """The run's experiment logger, which starts its run when it is first written to."""
-        return build_logger(self.config.logger, self.run_folder)
+    def loggers(self) -> list[Any]:
+        """The run's experiment loggers, each of which starts its run when it is first written to."""
+        return build_loggers(self.config.logger, self.run_folder)
 
     @cached_property
     def run_folder(self) -> Path:

@@ -55,7 +55,7 @@ class TranslationPlan(Plan):
     @cached_property
     def fit(self) -> Fit:
         """The translation model that this experiment trains."""
-        return FitTranslation(self.config, self.corpus, self.pack, lambda: self.logger)
+        return FitTranslation(self.config, self.corpus, self.pack, lambda: self.loggers)
 
     @cached_property
     def tune(self) -> TuneByBleu:

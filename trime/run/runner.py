@@ -115,7 +115,8 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
             generate(plan)
         case "report":
             results, samples = report_run(plan)
-            log_results(plan.logger, results, samples, plan.run_folder)
+            for logger in plan.loggers:
+                log_results(logger, results, samples, plan.run_folder)
             return RunOutcome(results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
         case "fit":
             plan.check_text()

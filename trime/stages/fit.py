@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 from hydra.utils import instantiate
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig
+from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
@@ -28,7 +29,7 @@ from trime.pipeline.config_hash import IGNORED, VALIDATION
 from trime.pipeline.model_io import check_positions, model_of, save_transformers, weight_settings, write_description
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import device_count, is_worker, launch_workers, world_size
-from trime.pipeline.training import quiet, resolved_precision, run_training, training_callbacks
+from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
 from trime.tasks.callbacks.checkpoints import BestWeights
@@ -45,9 +46,9 @@ class Fit(Artefact):
 
     kind, stage = "fit", "fit"
 
-    def __init__(self, config: DictConfig, corpus: Prepare, pack: Pack | None, logger: Callable[[], Any]):
+    def __init__(self, config: DictConfig, corpus: Prepare, pack: Pack | None, loggers: Callable[[], list[Any]]):
         super().__init__(config)
-        self.corpus, self.pack, self.logger = corpus, pack, logger
+        self.corpus, self.pack, self.loggers = corpus, pack, loggers
 
     def needs(self) -> list[Artefact]:
         return [self.corpus, *([self.pack] if self.pack else [])]
@@ -64,7 +65,7 @@ class Fit(Artefact):
         settings["precision"] = resolved_precision(self.config)
         if self.config.memory.get("own_gradient_only"):  # with this quirk of the published code, devices change the gradient
             settings["devices"] = world_size(self.config)
-        return settings
+        return settings | added_to_training(self.config)
 
     def build(self, folder: Path) -> None:
         if not (folder / "train.json").exists():  # written last: a killed build may have finished training
@@ -89,9 +90,9 @@ class Fit(Artefact):
         if not is_worker(self.config):
             print(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = ResourceUsage(), History(folder / "metrics.csv", self.config.train.log_every)
-        kept_update = self.config.train.updates
+        updates = kept_update = 0
         if self.config.train.updates:
-            network, kept_update = self.run_updates(network, corpus, folder, history)
+            network, updates, kept_update = self.run_updates(network, corpus, folder, history)
         else:  # a pretrained model, unchanged
             network.requires_grad_(False)
         if is_worker(self.config):
@@ -103,7 +104,7 @@ class Fit(Artefact):
             save_transformers(network, self.config, folder / "transformers")
         history.tick()
         report = {
-            "updates": self.config.train.updates,
+            "updates": updates,
             "kept_update": kept_update,
             "tokens": history.tokens,
             "seconds": round(history.seconds, 1),
@@ -122,8 +123,8 @@ class Fit(Artefact):
         """Write ``model.json``, from which the network is built again."""
         write_description(folder, model_of(self.config), corpus.vocabulary, trained)
 
-    def run_updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int]:
-        """Train, resuming where a killed training stopped; return the network and the update whose weights it has."""
+    def run_updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int, int]:
+        """Train, resuming where a killed training stopped; return the network, the updates made and that of its weights."""
         task, data = self.task(network), self.data(corpus, network.is_stateful)
         best = self.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
@@ -131,7 +132,8 @@ class Fit(Artefact):
             try:
                 run_training(self.stage, trainer, task, data, folder)
                 network = network if task.device_mesh is None else self.gather_weights(trainer, corpus)
-                return self.select_weights(network, best)
+                network, kept_update = self.select_weights(network, best, trainer.global_step)
+                return network, trainer.global_step, kept_update
             finally:  # otherwise the next run of a sweep would wait for processes that have ended
                 if distributed.is_initialized():
                     distributed.destroy_process_group()
@@ -140,10 +142,10 @@ class Fit(Artefact):
         """Return the callback that keeps the weights of the best validation, the one with the lowest objective."""
         return BestWeights(folder)
 
-    def select_weights(self, network: Network, best: BestWeights | None) -> tuple[Network, int]:
+    def select_weights(self, network: Network, best: BestWeights | None, last: int) -> tuple[Network, int]:
         """Return the network with the weights of the best validation (or the last ones), and the update they are from."""
         if best is None or not best.update:  # no validation had a finite objective
-            return network, self.config.train.updates
+            return network, last
         if not is_worker(self.config):
             network.load_state_dict(best.weights(), strict=False)  # frozen weights are not among them
         return network, best.update
@@ -173,7 +175,7 @@ class Fit(Artefact):
         train = self.config.train
         plain_updates = math.ceil(train.plain_share * train.updates)
         padded = self.config.compatibility.padding is not None
-        training = Training(self.config.seed, plain_updates, train.accumulate, train.clip_norm, padded, train.updates)
+        training = Training(self.config.seed, plain_updates, padded)
         memory = instantiate(self.config.memory, _convert_="all") if self.config.memory.get("_target_") else None
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule, _convert_="all"))
@@ -188,28 +190,26 @@ class Fit(Artefact):
 
     def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
         """Return Lightning's trainer for the configured devices."""
-        train, options = self.config.train, plain(self.config.trainer)
-        options["precision"], options["devices"] = resolved_precision(self.config), device_count(self.config)
-        world, strategy = world_size(self.config), options.pop("strategy")
-        if world > 1 and strategy == "fsdp":
+        train, world = self.config.train, world_size(self.config)
+        options: dict[str, Any] = {"devices": device_count(self.config), "num_nodes": self.config.trainer.num_nodes}
+        if world > 1 and self.config.trainer.strategy == "fsdp":
             sharded = ModelParallelStrategy(world, 1, save_distributed_checkpoint=False)
             options |= {"strategy": sharded, "plugins": [LightningEnvironment()]}
         elif world > 1:  # a tail of the softmax may have no target in a process's rows
             options |= {"strategy": DDPStrategy(find_unused_parameters=True), "plugins": [LightningEnvironment()]}
-        every = min(train.validate_every, train.updates) * train.accumulate
-        return pl.Trainer(
-            max_steps=train.updates,
-            accumulate_grad_batches=train.accumulate,
-            val_check_interval=every,
-            log_every_n_steps=train.log_every,
-            num_sanity_val_steps=0,
-            callbacks=[*callbacks, *training_callbacks(self.stage, folder, self.config)],
-            enable_checkpointing=False,  # callbacks of this project write them
-            logger=(not is_worker(self.config) and self.logger()) or False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-            **options,
-        )
+        options |= {
+            "accumulate_grad_batches": train.accumulate,
+            "val_check_interval": min(train.validate_every, train.updates) * train.accumulate,
+            "check_val_every_n_epoch": None,  # validations are counted in updates, over all epochs
+            "logger": self.process_loggers() or False,
+        }
+        return build_trainer(self.stage, folder, self.config, callbacks, options)
+
+    def process_loggers(self) -> list[Any]:
+        """Return the loggers; in a process that trains along one that writes nothing, for callbacks that want a logger."""
+        if not is_worker(self.config):
+            return self.loggers()
+        return [DummyLogger()] if self.config.logger.lightning else []
 
 
 class ExternalModel(Artefact):
