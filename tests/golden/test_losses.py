@@ -45,7 +45,7 @@ def task(case: dict, vectors: dict, published: bool) -> LanguageModel:
     head = adaptive_head(INDEX[case["softmax"]], arrays(f"losses/{case['softmax']}.npz"), published)
     backbone = FixedBackbone(*(torch.as_tensor(vectors[name]).double() for name in "fg"))
     memory = InBatch(CRITERIA[case["criterion"]](), case["cross_sent_ratio"] or 0.0, own_gradient_only=published)
-    return LanguageModel(Network(backbone, head), memory, Training(0, 0, 1, 0, published), torch.optim.SGD, lambda _: 0.0)
+    return LanguageModel(Network(backbone, head), memory, Training(padding_is_memory=published), torch.optim.SGD, lambda _: 0.0)
 
 
 def batch_of(vectors: dict, first: int = 0, document: int = 0) -> Batch:

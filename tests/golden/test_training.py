@@ -26,7 +26,7 @@ from tests.golden.commands import CRITERIA, option, schedule
 from tests.golden.published import ROOT, index, parametrized
 from tests.golden.texts import stream
 from trime.data.batching.published import Published
-from trime.data.module import PlannedLoader, TextModule, WindowLoader
+from trime.data.module import PlannedLoader
 from trime.data.segments import cut
 from trime.memory.in_batch import InBatch
 from trime.optim.adam import Adam
@@ -82,8 +82,7 @@ def task(name: str) -> LanguageModel:
     run, words = RUNS[name], RUNS[name]["argv"]
     joint = run["criterion"] in CRITERIA
     memory = InBatch(CRITERIA[run["criterion"]](), run["cross_sent_ratio"] or 0.0) if joint else None
-    accumulate, clip_norm = int(option(words, "--update-freq", "1")), float(option(words, "--clip-norm"))
-    training = Training(1, 0, accumulate, clip_norm, padding_is_memory=True)
+    training = Training(seed=1, padding_is_memory=True)
     net = network(name, "checkpoint_init", published=joint)
     return LanguageModel(net.train(), memory, training, optimizer_of(words), schedule(words))
 
@@ -99,7 +98,7 @@ class Trajectory(NamedTuple):
 
 def train_run(name: str, precision: str, shift: int | None = None) -> Trajectory:
     """Train; with a seed ``shift``, from weights that are one rounding larger or smaller at random."""
-    model, record, train = task(name), Record(), loader(name)
+    model, record, train, words = task(name), Record(), loader(name), RUNS[name]["argv"]
     if shift is not None:
         torch.manual_seed(shift)
         for weight in model.parameters():
@@ -107,7 +106,8 @@ def train_run(name: str, precision: str, shift: int | None = None) -> Trajectory
     with quiet():
         trainer = pl.Trainer(
             max_steps=len(RUNS[name]["updates"]),
-            accumulate_grad_batches=model.training_.accumulate,
+            accumulate_grad_batches=int(option(words, "--update-freq", "1")),
+            gradient_clip_val=float(option(words, "--clip-norm")) or None,
             precision=precision,
             logger=False,
             callbacks=[record],
@@ -117,7 +117,7 @@ def train_run(name: str, precision: str, shift: int | None = None) -> Trajectory
             enable_checkpointing=False,
             enable_model_summary=False,
         )
-        trainer.fit(model, datamodule=TextModule(train, WindowLoader(train.text, train.segments, [[0]], train.special_ids)))
+        trainer.fit(model, train)
     weights = {key: weight.detach().double() for key, weight in model.network.named_parameters() if weight.numel()}
     return Trajectory(torch.tensor(record.losses).double(), torch.tensor(record.norms).double(), record.rates, weights)
 

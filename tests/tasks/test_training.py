@@ -35,13 +35,13 @@ from trime.types import Batch, UserError
 Tiny = Callable[..., DictConfig]
 
 
-def module(memory: InBatch | None, accumulate: int = 1, clip: float = 0.0) -> LanguageModel:
+def module(memory: InBatch | None) -> LanguageModel:
     torch.manual_seed(0)
     embedding = AdaptiveInput(30, 16, [8])
     backbone = Transformer(embedding, layers=1, heads=2, inner=16, positions=8)
     network = Network(backbone, AdaptiveSoftmax(embedding)).double()
     backbone.position = backbone.position.double()
-    return LanguageModel(network, memory, Training(0, 0, accumulate, clip), torch.optim.SGD, lambda update: 1.0)
+    return LanguageModel(network, memory, Training(), torch.optim.SGD, lambda update: 1.0)
 
 
 def batch(seed: int, rows: int = 3, short: int = 0) -> Batch:
@@ -89,11 +89,11 @@ def test_gradients_are_divided_once_by_the_updates_targets() -> None:
 
 
 def test_clipping_is_of_the_mean() -> None:
-    model = module(None, clip=0.01)
+    model = module(None)
     losses, _ = model.losses(batch(5), 1.0, False)
     model.targets = len(losses)
     losses.sum().backward()
-    model.configure_gradient_clipping(None)
+    model.configure_gradient_clipping(None, 0.01)
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     assert abs(norm.item() - 0.01) < 1e-6
 

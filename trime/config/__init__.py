@@ -2,6 +2,7 @@
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
 
 from trime.config.schema import Settings
 from trime.config.table_source import TableSearchPath, TableSource
@@ -9,6 +10,8 @@ from trime.config.table_source import TableSearchPath, TableSource
 
 def register() -> None:
     """Let Hydra find the schema, which conf/config.yaml names first, and the rows of published tables."""
-    ConfigStore.instance().store("schema", Settings)
+    schema = OmegaConf.structured(Settings)
+    OmegaConf.set_struct(schema.trainer, False)  # any argument of Lightning's trainer; check_trainer judges them
+    ConfigStore.instance().store("schema", schema)
     for plugin in (TableSource, TableSearchPath):
         Plugins.instance().register(plugin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import typing
 from collections.abc import Iterator
@@ -12,10 +13,29 @@ from typing import Any, Literal, Union, get_args, get_origin
 from hydra.utils import get_object
 
 from trime.config.fields import Rule
-from trime.config.schema import PARTS, PRETRAINED, STATEFUL, Settings
+from trime.config.schema import PARTS, PRETRAINED, STATEFUL, Settings, Trainer
 from trime.errors import UserError
 
 PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
+
+LIGHTNING = "pytorch_lightning.Trainer"
+# Arguments of Lightning's trainer that the lab gives it, and the setting that decides each.
+DECIDED_BY = {
+    "max_steps": "train.updates",
+    "max_epochs": "train.updates",
+    "min_epochs": "train.updates",
+    "fast_dev_run": "train.updates",
+    "accumulate_grad_batches": "train.accumulate",
+    "gradient_clip_val": "train.clip_norm",
+    "val_check_interval": "train.validate_every",
+    "check_val_every_n_epoch": "train.validate_every",
+    "log_every_n_steps": "train.log_every",
+    "enable_checkpointing": "train.checkpoint_every",
+    "callbacks": "callbacks.NAME",
+    "logger": "logger.lightning.NAME",
+    "default_root_dir": "paths.outputs",
+    "plugins": "trainer.strategy",
+}
 
 
 def check_settings(settings: dict[str, Any]) -> None:
@@ -28,6 +48,9 @@ def check_settings(settings: dict[str, Any]) -> None:
     for key, rule in (PARTS | inside).items():
         if (value := value_at(settings, key)) is not MISSING:
             demand(key, value, rule)
+    check_trainer(settings["trainer"])
+    for key in ("callbacks", "logger.lightning"):
+        check_named_parts(key, value_at(settings, key))
     for key, part in parts_of(settings):
         check_arguments(key, part)
 
@@ -37,6 +60,35 @@ def check_sections(settings: dict[str, Any], *names: str) -> None:
     for key, value, rule in rules_of(Settings, settings):
         if not names or key.split(".")[0] in names:
             demand(key, value, rule)
+
+
+def added_arguments(trainer: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of ``trainer`` that are not in the schema: further arguments of Lightning's trainer."""
+    listed = {entry.name for entry in fields(Trainer)}
+    return {name: value for name, value in trainer.items() if name not in listed}
+
+
+def check_trainer(trainer: dict[str, Any]) -> None:
+    """Raise UserError at an argument that Lightning's trainer lacks, or that another setting decides."""
+    added = added_arguments(trainer)
+    if not added:  # nor is Lightning imported
+        return
+    possible = inspect.signature(target_of("trainer", LIGHTNING)).parameters
+    for name in added:
+        if name in DECIDED_BY:
+            raise UserError(f"trainer.{name}: this argument of Lightning's trainer is set by {DECIDED_BY[name]}: set that")
+        if name not in possible:
+            near = difflib.get_close_matches(name, possible.keys() - DECIDED_BY.keys(), 1)
+            advice = f": is it {near[0]}?" if near else ""
+            raise UserError(f"trainer.{name}: {LIGHTNING} has no such argument{advice}")
+    check_arguments("trainer", {"_target_": LIGHTNING} | added)
+
+
+def check_named_parts(key: str, parts: dict[str, Any]) -> None:
+    """Raise UserError where an entry has no ``_target_``; null is none."""
+    for name, part in parts.items():
+        if part is not None and not (isinstance(part, dict) and part.get("_target_")):
+            raise UserError(f"{key}.{name}={written(part)}: it must name a class, as {{_target_: package.module.CLASS}}")
 
 
 def demand(key: str, value: Any, rule: Rule) -> None:

@@ -301,7 +301,7 @@ class Domain:
 
 @dataclass
 class Trainer:
-    """Arguments of pytorch_lightning.Trainer."""
+    """Arguments of pytorch_lightning.Trainer; those that are not listed are passed on to it (see check_trainer)."""
 
     accelerator: str = setting("auto", "where models run", choices=("auto", "cpu", "gpu", "cuda"))
     devices: Any = setting("auto", "every GPU, or a number of processes on the CPU", at_least=1, whole=True, words=("auto",))
@@ -363,7 +363,9 @@ class Logger:
     """Where figures are logged while a run goes on."""
 
     history: Switch = switch(True, "metrics.csv in the run's folder")
-    lightning: Any = setting(None, "a logger of Lightning's")
+    lightning: dict[str, Any] = setting(
+        {}, "loggers of Lightning: +logger.lightning.NAME={_target_: CLASS}; no artefact depends on them"
+    )
     offline: Switch = switch(True, "W&B without an account; false: online")
     project: str = setting("trime", "W&B's project")
 
@@ -407,7 +409,12 @@ class Settings:
     answering: Answering = section(Answering, "stages=[answer]")
     translation: Translation = section(Translation, "task=translation")
     domain: Domain = section(Domain, "experiment=domain/…")
-    trainer: Trainer = section(Trainer, "arguments of pytorch_lightning.Trainer")
+    trainer: Trainer = section(
+        Trainer, "arguments of pytorch_lightning.Trainer; any but these is passed on, and is part of what determines the model"
+    )
+    callbacks: dict[str, Any] = setting(
+        {}, "callbacks of Lightning in training: +callbacks.NAME={_target_: CLASS}; part of what determines the model"
+    )
     report: Report = section(Report, "tables, pictures and pages")
     compatibility: Compatibility = section(Compatibility, "quirks of the published code")
     logger: Logger = section(Logger, "where figures are logged")

@@ -121,6 +121,15 @@ def symbol_counts(dataset: Dataset) -> Counter[str]:
     return counts
 
 
+def training_vocabulary(dataset: Dataset, limit: int | None = 32000, minimum: int = 2, fairseq: bool = False) -> Vocabulary:
+    """Return the vocabulary of the training split: ``limit`` symbols at most that occur ``minimum`` times (characters: once).
+
+    ``fairseq``: with the special symbols and the padding of fairseq's dictionaries.
+    """
+    make = Vocabulary.fairseq_from_counts if fairseq else Vocabulary.from_counts
+    return make(symbol_counts(dataset), limit, 1 if dataset.characters else minimum)
+
+
 def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
     """Write a split's ids, offsets and document names; return its statistics. UserError where it is empty."""
     dtype = smallest_type(len(vocabulary))
@@ -165,6 +174,7 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
         "vocabulary": len(vocabulary),
         "dtype": smallest_type(len(vocabulary)).str,
         "splits": statistics,
+        "fingerprint": dataset.fingerprint(),
         "notes": [*dataset.notes(), *count_differences(dataset, statistics), *quality_warnings(statistics)],
     }
     (folder / "statistics.json").write_text(json.dumps(content, indent=1))

@@ -1,4 +1,4 @@
-"""The LightningDataModule: batches of the training split in planned order, and windows for validation.
+"""The LightningDataModule of a text: batches of the training split in planned order, and windows for validation.
 
 The training loader is one pass over all micro-batches of the whole training; the plans determine the epoch and
 the content of micro-batch i, so that a resumed run continues with the next batch. (Lightning saves the loader's
@@ -8,16 +8,18 @@ state; a shuffling DataLoader would start another order.)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
 
 from trime.data.batching import Batching
-from trime.data.corpus import Split
-from trime.data.segments import Segments, collate
+from trime.data.corpus import Corpus, Split, build_corpus, training_vocabulary
+from trime.data.datasets import Dataset
+from trime.data.segments import Segments, collate, cut, document_offsets, parse_token_count, training_segments
 from trime.data.vocabulary import SpecialIds
-from trime.types import Batch
+from trime.types import Batch, UserError
 
 
 class ProcessShard(NamedTuple):
@@ -55,7 +57,7 @@ class PlannedLoader:
         return self.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        first, self.step = self.step, 0
+        first, self.step = self.step % max(1, self.steps), 0  # a pass to the end is followed by one from the start
         epoch_start = 0
         for epoch in range(self.steps):
             plan = self.plan(epoch)
@@ -113,18 +115,102 @@ class WindowLoader:
             previous = rows
 
 
-class TextModule(pl.LightningDataModule):
-    """Provides the training and the validation loader to the trainer."""
+class TextDataModule(pl.LightningDataModule):
+    """The batches of a text for ``pl.Trainer(max_steps=N)``: training segments as planned, then validation windows in order.
 
-    def __init__(self, train: PlannedLoader, valid: WindowLoader):
+    ``folder`` holds the tokenised text, which ``prepare_data`` makes from ``dataset`` if it is missing; None: it is there. A
+    segment has ``length`` tokens; unless ``bounded``, a split is cut as one document. ``validate_tokens`` limits a validation;
+    ``neighbours`` [segments k] is the table that batching by BM25 needs.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | None,
+        folder: Path | str,
+        batching: Batching,
+        length: int = 512,
+        bounded: bool = True,
+        validate_tokens: int | str | None = None,
+        neighbours: np.ndarray | None = None,
+    ):
         super().__init__()
-        self.train, self.valid = train, valid
+        self.dataset, self.folder, self.batching, self.length, self.bounded = dataset, Path(folder), batching, length, bounded
+        self.validate_tokens, self.neighbours = parse_token_count(validate_tokens), neighbours
+
+    def prepare_data(self) -> None:
+        """Tokenise the dataset, with a vocabulary of its training split, unless ``folder`` holds it.
+
+        UserError where the folder holds another text, or files that are no corpus.
+        """
+        if self.dataset is None:
+            return
+        if (self.folder / "statistics.json").is_file():
+            if Corpus(self.folder).statistics.get("fingerprint") != self.dataset.fingerprint():
+                raise UserError(f"{self.folder} holds another text than {self.dataset.name}: delete it, or name another folder")
+            return
+        if self.folder.is_dir() and any(self.folder.iterdir()):
+            raise UserError(f"{self.folder} holds files that are no corpus: name another folder")
+        partial = self.folder.with_name(self.folder.name + ".partial")
+        partial.mkdir(parents=True, exist_ok=True)
+        build_corpus(self.dataset, partial, training_vocabulary(self.dataset))
+        partial.replace(self.folder)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the corpus and cut its splits; UserError if the text is too short for a segment, or for the rows of a batch."""
+        self.corpus = self.open_corpus()
+        self.text, self.valid = self.corpus.split("train"), self.corpus.split("valid")
+        self.segments, self.windows = self.cut_training(), self.cut_validation()
+        size, number = self.batching.size, len(self.segments)
+        if self.batching.contiguous_rows and number < size:
+            raise UserError(f"batching.size={size} rows need a segment each, but there are only {number}: lower it")
+
+    def open_corpus(self) -> Corpus:
+        """Return the corpus in ``folder``; UserError if there is none."""
+        return Corpus(self.folder)
+
+    def cut_training(self) -> Segments:
+        """Return the segments of the training split."""
+        return training_segments(self.text, self.length, self.bounded)
+
+    def cut_validation(self) -> Segments:
+        """Return the windows of the validation split."""
+        return cut(document_offsets(self.valid, self.bounded), self.length, tokens=self.validate_tokens)
+
+    @property
+    def share(self) -> ProcessShard:
+        """The trainer's share of every batch: all of it without a trainer."""
+        return ProcessShard(self.trainer.global_rank, self.trainer.world_size) if self.trainer else SINGLE_PROCESS
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches of the whole training; of one epoch without a trainer. UserError if the trainer lacks ``max_steps``."""
+        if self.trainer is None:
+            return len(self.batching.plan(self.segments, 0, self.neighbours))
+        if self.trainer.max_steps < 0:
+            raise UserError("the batches of the whole training are planned: set pl.Trainer(max_steps=N), N updates")
+        steps = self.trainer.max_steps * self.trainer.accumulate_grad_batches
+        overfit: float = self.trainer.overfit_batches  # type: ignore[attr-defined]
+        if isinstance(overfit, float) and overfit:
+            raise UserError(f"overfit_batches={overfit}: it must be a number of batches, which are repeated")
+        return min(steps, int(overfit)) if overfit else steps
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """The ids of the start of a document and of padding."""
+        return self.corpus.vocabulary.special_ids
 
     def train_dataloader(self) -> PlannedLoader:
-        return self.train
+        parts = (self.text, self.segments, self.batching, self.neighbours)
+        return PlannedLoader(*parts, self.steps, self.special_ids, self.share)
 
     def val_dataloader(self) -> WindowLoader:
-        return self.valid
+        return WindowLoader(self.valid, self.windows, self.validation_plan(), self.special_ids, self.share)
+
+    def validation_plan(self) -> list[list[int]]:
+        """Return the windows of each validation batch; rows that are continued in training are continued here too."""
+        if self.batching.contiguous_rows:
+            return self.batching.plan(self.windows, 0, None)
+        return sequential_batches(self.windows, self.batching.size)
 
 
 def segment_terms(text: Split, segments: Segments, excluded_ids: list[int]) -> list[np.ndarray]:

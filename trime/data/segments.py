@@ -173,3 +173,10 @@ def check_length(offsets: np.ndarray, length: int, split: str) -> None:
     longest = int(np.diff(offsets).max())
     if longest < length:
         raise UserError(f"the {split} split's longest document has {longest} tokens, a segment {length}: lower segments.length")
+
+
+def training_segments(split: Split, length: int, bounded: bool) -> Segments:
+    """Return the segments of the training split; UserError if no document fills one."""
+    offsets = document_offsets(split, bounded)
+    check_length(offsets, length, "training")
+    return cut(offsets, length)

@@ -30,6 +30,8 @@ def config_hash(config: DictConfig) -> str:
     content["checkpoint"] = content["checkpoint"] and Path(content["checkpoint"]).parent.name
     if content["train"]["keep"] == "last":
         without(content, VALIDATION)
+    if not any(content["callbacks"].values()):
+        content.pop("callbacks")
     for part in (content, content["evaluate"], content["datastore"]):
         if part.get("dataset"):
             without(part["dataset"], DATASET_PLACES)

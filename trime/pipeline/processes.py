@@ -20,7 +20,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import distributed
 
-from trime.data.module import ProcessShard
 from trime.types import UserError
 
 DEVICE = ("trainer.accelerator", "trainer.precision")  # the settings that decide where and how precisely models compute
@@ -64,11 +63,6 @@ def node(config: DictConfig) -> int:
 def local_rank() -> int:
     """Return the number of this process on its machine, from 0."""
     return int(os.environ.get(RANK, 0))
-
-
-def share_of(config: DictConfig) -> ProcessShard:
-    """Return which share of the batches this process trains on: its global rank and the number of processes."""
-    return ProcessShard(node(config) * device_count(config) + local_rank(), world_size(config))
 
 
 def is_worker(config: DictConfig) -> bool:

@@ -1,7 +1,8 @@
-"""The experiment logger of a run (W&B, offline by default), through Lightning's logger."""
+"""The experiment loggers of a run (W&B, offline by default), through Lightning's loggers."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -9,17 +10,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
+from pytorch_lightning.loggers import Logger
+
+from trime.types import UserError
 
 
-def build_logger(settings: Any, folder: Path) -> Any:
-    """Return the Lightning logger of a run, whose files lie in the run's folder; None if conf/logger has none."""
-    if not settings.lightning:
-        return None
-    if settings.lightning._target_.endswith(".WandbLogger"):
-        set_up_wandb(offline=bool(settings.lightning.get("offline")))
-    folder.mkdir(parents=True, exist_ok=True)
-    return instantiate(settings.lightning, save_dir=str(folder), _convert_="all")
+def build_loggers(settings: Any, folder: Path) -> list[Logger]:
+    """Return the Lightning loggers of a run; files lie in the run's folder. UserError where a part is no logger.
+
+    ``settings`` is the section ``logger``.
+    """
+    loggers = []
+    for name, part in settings.lightning.items():
+        if part is None:
+            continue
+        if part._target_.endswith(".WandbLogger"):
+            set_up_wandb(offline=bool(part.get("offline")))
+        folder.mkdir(parents=True, exist_ok=True)
+        writes_files = "save_dir" in inspect.signature(get_object(part._target_)).parameters and "save_dir" not in part
+        logger = instantiate(part, _convert_="all", **({"save_dir": str(folder)} if writes_files else {}))
+        if not isinstance(logger, Logger):
+            raise UserError(f"logger.lightning.{name}: {part._target_} is no logger of Lightning")
+        loggers.append(logger)
+    return loggers
 
 
 def set_up_wandb(offline: bool) -> None:

@@ -11,11 +11,16 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from omegaconf import DictConfig
-from pytorch_lightning.callbacks import ProgressBar
+from hydra.utils import instantiate
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from tqdm import tqdm
 
+from trime.config.check import added_arguments
+from trime.io import plain
 from trime.tasks.callbacks.checkpoints import Checkpoints
+from trime.types import UserError
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +33,55 @@ def resolved_precision(config: DictConfig) -> str:
     return "bf16-mixed" if on_cuda and torch.cuda.is_bf16_supported() else "32-true"
 
 
-def training_callbacks(stage: str, folder: Path, config: DictConfig) -> list[pl.Callback]:
-    """Return the callbacks for the progress bar, if it is enabled, and checkpoints; they must come after all others."""
-    bar = [Progress(stage)] if config.trainer.enable_progress_bar else []
-    return [*bar, Checkpoints(folder / "checkpoints", config.train.checkpoint_every)]
+def added_to_training(config: DictConfig) -> dict[str, Any]:
+    """Return the callbacks and arguments of Lightning's trainer that were added, which may change what is trained.
+
+    A trained artefact counts them among its settings; the result is empty where nothing was added.
+    """
+    callbacks = {name: part for name, part in plain(config.callbacks).items() if part is not None}
+    added = {"trainer": added_arguments(plain(config.trainer)), "callbacks": callbacks}
+    return {name: settings for name, settings in added.items() if settings}
+
+
+def added_callbacks(config: DictConfig) -> list[pl.Callback]:
+    """Return the callbacks of ``callbacks``; UserError at what is none."""
+    callbacks = []
+    for name, part in added_to_training(config).get("callbacks", {}).items():
+        callback = instantiate(part, _convert_="all")
+        if not isinstance(callback, pl.Callback):
+            raise UserError(f"callbacks.{name}: {part['_target_']} is no callback of Lightning")
+        callbacks.append(callback)
+    return callbacks
+
+
+def build_trainer(
+    stage: str, folder: Path, config: DictConfig, callbacks: list[pl.Callback], arguments: dict[str, Any]
+) -> pl.Trainer:
+    """Return Lightning's trainer with ``arguments`` and all that was added; UserError where it refuses an argument.
+
+    After ``callbacks`` come those that were added, the progress bar, and last the checkpoints, which save the others' states.
+    """
+    train, added = config.train, added_to_training(config).get("trainer", {})
+    further = added_callbacks(config)
+    own_bar = config.trainer.enable_progress_bar and not any(isinstance(one, ProgressBar) for one in further)
+    saving = Checkpoints(folder / "checkpoints", train.checkpoint_every)
+    options = {
+        "max_steps": train.updates,
+        "gradient_clip_val": train.clip_norm or None,
+        "log_every_n_steps": train.log_every,
+        "accelerator": config.trainer.accelerator,
+        "precision": resolved_precision(config),
+        "num_sanity_val_steps": 0,
+        "enable_model_summary": False,
+        "enable_progress_bar": config.trainer.enable_progress_bar,
+        "enable_checkpointing": any(isinstance(one, Checkpoint) for one in further),
+        "callbacks": [*callbacks, *further, *([Progress(stage)] if own_bar else []), saving],
+        "default_root_dir": folder,
+    }
+    try:
+        return pl.Trainer(**options | arguments | instantiate(OmegaConf.create(added), _convert_="all"))
+    except (MisconfigurationException, TypeError, ValueError) as error:
+        raise UserError(f"Lightning's trainer refuses an argument: {' '.join(str(error).split())}") from error
 
 
 class Progress(ProgressBar):
@@ -91,9 +141,11 @@ def latest_checkpoint(stage: str, folder: Path) -> str | None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress Lightning's advertisements and hints."""
+    """Suppress Lightning's advertisements and hints, but not what was asked for: profiles and summaries."""
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("pytorch_lightning.profilers", "pytorch_lightning.callbacks.model_summary"):
+        logging.getLogger(name).setLevel(logging.INFO)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

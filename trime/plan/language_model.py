@@ -11,13 +11,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.data.corpus import VocabularySource
+from trime.data.segments import training_segments
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.processes import launch_workers
 from trime.pipeline.rows import Table, memories_of, rows_of
-from trime.pipeline.tracking import build_logger
+from trime.pipeline.tracking import build_loggers
 from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
 from trime.stages.datastore import ExternalStore, Index, check_index, uses_external
@@ -33,7 +34,7 @@ from trime.stages.long_context.initialize import Initialize
 from trime.stages.long_context.teach import TrainSmall
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, given_mixture, tune_of
-from trime.stages.pack import Pack, training_segments
+from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
 from trime.stages.tune import TunedRows
 from trime.stages.windows import Portion, TextWindows, Windows
@@ -82,7 +83,7 @@ class Plan:
     def pack(self) -> Pack | None:
         """The neighbours of training segments, if batches are made from them."""
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
-        cut = partial(training_segments, self.config)
+        cut = partial(training_segments, length=self.config.segments.length, bounded=self.config.segments.bounded)
         return Pack(self.config, self.corpus, cut) if needed and self.config.train.updates else None
 
     @cached_property
@@ -102,7 +103,7 @@ class Plan:
     @property
     def services(self) -> Services:
         """What this run offers its training."""
-        return Services(lambda: self.logger, lambda folder: launch_workers(self.config, folder))
+        return Services(lambda: self.loggers, lambda folder: launch_workers(self.config, folder))
 
     @cached_property
     def valid(self) -> Encode:
@@ -217,9 +218,9 @@ class Plan:
         return Answer(self.config, self.small_model)
 
     @cached_property
-    def logger(self) -> Any:
-        """The run's experiment logger, which starts its run when it is first written to."""
-        return build_logger(self.config.logger, self.run_folder)
+    def loggers(self) -> list[Any]:
+        """The run's experiment loggers, each of which starts its run when it is first written to."""
+        return build_loggers(self.config.logger, self.run_folder)
 
     @cached_property
     def run_folder(self) -> Path:

@@ -21,6 +21,7 @@ from trime.pipeline.model_io import model_of, remember
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node
 from trime.pipeline.rows import NOT_FITTED, rows_of
+from trime.pipeline.training import added_callbacks
 from trime.stages.mixture import given_mixture
 from trime.types import UserError
 
@@ -41,6 +42,7 @@ def check(config: DictConfig) -> None:
     for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
         parse_token_count(OmegaConf.select(config, key))
     node(config)
+    added_callbacks(config)
     trains = {"fit", "teach"} & {*config.stages}
     if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")

@@ -1,23 +1,30 @@
-"""Send a run's results to its experiment logger."""
+"""Send a run's results to an experiment logger."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from pytorch_lightning.loggers import Logger, WandbLogger
+
 from trime.report.tables import run_table
 
 
-def log_results(logger: Any, results: dict[str, Any], samples: list[dict[str, Any]], figures: dict[str, Path]) -> None:
-    """Log hyperparameters, tuned settings, the metrics of every row, and the report's table, samples and figures."""
-    if logger is None:
-        return
+def log_results(logger: Logger, results: dict[str, Any], samples: list[dict[str, Any]], figures: dict[str, Path]) -> None:
+    """Log hyperparameters, tuned settings and the metrics of every row; the report's tables and figures too if it can."""
     logger.log_hyperparams({key: results[key] for key in ("name", "seed", "commit", "parameters")})
     metrics = {f"tuned/{name}": value for name, value in results["tuned"].items()}
     for split, rows in results["metrics"].items():
         metrics |= {f"{split}/{row['memories']}": row["perplexity"] for row in rows}
         metrics |= {f"{split}/perplexity": rows[-1]["perplexity"], f"{split}/loss": rows[-1]["loss"]}
     logger.log_metrics(metrics)
+    if isinstance(logger, WandbLogger):
+        log_report(logger, results, samples, figures)
+    logger.save()
+
+
+def log_report(logger: WandbLogger, results: dict[str, Any], samples: list[dict[str, Any]], figures: dict[str, Path]) -> None:
+    """Log the report's table, samples and figures."""
     header, lines = run_table(results)
     logger.log_table("results", columns=header, data=lines)
     if lines := [line for sample in samples for line in sample_lines(sample)]:

@@ -147,7 +147,8 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
         case "report":
             results, samples = report_run(plan)
             figures = {name: plan.run_folder / f"{name}.png" for name in plan.config.report.figures}
-            log_results(plan.logger, results, samples, figures)
+            for logger in plan.loggers:
+                log_results(logger, results, samples, figures)
             return RunOutcome(results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
         case "fit":
             plan.check_text()

@@ -16,24 +16,24 @@ import pytorch_lightning as pl
 from hydra.utils import instantiate
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig
+from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
 from trime.data.corpus import content_hash
-from trime.data.module import PlannedLoader, TextModule, WindowLoader, sequential_batches
-from trime.data.segments import cut, document_offsets, parse_token_count
+from trime.data.module import TextDataModule
 from trime.data.vocabulary import Vocabulary
-from trime.io import plain, write_atomically
+from trime.io import write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.network import Network, build_network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import VALIDATION
 from trime.pipeline.model_io import check_positions, model_of, save_transformers, weight_settings, write_description
 from trime.pipeline.pretrained import is_pretrained
-from trime.pipeline.processes import device_count, is_worker, share_of, world_size
+from trime.pipeline.processes import device_count, is_worker, world_size
 from trime.pipeline.settings import Keys, plain_settings
-from trime.pipeline.training import quiet, resolved_precision, run_training, training_callbacks
-from trime.stages.pack import Pack, training_segments
+from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
+from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
 from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.callbacks.history import History
@@ -47,9 +47,9 @@ MEMORY = ("train.memory_size", "train.eviction")  # of models with a built-in me
 
 
 class Services(NamedTuple):
-    """What a run offers a training: its experiment logger, and the other processes of a training in a folder."""
+    """What a run offers a training: its experiment loggers, and the other processes of a training in a folder."""
 
-    logger: Callable[[], Any]
+    loggers: Callable[[], list[Any]]
     workers: Callable[[Path], AbstractContextManager[None]]
 
 
@@ -68,7 +68,8 @@ class Fit(Artefact):
         "compatibility.padding",
     )
     unhashed: ClassVar[Keys] = (
-        *("task", "model", "evaluate.block", "evaluate.context", "trainer", "train.checkpoint_every", "train.log_every"),
+        *("task", "model", "evaluate.block", "evaluate.context", "trainer", "callbacks", "logger"),
+        *("train.checkpoint_every", "train.log_every"),
         *VALIDATION,
         *MEMORY,  # settings() has these where they matter
     )
@@ -91,7 +92,7 @@ class Fit(Artefact):
         settings["precision"] = resolved_precision(self.config)
         if self.config.memory.get("own_gradient_only"):  # with this quirk of the published code, devices change the gradient
             settings["devices"] = world_size(self.config)
-        return settings
+        return settings | added_to_training(self.config)
 
     def build(self, folder: Path) -> None:
         if not (folder / "train.json").exists():  # written last: a killed build may have finished training
@@ -116,9 +117,9 @@ class Fit(Artefact):
         if not is_worker(self.config):
             log.info(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = ResourceUsage(), History(folder / "metrics.csv", self.config.train.log_every)
-        kept_update = self.config.train.updates
+        updates = kept_update = 0
         if self.config.train.updates:
-            network, kept_update = self.run_updates(network, corpus, folder, history)
+            network, updates, kept_update = self.run_updates(network, corpus, folder, history)
         else:  # a pretrained model, unchanged
             network.requires_grad_(False)
         if is_worker(self.config):
@@ -130,7 +131,7 @@ class Fit(Artefact):
             save_transformers(network, self.config, folder / "transformers")
         history.tick()
         report = {
-            "updates": self.config.train.updates,
+            "updates": updates,
             "kept_update": kept_update,
             "tokens": history.tokens,
             "seconds": round(history.seconds, 1),
@@ -149,8 +150,8 @@ class Fit(Artefact):
         """Write ``model.json``, from which the network is built again."""
         write_description(folder, model_of(self.config), corpus.vocabulary, trained)
 
-    def run_updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int]:
-        """Train, resuming where a killed training stopped; return the network and the update whose weights it has."""
+    def run_updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int, int]:
+        """Train, resuming where a killed training stopped; return the network, the updates made and that of its weights."""
         task, data = self.task(network), self.data(corpus, network.is_stateful)
         best = self.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
@@ -158,7 +159,8 @@ class Fit(Artefact):
             try:
                 run_training(self.stage, trainer, task, data, folder)
                 network = network if task.device_mesh is None else self.gather_weights(trainer, corpus)
-                return self.select_weights(network, best)
+                network, kept_update = self.select_weights(network, best, trainer.global_step)
+                return network, trainer.global_step, kept_update
             finally:  # otherwise the next run of a sweep would wait for processes that have ended
                 if distributed.is_initialized():
                     distributed.destroy_process_group()
@@ -167,10 +169,10 @@ class Fit(Artefact):
         """Return the callback that keeps the weights of the best validation, the one with the lowest objective."""
         return BestWeights(folder)
 
-    def select_weights(self, network: Network, best: BestWeights | None) -> tuple[Network, int]:
+    def select_weights(self, network: Network, best: BestWeights | None, last: int) -> tuple[Network, int]:
         """Return the network with the weights of the best validation (or the last ones), and the update they are from."""
         if best is None or not best.update:  # no validation had a finite objective
-            return network, self.config.train.updates
+            return network, last
         if not is_worker(self.config):
             network.load_state_dict(best.weights(), strict=False)  # frozen weights are not among them
         return network, best.update
@@ -183,30 +185,24 @@ class Fit(Artefact):
             network.load_state_dict({name.removeprefix("network."): part for name, part in weights.items()})
         return network
 
-    def data(self, corpus: Any, is_stateful: bool) -> TextModule:
+    def data(self, corpus: Any, is_stateful: bool) -> TextDataModule:
         """Return the training micro-batches in planned order, and the first tokens of the validation split."""
-        train, batching = self.config.train, instantiate(self.config.batching, _convert_="all")
+        segments, batching = self.config.segments, instantiate(self.config.batching, _convert_="all")
         if is_stateful and not batching.contiguous_rows:
             raise UserError("this backbone's rows continue from batch to batch: set batching=streams")
-        text, valid, special_ids = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.special_ids
-        neighbours, share = self.pack.neighbours() if self.pack else None, share_of(self.config)
-        segments = training_segments(self.config, text)
-        if batching.contiguous_rows and len(segments) < batching.size:
-            raise UserError(
-                f"batching.size={batching.size} rows need a segment each, but there are only {len(segments)}: lower it"
-            )
-        loader = PlannedLoader(text, segments, batching, neighbours, train.updates * train.accumulate, special_ids, share)
-        offsets = document_offsets(valid, self.config.segments.bounded)
-        windows = cut(offsets, self.config.segments.length, tokens=parse_token_count(train.validate_tokens))
-        plan = batching.plan(windows, 0) if batching.contiguous_rows else sequential_batches(windows, batching.size)
-        return TextModule(loader, WindowLoader(valid, windows, plan, special_ids, share))
+        cutting = (segments.length, segments.bounded, self.config.train.validate_tokens)
+        return TextDataModule(None, corpus.folder, batching, *cutting, self.neighbours())
+
+    def neighbours(self) -> Any:
+        """Return the BM25 neighbours of training segments [segments k], if the batching needs them."""
+        return self.pack.neighbours() if self.pack else None
 
     def task(self, network: Network) -> LanguageModel:
         """Return the Lightning module that trains the network."""
         train = self.config.train
         plain_updates = math.ceil(train.plain_share * train.updates)
         padded = self.config.compatibility.padding is not None
-        training = Training(self.config.seed, plain_updates, train.accumulate, train.clip_norm, padded, train.updates)
+        training = Training(self.config.seed, plain_updates, padded)
         memory = instantiate(self.config.memory, _convert_="all") if self.config.memory.get("_target_") else None
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule, _convert_="all"))
@@ -221,28 +217,26 @@ class Fit(Artefact):
 
     def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
         """Return Lightning's trainer for the configured devices."""
-        train, options = self.config.train, plain(self.config.trainer)
-        options["precision"], options["devices"] = resolved_precision(self.config), device_count(self.config)
-        world, strategy = world_size(self.config), options.pop("strategy")
-        if world > 1 and strategy == "fsdp":
+        train, world = self.config.train, world_size(self.config)
+        options: dict[str, Any] = {"devices": device_count(self.config), "num_nodes": self.config.trainer.num_nodes}
+        if world > 1 and self.config.trainer.strategy == "fsdp":
             sharded = ModelParallelStrategy(world, 1, save_distributed_checkpoint=False)
             options |= {"strategy": sharded, "plugins": [LightningEnvironment()]}
         elif world > 1:  # a tail of the softmax may have no target in a process's rows
             options |= {"strategy": DDPStrategy(find_unused_parameters=True), "plugins": [LightningEnvironment()]}
-        every = min(train.validate_every, train.updates) * train.accumulate
-        return pl.Trainer(
-            max_steps=train.updates,
-            accumulate_grad_batches=train.accumulate,
-            val_check_interval=every,
-            log_every_n_steps=train.log_every,
-            num_sanity_val_steps=0,
-            callbacks=[*callbacks, *training_callbacks(self.stage, folder, self.config)],
-            enable_checkpointing=False,  # callbacks of this project write them
-            logger=(not is_worker(self.config) and self.services.logger()) or False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-            **options,
-        )
+        options |= {
+            "accumulate_grad_batches": train.accumulate,
+            "val_check_interval": min(train.validate_every, train.updates) * train.accumulate,
+            "check_val_every_n_epoch": None,  # validations are counted in updates, over all epochs
+            "logger": self.process_loggers() or False,
+        }
+        return build_trainer(self.stage, folder, self.config, callbacks, options)
+
+    def process_loggers(self) -> list[Any]:
+        """Return the loggers; in a process that trains along one that writes nothing, for callbacks that want a logger."""
+        if not is_worker(self.config):
+            return self.services.loggers()
+        return [DummyLogger()] if self.config.logger.lightning else []
 
 
 class ExternalModel(Artefact):

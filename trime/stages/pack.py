@@ -15,19 +15,12 @@ from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
 from trime.data.module import segment_terms
 from trime.data.neighbours import excluded_ranges
-from trime.data.segments import Segments, check_length, cut, document_offsets
+from trime.data.segments import Segments
 from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import Prepare
 from trime.types import UserError
 
 QUERIES = 2048  # per file of results
-
-
-def training_segments(config: DictConfig, text: Split) -> Segments:
-    """Return the segments of the training split; UserError if a document is too short."""
-    offsets = document_offsets(text, config.segments.bounded)
-    check_length(offsets, config.segments.length, "training")
-    return cut(offsets, config.segments.length)
 
 
 class Pack(Artefact):

@@ -12,7 +12,7 @@ import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.corpus import FLUSH, Corpus, VocabularySource, build_corpus, symbol_counts
+from trime.data.corpus import FLUSH, Corpus, VocabularySource, build_corpus, training_vocabulary
 from trime.data.datasets import Dataset
 from trime.data.vocabulary import Vocabulary
 from trime.io import plain
@@ -58,20 +58,12 @@ class Prepare(Artefact):
         build_corpus(self.dataset, folder, source.vocabulary() if source else self.training_vocabulary())
         if source and source.tokenizer:
             count_training_symbols(folder)
-        self.finish_statistics(folder)
-
-    def finish_statistics(self, folder: Path) -> None:
-        """Add the fingerprint of the text to ``statistics.json``, and print the statistics."""
-        statistics = json.loads((folder / "statistics.json").read_text())
-        statistics["fingerprint"] = self.dataset.fingerprint()
-        (folder / "statistics.json").write_text(json.dumps(statistics, indent=1))
-        log.info(format_statistics(statistics))
+        log_statistics(folder)
 
     def training_vocabulary(self) -> Vocabulary:
         """Return the vocabulary of the training split's symbols."""
         settings = self.config.vocabulary
-        make = Vocabulary.fairseq_from_counts if settings.fairseq else Vocabulary.from_counts
-        return make(symbol_counts(self.dataset), settings.limit, 1 if self.dataset.characters else settings.minimum)
+        return training_vocabulary(self.dataset, settings.limit, settings.minimum, settings.fairseq)
 
     def source(self) -> VocabularySource:
         """Return this corpus's vocabulary as a source for other corpora."""
@@ -93,6 +85,11 @@ def count_training_symbols(folder: Path) -> None:
             counts += np.bincount(tokens[start : start + FLUSH], minlength=len(counts))
         vocabulary.counts[:] = counts.tolist()
         vocabulary.save(folder / "vocabulary.json")
+
+
+def log_statistics(folder: Path) -> None:
+    """Log the statistics of the corpus in a folder."""
+    log.info(format_statistics(json.loads((folder / "statistics.json").read_text())))
 
 
 def format_statistics(statistics: dict[str, Any]) -> str:

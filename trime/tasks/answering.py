@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch.nn import functional as F
 
+from trime.tasks.optimization import check_scheduler_state, with_schedule
 from trime.types import Int, Tensor, UserError
 
 PROMPT_SAMPLE = 0.25  # share of the prompts' tokens that is drawn for the loss
@@ -45,10 +47,8 @@ class Answering(pl.LightningModule):
         self.prompt_share, self.seed = prompt_share, seed
 
     def on_train_batch_start(self, batch: QuestionBatch, batch_idx: int) -> None:
-        """Seed the update and set its learning rate, so that a resumed run equals an uninterrupted one."""
+        """Seed the update, so that a resumed run equals an uninterrupted one."""
         torch.manual_seed(self.seed * 1_000_003 + self.global_step)
-        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
-            group["lr"] = self.schedule(self.global_step)
 
     def training_step(self, batch: QuestionBatch, batch_idx: int) -> Tensor:
         is_encoder_decoder = self.model.config.is_encoder_decoder
@@ -86,8 +86,11 @@ class Answering(pl.LightningModule):
             loss = loss + self.prompt_share * masked_cross_entropy(output(hidden[sample])[None], prompts[sample][None])
         return loss / (1 + self.prompt_share), exact_answers(logits, batch.answer)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer_factory(self.parameters(), lr=self.schedule(0))
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        check_scheduler_state(checkpoint)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        return with_schedule(self.optimizer_factory(self.parameters(), lr=self.schedule(0)), self.schedule)
 
 
 def extend_positions(position: Int[Tensor, "b l"], lengths: Int[Tensor, " b"], width: int) -> Int[Tensor, "b w"]:

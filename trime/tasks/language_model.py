@@ -9,12 +9,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 
 from trime.memory.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
 from trime.memory.in_batch import InBatch, StaleContexts, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network, Reader, shard_weights
+from trime.tasks.optimization import check_scheduler_state, with_schedule
 from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, is_token
 
 
@@ -26,12 +28,9 @@ class Training:
     queries that add to the loss, though they do not count as targets.
     """
 
-    seed: int
-    plain_updates: int
-    accumulate: int
-    clip_norm: float
+    seed: int = 0
+    plain_updates: int = 0
     padding_is_memory: bool = False
-    updates: int = 0
 
 
 def vocabulary_evidence(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
@@ -46,7 +45,11 @@ def vocabulary_evidence(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
 
 
 class LanguageModel(pl.LightningModule):
-    """Trains with the sum of the scored tokens' losses; gradients are divided once by the update's number of targets."""
+    """Trains with the sum of the scored tokens' losses; gradients are divided once by the update's number of targets.
+
+    ``schedule`` is the learning rate by update, from 0. Number of updates, accumulation and clipping are the trainer's:
+    ``max_steps``, ``accumulate_grad_batches``, ``gradient_clip_val``.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class LanguageModel(pl.LightningModule):
         super().__init__()
         self.network, self.memory, self.training_ = network, memory, training
         self.optimizer_factory, self.schedule = optimizer, schedule
-        self.targets, self.update_targets = 0, 0
+        self.targets, self.update_targets, self.updates = 0, 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
         self.reader, self.stale = self.initial_state()
         self.paused: tuple[Reader, StaleContexts] | None = None
@@ -88,8 +91,7 @@ class LanguageModel(pl.LightningModule):
     @property
     def progress(self) -> float:
         """Return the progress of training, from 0 to 1; 1 in evaluation."""
-        updates = self.training_.updates
-        return min(1.0, self.global_step / updates) if self.training and updates else 1.0
+        return min(1.0, self.global_step / self.updates) if self.training and self.updates else 1.0
 
     def evidence(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
         """Return the scored contexts, those that are memory, and the vocabulary's mass for the scored ones."""
@@ -104,11 +106,9 @@ class LanguageModel(pl.LightningModule):
         return queries, memories, mass
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Seed the update and set its learning rate, so that a resumed run equals an uninterrupted one."""
-        if batch_idx % self.training_.accumulate == 0:
+        """Seed the update, so that a resumed run equals an uninterrupted one."""
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
             torch.manual_seed((self.training_.seed * 1_000_003 + self.global_step) * 4096 + self.global_rank)
-            for group in self.optimizers().param_groups:  # type: ignore[union-attr]
-                group["lr"] = self.schedule(self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         draw = local_draw(self.training_.seed, self.global_step)
@@ -126,17 +126,21 @@ class LanguageModel(pl.LightningModule):
         self.log_dict({"train/loss": mean, "train/memory_share": share, "train/lr": self.schedule(self.global_step)})
         self.log("train/perplexity", mean.exp(), prog_bar=True)
         self.log_dict({f"train/{name}": value for name, value in self.network.training_metrics().items()})
-        return loss * self.training_.accumulate  # Lightning divides by it
+        return loss * self.trainer.accumulate_grad_batches  # Lightning divides by it
 
-    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
         """Divide gradients by the update's number of targets, then clip; called before every optimiser step."""
         parameters = [p for p in self.parameters() if p.grad is not None]
         (targets,) = all_reduce_sum(self.targets, device=self.device)
         for parameter in parameters:  # with several processes the gradient is their mean
             parameter.grad.div_(targets / world_size())  # type: ignore[union-attr]
         self.targets, self.update_targets = 0, int(targets)
-        if self.training_.clip_norm > 0:
-            torch.nn.utils.clip_grad_norm_(parameters, self.training_.clip_norm)
+        if gradient_clip_val and gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        elif gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
 
     def on_validation_epoch_start(self) -> None:
         """Set the training state aside: validation starts from an empty one."""
@@ -165,10 +169,12 @@ class LanguageModel(pl.LightningModule):
         checkpoint["stale"] = stale.saved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        check_scheduler_state(checkpoint)
         self.carried, self.carried_contexts = checkpoint.get("carried", []), checkpoint.get("stale", [])
 
     def on_train_start(self) -> None:
         """Restore the state of the rows, whatever the number of processes that saved it."""
+        self.updates = max(0, self.trainer.max_steps)
         self.reader.restore(rank_rows(self.carried, self.global_rank, world_size()), self.device)
         self.stale.restore(self.carried_contexts, self.global_rank, world_size(), self.device)
 
@@ -177,5 +183,5 @@ class LanguageModel(pl.LightningModule):
         if self.device_mesh is not None:
             shard_weights(self.network, self.device_mesh["data_parallel"])
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer_factory(self.parameters(), lr=self.schedule(0))
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        return with_schedule(self.optimizer_factory(self.parameters(), lr=self.schedule(0)), self.schedule)

@@ -21,7 +21,7 @@ from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.training import quiet, resolved_precision, run_training, training_callbacks
+from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
 from trime.tasks.answering import Answering, QuestionBatch
 from trime.types import Tensor, UserError
 
@@ -35,10 +35,11 @@ class TrainSmall(Artefact):
 
     kind, format = "teach", 2
     depends_on = ("seed", "taught", "optimizer", "schedule", "train.updates", "train.clip_norm")
-    unhashed = ("questions", "train.checkpoint_every", "train.log_every", "trainer")
+    unhashed = ("questions", "train.checkpoint_every", "train.log_every", "trainer", "callbacks")
 
     def settings(self) -> Any:
-        return super().settings() | self.recipe() | {"precision": resolved_precision(self.config)}
+        added = {"precision": resolved_precision(self.config)} | added_to_training(self.config)
+        return super().settings() | self.recipe() | added
 
     def recipe(self) -> dict[str, Any]:
         """Return what the model learned, and how: the settings that results report."""
@@ -70,29 +71,12 @@ class TrainSmall(Artefact):
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
         loader = ExampleLoader(phases, tokenizer, taught, self.config.seed)
         with quiet():
-            trainer = self.trainer(folder)
+            trainer = build_trainer(self.stage, folder, self.config, [], {"devices": 1, "num_nodes": 1, "logger": False})
             run_training(self.stage, trainer, task, loader, folder)
         model.save_pretrained(folder)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         write_atomically(folder / "train.json", json.dumps(metrics | {"seconds": round(meter.seconds, 1)}, indent=1))
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-
-    def trainer(self, folder: Path) -> pl.Trainer:
-        """Return Lightning's trainer on one device."""
-        train, options = self.config.train, plain(self.config.trainer)
-        options.pop("strategy", None)
-        options |= {"precision": resolved_precision(self.config), "devices": 1, "num_nodes": 1}
-        return pl.Trainer(
-            max_steps=train.updates,
-            gradient_clip_val=train.clip_norm or None,
-            log_every_n_steps=train.log_every,
-            callbacks=training_callbacks(self.stage, folder, self.config),
-            enable_checkpointing=False,
-            logger=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-            **options,
-        )
 
 
 def vocabulary_texts(questions: Questions, minimum: int) -> Iterator[str]:

@@ -9,15 +9,12 @@ import pytorch_lightning as pl
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from trime.data.module import TextModule, sequential_batches
-from trime.data.segments import parse_token_count
 from trime.io import plain
 from trime.models.network import Network, build_network
 from trime.pipeline.model_io import model_of, write_description
-from trime.pipeline.processes import share_of
 from trime.stages.fit import Fit
 from trime.stages.translation.bleu_validation import BleuValidation
-from trime.stages.translation.pairs import PairLoader, PairWindows, ParallelCorpus, first_sentences, sentence_segments
+from trime.stages.translation.pairs import PairDataModule, ParallelCorpus
 from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.translation import Translation
 
@@ -59,16 +56,11 @@ class FitTranslation(Fit):
     def write_description(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
         write_description(folder, self.model(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
 
-    def data(self, corpus: Any, is_stateful: bool) -> TextModule:
+    def data(self, corpus: Any, is_stateful: bool) -> PairDataModule:
         """Return the training batches in planned order, and the first sentences of the validation split."""
-        config, share = self.config, share_of(self.config)
-        batching = instantiate(config.batching, _convert_="all")
-        text, valid, special_ids = corpus.split("train"), corpus.split("valid"), corpus.vocabulary.special_ids
-        neighbours, steps = self.pack.neighbours() if self.pack else None, config.train.updates * config.train.accumulate
-        loader = PairLoader(corpus, text, sentence_segments(text), batching, neighbours, steps, special_ids, share)
-        windows = first_sentences(valid, parse_token_count(config.train.validate_tokens))
-        size = max(1, batching.tokens // int(windows.length.max()))
-        return TextModule(loader, PairWindows(corpus, "valid", windows, sequential_batches(windows, size), share))
+        batching, neighbours = instantiate(self.config.batching, _convert_="all"), self.neighbours()
+        tokens = self.config.train.validate_tokens
+        return PairDataModule(None, corpus.folder, batching, validate_tokens=tokens, neighbours=neighbours)
 
     def task(self, network: Network) -> Translation:
         task = super().task(network)

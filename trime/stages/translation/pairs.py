@@ -15,13 +15,20 @@ from omegaconf import DictConfig
 
 from trime.data.corpus import Corpus, Split, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
-from trime.data.module import SINGLE_PROCESS, PlannedLoader, ProcessShard, WindowLoader
+from trime.data.module import (
+    SINGLE_PROCESS,
+    PlannedLoader,
+    ProcessShard,
+    TextDataModule,
+    WindowLoader,
+    sequential_batches,
+)
 from trime.data.parallel.base import Parallel
 from trime.data.parallel.side import JointBPE, PresegmentedText, Side, available_splits, sentences
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
-from trime.stages.prepare import Prepare
+from trime.stages.prepare import Prepare, log_statistics
 from trime.stages.translation.import_checkpoint import Dictionaries
 from trime.stages.windows import Portion, Windows
 from trime.types import Batch, UserError
@@ -99,7 +106,7 @@ class PreparePairs(Prepare):
         for split in available_splits(text):
             references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
             (folder / f"{split}.references.json").write_text(json.dumps(references, ensure_ascii=False))
-        self.finish_statistics(folder)
+        log_statistics(folder)
 
     def tokenizer(self, folder: Path) -> Tokenizer:
         """Return the tokenizer of the text, after writing it to ``folder``."""
@@ -169,6 +176,29 @@ class PairWindows(WindowLoader):
     def __iter__(self) -> Iterator[Batch]:
         for batch in super().__iter__():
             yield self.corpus.with_source(batch, self.source)
+
+
+class PairDataModule(TextDataModule):
+    """The training batches of sentence pairs, and the first sentences of the validation split; ``folder`` is their corpus."""
+
+    corpus: ParallelCorpus
+
+    def open_corpus(self) -> ParallelCorpus:
+        return ParallelCorpus(self.folder)
+
+    def cut_training(self) -> Segments:
+        return sentence_segments(self.text)
+
+    def cut_validation(self) -> Segments:
+        return first_sentences(self.valid, self.validate_tokens)
+
+    def train_dataloader(self) -> PairLoader:
+        parts = (self.text, self.segments, self.batching, self.neighbours)
+        return PairLoader(self.corpus, *parts, self.steps, self.special_ids, self.share)
+
+    def val_dataloader(self) -> PairWindows:
+        size = max(1, self.batching.tokens // int(self.windows.length.max()))  # type: ignore[attr-defined]
+        return PairWindows(self.corpus, "valid", self.windows, sequential_batches(self.windows, size), self.share)
 
 
 class SentenceWindows(Windows):

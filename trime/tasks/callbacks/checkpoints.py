@@ -23,7 +23,7 @@ class Checkpoints(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if ends_update(trainer, batch_idx) and not validates_now(trainer, batch_idx):
+        if ends_update(trainer, batch_idx) and not validates_now(trainer):
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -65,7 +65,7 @@ class BestWeights(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if ends_update(trainer, batch_idx) and trainer.global_step == trainer.max_steps:
-            trainer.val_check_batch = batch_idx + 1  # Lightning validates now, whatever the interval
+            trainer.val_check_batch = batches_done(trainer)  # Lightning validates now, whatever the interval
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         score = self.sign * float(trainer.callback_metrics[self.monitor])
@@ -105,11 +105,17 @@ def without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def ends_update(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Return True where a micro-batch was the last of its update."""
-    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+    """Return True where a micro-batch was the last of its update, or of an epoch, which ends an update too."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or batch_idx + 1 == trainer.num_training_batches
 
 
-def validates_now(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Return True where Lightning is about to validate after this micro-batch."""
+def batches_done(trainer: pl.Trainer) -> int:
+    """Return the number of micro-batches that Lightning counts validations by: of the epoch, or of all epochs."""
+    loop = trainer.fit_loop.epoch_loop
+    return 1 + (loop.total_batch_idx if trainer.check_val_every_n_epoch is None else loop.batch_idx)
+
+
+def validates_now(trainer: pl.Trainer) -> bool:
+    """Return True where Lightning is about to validate after the present micro-batch."""
     every = trainer.val_check_batch
-    return bool(trainer.enable_validation and every) and (batch_idx + 1) % (every or 1) == 0
+    return bool(trainer.enable_validation and every) and batches_done(trainer) % (every or 1) == 0
