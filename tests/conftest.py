@@ -59,12 +59,12 @@ class Screen(logging.StreamHandler[TextIO]):
         """Ignore the stream that StreamHandler sets."""
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def messages() -> None:
-    """Messages of the package go to standard output, as on the command line (conf/hydra/job_logging)."""
+    """Messages of the package go to standard output, as on the command line; a test of the command line may have changed it."""
     logger = logging.getLogger("trime")
     logger.setLevel(logging.INFO)
-    logger.addHandler(Screen())
+    logger.handlers = [Screen()]
 
 
 @pytest.fixture(autouse=True)

@@ -205,7 +205,7 @@ def test_an_imported_folder_is_a_checkpoint(released: Released, tiny: Tiny, tmp_
     folder = TranslationPlan(trained).fit.folder
     assert run(tiny(*text, f"checkpoint={folder}")).loss == loss
     (released.folder / "train.de").write_text((released.folder / "train.de").read_text().replace("d1 ", "new "))
-    with pytest.raises(UserError, match="another dictionary of the source language"):
+    with pytest.raises(UserError, match="another source dictionary"):
         run(tiny(*text, f"checkpoint={folder}"))
 
 

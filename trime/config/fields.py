@@ -12,7 +12,8 @@ from typing import Any
 class Rule:
     """What a value may be: null if it is ``optional``, a ``switch``, one of ``choices``, or a number or quantity within bounds.
 
-    A list is judged item by item. ``words`` are values that count as they are, beside numbers: as ``auto``.
+    A list is judged item by item. ``words`` are values that count as they are, beside numbers: as ``auto``. A ``name`` is text
+    that starts with a letter.
     """
 
     at_least: float | None = None
@@ -27,6 +28,7 @@ class Rule:
     switch: bool = False
     filled: bool = False
     rising: bool = False
+    name: bool = False
 
     def broken_by(self, value: Any) -> str | None:
         """Return what the value must be where it is not, else None."""
@@ -40,6 +42,8 @@ class Rule:
             return None if value in self.choices else self.text
         if self.quantity and isinstance(value, str):
             return None if is_quantity(value) else self.text
+        if self.name:
+            return None if isinstance(value, str) and value[:1].isalpha() else self.text
         if self.bounded:
             return None if self.holds(value) else self.text
         return None
@@ -73,6 +77,8 @@ class Rule:
         """What a value must be, to follow "must be"."""
         if self.switch:
             text = "true or false"
+        elif self.name:
+            text = "text that starts with a letter"
         elif self.choices:
             text = f"{', '.join(self.choices[:-1])} or {self.choices[-1]}" if len(self.choices) > 1 else self.choices[0]
         else:

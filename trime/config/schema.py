@@ -141,6 +141,8 @@ class Index:
         "auto",
         "auto; null: exact; Cells; a FAISS factory string, underscores for commas, whose numbers may be left out; or the "
         "dotted name of an index builder",
+        name=True,
+        optional=True,
     )
     metric: str = setting("${similarity}", "similarity of keys", choices=METRICS)
     k: int = setting(1024, "K, nearest entries per query", at_least=1, whole=True)
