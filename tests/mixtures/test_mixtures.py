@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -159,7 +160,7 @@ def test_a_copy_on_a_device_learns_independently(kind: int) -> None:
     assert copied.log_weights(evidence.total.to("meta"), history.to("meta")).shape == evidence.total.shape
 
 
-def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny) -> None:
+def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tmp_path: Path) -> None:
     overrides = "experiment=trime", "evaluate.memories=[local]", "evaluate.subsets=none"
     config = tiny(*overrides)
     run(config)
@@ -174,9 +175,10 @@ def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny) ->
             run(tiny(*overrides, f"mixture.path={path}", other))
     with pytest.raises(UserError, match="is no mixture"):
         run(tiny(*overrides, "mixture.path=nowhere", "train.updates=9", "stages=[prepare]"))
-    (path / "mixture.safetensors").write_bytes(b"cut")
+    copied = shutil.copytree(path, tmp_path / "mixture")
+    (copied / "mixture.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="fit it anew"):
-        run(tiny(*overrides, f"mixture.path={path}", "seed=3"))
+        run(tiny(*overrides, f"mixture.path={copied}", "seed=3"))
 
 
 def test_each_mixture_has_its_own_artefacts(tiny: Tiny) -> None:

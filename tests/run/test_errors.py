@@ -170,7 +170,7 @@ def test_impossible_settings(said: Said) -> None:
         assert wrong.split("=")[0] in said(wrong)
     assert "layers" in said("model.backbone.layers=0") and "schedule.peak" in said("schedule.peak=abc")
     for wrong in ("evaluate.bounded=no", "long.crossing=off", "index.rescore=Yes", "compatibility.sorted_windows=on"):
-        assert said(wrong) == f"error: {wrong}: write true or false"
+        assert said(wrong) == f"error: {wrong}: it must be true or false"
     assert "checkpoint=FILE" in said("dictionary=dict.txt")
     assert "model cannot be built" in said("experiment=srupp", "model.backbone.inner=-8")
     if not torch.cuda.is_available():

@@ -94,7 +94,9 @@ def shown(value: Any) -> str:
 
 def groups(conf: Path) -> dict[str, dict[str, Path | Row]]:
     """Return the choices of each group by their names: files, or rows of a published table."""
-    folders = [folder for folder in conf.rglob("*") if folder.is_dir() and folder != conf / PREFIX]
+    folders = [
+        folder for folder in conf.rglob("*") if folder.is_dir() and folder.parts[len(conf.parts)] not in (PREFIX, "hydra")
+    ]
     found: dict[str, dict[str, Path | Row]] = {
         folder.relative_to(conf).as_posix(): {file.stem: file for file in sorted(folder.glob("*.yaml"))} for folder in folders
     }
