@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch

@@ -227,7 +227,7 @@ def test_what_comes_after_training_is_checked_before(said: Said, text_folder: Pa
         ("index.factory=PCA99_SQ8", "PCA"),
         ("index.k=9999999", "lower index.k"),
         ("index.parts=9999999", "lower it"),
-        ("datastore.split=dev", "no split 'dev'"),
+        ("datastore.split=dev", "train, valid or test"),
     ):
         assert told in said(*own, wrong, where=tmp_path)
     shutil.rmtree(text_folder / "test")
