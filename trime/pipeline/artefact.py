@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from filelock import FileLock, Timeout
-from omegaconf import DictConfig
 
 from trime.io import write_atomically
-from trime.pipeline.settings import Keys, plain_settings, select_settings, without
+from trime.pipeline.settings import Configured
 from trime.types import UserError
 
 log = logging.getLogger(__name__)
@@ -26,34 +25,20 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 
 
-class Artefact(ABC):
+class Artefact(Configured, ABC):
     """A folder that is built once and found again by its fingerprint.
 
-    An artefact sees only the settings that its class names. Those of ``depends_on`` determine the content and are hashed;
-    those of ``unhashed`` do not (devices, intervals of logging), or enter the hash by ``settings()`` in another form. Names
-    are dotted keys or whole sections; where one list names a part of a section in the other list, the part counts. Any
-    other setting cannot be read, so that the hash cannot miss one.
-
-    ``format`` is increased whenever the layout of the folder changes.
+    ``settings()`` is everything outside ``needs()`` that determines the content. ``format`` is increased whenever the layout of
+    the folder changes.
     """
 
     kind: ClassVar[str]
     format: ClassVar[int] = 1
-    depends_on: ClassVar[Keys] = ()
-    unhashed: ClassVar[Keys] = ()
-
-    def __init__(self, config: DictConfig):
-        self.config = select_settings(config, ("paths", *self.depends_on, *self.unhashed))
 
     @property
     def stage(self) -> str:
         """The stage that builds it."""
         return self.kind
-
-    def settings(self) -> Any:
-        """Return everything outside ``needs`` that determines the content: settings, hashes of files, devices."""
-        inside = [key for key in self.unhashed if any(key.startswith(f"{section}.") for section in self.depends_on)]
-        return without(plain_settings(self.config, self.depends_on), inside)
 
     def needs(self) -> list[Artefact]:
         """Return the artefacts that this one is made from."""

@@ -1,9 +1,9 @@
-"""Parts of a configuration: what an artefact is given of it, and what its hash covers."""
+"""Parts of a configuration: what an artefact, or a part of it, is given, and what its hash covers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -11,6 +11,26 @@ from trime.io import plain
 
 Keys = tuple[str, ...]  # dotted keys of settings, or names of whole sections
 ABSENT = object()
+
+
+class Configured:
+    """What sees only the settings that its class names.
+
+    Those of ``depends_on`` determine what it makes and are hashed; those of ``unhashed`` do not (devices, intervals of
+    logging), or enter the hash by ``settings()`` in another form. Names are dotted keys or whole sections; where one list names
+    a part of a section in the other list, the part counts. Any other setting cannot be read, so that the hash cannot miss one.
+    """
+
+    depends_on: ClassVar[Keys] = ()
+    unhashed: ClassVar[Keys] = ()
+
+    def __init__(self, config: DictConfig):
+        self.config = select_settings(config, ("paths", *self.depends_on, *self.unhashed))
+
+    def settings(self) -> Any:
+        """Return everything that determines what it makes: settings, hashes of files, devices."""
+        inside = [key for key in self.unhashed if any(key.startswith(f"{section}.") for section in self.depends_on)]
+        return without(plain_settings(self.config, self.depends_on), inside)
 
 
 def select_settings(config: DictConfig, keys: Iterable[str]) -> DictConfig:

@@ -28,14 +28,15 @@ from trime.stages.eviction.context_replay import ContextReplay
 from trime.stages.eviction.record import Record
 from trime.stages.eviction.replay import KeyReplay, Replay, replayed_policies
 from trime.stages.fit import ExternalModel, Fit, Services
-from trime.stages.import_checkpoint import Import
+from trime.stages.import_checkpoint import Import, ImportedModel
 from trime.stages.long_context.answer import Answer
 from trime.stages.long_context.initialize import Initialize
 from trime.stages.long_context.teach import TrainSmall
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, given_mixture, tune_of
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare
+from trime.stages.prepare import Prepare, PreparedText
+from trime.stages.training_task import LanguageModelTraining, TrainingTask
 from trime.stages.tune import TunedRows
 from trime.stages.windows import Portion, TextWindows, Windows
 
@@ -43,19 +44,20 @@ from trime.stages.windows import Portion, TextWindows, Windows
 class Plan:
     """Data flow: corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
 
+    training: type[TrainingTask] = LanguageModelTraining  # what is trained
     windows: type[Windows] = TextWindows  # how splits are cut into the windows that are encoded
-    importer: type[Import] = Import  # the stage that imports released checkpoints
+    importer: type[ImportedModel] = Import  # the stage that imports released checkpoints
 
     def __init__(self, config: DictConfig):
         self.config = config
 
-    def corpus_of(self, section: str) -> Prepare:
+    def corpus_of(self, section: str) -> PreparedText:
         """Return the corpus of a section: its own dataset in the main vocabulary if it names one, else the main corpus."""
         dataset = self.config[section].get("dataset")
         return Prepare(self.config, dataset, self.fixed_vocabulary or self.corpus.source()) if dataset else self.corpus
 
     @cached_property
-    def corpus(self) -> Prepare:
+    def corpus(self) -> PreparedText:
         """The corpus that is trained on."""
         return Prepare(self.config, self.config.dataset, self.fixed_vocabulary)
 
@@ -70,12 +72,12 @@ class Plan:
         return VocabularySource(vocabulary.fingerprint, lambda: vocabulary) if vocabulary else None
 
     @cached_property
-    def evaluated_corpus(self) -> Prepare:
+    def evaluated_corpus(self) -> PreparedText:
         """The corpus that is tuned and tested on."""
         return self.corpus_of("evaluate")
 
     @cached_property
-    def stored_corpus(self) -> Prepare:
+    def stored_corpus(self) -> PreparedText:
         """The corpus that the datastore is made from."""
         return self.corpus_of("datastore")
 
@@ -98,7 +100,7 @@ class Plan:
     @cached_property
     def fit(self) -> Fit:
         """The model that this experiment trains."""
-        return Fit(self.config, self.corpus, self.pack, self.services)
+        return Fit(self.config, self.corpus, self.pack, self.training(self.config), self.services)
 
     @property
     def services(self) -> Services:
@@ -115,7 +117,7 @@ class Plan:
         """The encoded test split."""
         return self.encode("evaluate", "test", self.evaluated_corpus)
 
-    def encode(self, section: str, split: str, corpus: Prepare) -> Encode:
+    def encode(self, section: str, split: str, corpus: PreparedText) -> Encode:
         """Return the encoded portion of a split that a section asks for."""
         portion = Portion.from_config(self.config, section, split)
         return Encode(self.config, portion, corpus, self.model, self.windows(self.config))

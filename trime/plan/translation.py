@@ -12,12 +12,11 @@ from trime.pipeline.artefact import Artefact
 from trime.plan.language_model import Plan
 from trime.stages.datastore import Index, uses_external
 from trime.stages.evaluate import Evaluate
-from trime.stages.fit import Fit
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import tune_of
 from trime.stages.pack import Pack
 from trime.stages.translation.evaluate import EvaluateTranslations
-from trime.stages.translation.fit import FitTranslation
+from trime.stages.translation.fit import TranslationTraining
 from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
 from trime.stages.translation.pairs import PreparePairs, SentenceWindows, sentence_segments
 from trime.stages.translation.translate import Translate
@@ -29,6 +28,7 @@ from trime.types import UserError
 class TranslationPlan(Plan):
     """Data flow of parallel text, with K chosen by BLEU on valid."""
 
+    training = TranslationTraining
     windows = SentenceWindows
     importer = ImportTranslation
 
@@ -50,11 +50,6 @@ class TranslationPlan(Plan):
         """The neighbours of training sentences, if batches are made from them."""
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours and not self.config.checkpoint
         return Pack(self.config, self.corpus, sentence_segments) if needed else None
-
-    @cached_property
-    def fit(self) -> Fit:
-        """The translation model that this experiment trains."""
-        return FitTranslation(self.config, self.corpus, self.pack, self.services)
 
     @cached_property
     def tune(self) -> TuneByBleu:

@@ -22,7 +22,7 @@ from trime.report.page import Page, Section, Table, commands_section, picture_se
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, analysis_text, evaluated_text, markdown, replay_text, run_table
 from trime.run.provenance import provenance
 from trime.stages.evaluate import policy_name
-from trime.stages.prepare import Prepare
+from trime.stages.prepare import PreparedText
 
 
 def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -163,7 +163,7 @@ def collect_results(plan: Plan) -> dict[str, Any]:
     return results
 
 
-def dataset_of(prepared: Prepare) -> dict[str, Any]:
+def dataset_of(prepared: PreparedText) -> dict[str, Any]:
     """Return name, fingerprint, tokens by split, vocabulary size and notes of a corpus."""
     statistics = prepared.corpus().statistics
     return {

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import sequential_batches
 from trime.data.segments import Segments
-from trime.io import complete_lines, plain
+from trime.io import complete_lines
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
 from trime.metrics import ResourceUsage
@@ -33,7 +33,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, POSITIONS, check_positions, open_network, reading_settings
 from trime.pipeline.processes import DEVICE, device_of
 from trime.pipeline.training import resolved_precision
-from trime.stages.prepare import Prepare
+from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
 from trime.tasks.language_model import vocabulary_evidence
 from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, UserError, contexts_of, is_token
@@ -51,7 +51,7 @@ class Encode(Artefact):
     depends_on = ("evaluate.bounded", "compatibility.dropped_in_band", "compatibility.sorted_windows", "model.backbone.key")
     unhashed = (*NETWORK, *POSITIONS, "evaluate.batch_tokens", *DEVICE)
 
-    def __init__(self, config: DictConfig, portion: Portion, corpus: Prepare, model: Artefact, windows: Windows):
+    def __init__(self, config: DictConfig, portion: Portion, corpus: PreparedText, model: Artefact, windows: Windows):
         super().__init__(config)
         self.portion, self.corpus, self.model, self.reading = portion, corpus, model, windows
 
@@ -68,7 +68,7 @@ class Encode(Artefact):
         return [self.corpus, self.model]
 
     def settings(self) -> Any:
-        settings = {"portion": self.portion._asdict(), "windows": plain(self.reading.config)}
+        settings = {"portion": self.portion._asdict(), "windows": self.reading.settings()}
         settings |= {"precision": resolved_precision(self.config)}
         return super().settings() | settings | reading_settings(self.config)
 

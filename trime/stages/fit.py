@@ -4,41 +4,38 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
-from hydra.utils import instantiate
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig
 from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
-from trime.data.corpus import content_hash
-from trime.data.module import TextDataModule
+from trime.data.corpus import Corpus, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.io import write_atomically
 from trime.metrics import ResourceUsage
-from trime.models.network import Network, build_network, save_network
+from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import VALIDATION
-from trime.pipeline.model_io import check_positions, model_of, save_transformers, weight_settings, write_description
+from trime.pipeline.model_io import check_positions, save_transformers, weight_settings
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import device_count, is_worker, world_size
-from trime.pipeline.settings import Keys, plain_settings
+from trime.pipeline.settings import plain_settings
 from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare
+from trime.stages.prepare import PreparedText
+from trime.stages.training_task import TrainingTask
 from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.callbacks.history import History
 from trime.tasks.callbacks.staleness import Staleness
-from trime.tasks.language_model import LanguageModel, Training
 from trime.types import UserError
 
 log = logging.getLogger(__name__)
@@ -57,26 +54,17 @@ class Fit(Artefact):
     """The trained model: ``model.safetensors``, ``model.json``, ``train.json``, ``metrics.csv``."""
 
     kind = "fit"
-    depends_on: ClassVar[Keys] = (
-        "seed",
-        "segments",
-        "batching",
-        "memory",
-        "train",
-        "optimizer",
-        "schedule",
-        "compatibility.padding",
-    )
-    unhashed: ClassVar[Keys] = (
-        *("task", "model", "evaluate.block", "evaluate.context", "trainer", "callbacks", "logger"),
-        *("train.checkpoint_every", "train.log_every"),
+    depends_on = ("seed", "train")
+    unhashed = (
+        *("task", "model", "segments.length", "evaluate.block", "evaluate.context", "trainer", "callbacks", "logger"),
+        *("memory", "train.checkpoint_every", "train.log_every"),
         *VALIDATION,
         *MEMORY,  # settings() has these where they matter
     )
 
-    def __init__(self, config: DictConfig, corpus: Prepare, pack: Pack | None, services: Services):
+    def __init__(self, config: DictConfig, corpus: PreparedText, pack: Pack | None, task: TrainingTask, services: Services):
         super().__init__(config)
-        self.corpus, self.pack, self.services = corpus, pack, services
+        self.corpus, self.pack, self.task, self.services = corpus, pack, task, services
 
     def needs(self) -> list[Artefact]:
         return [self.corpus, *([self.pack] if self.pack else [])]
@@ -84,7 +72,7 @@ class Fit(Artefact):
     def settings(self) -> Any:
         if not self.config.train.updates:  # a pretrained model, unchanged
             return weight_settings(self.config)
-        settings = super().settings()
+        settings = super().settings() | {"task": self.task.settings()}
         has_memory = "memory_size" in self.config.model and not is_pretrained(self.config)  # during training
         used = (*(MEMORY if has_memory else ()), *(VALIDATION if self.config.train.keep == "best" else ()))
         settings["used"] = plain_settings(self.config, used)
@@ -112,7 +100,7 @@ class Fit(Artefact):
         """Train, then write the model with its description and a report of the training."""
         corpus = self.corpus.corpus()
         pl.seed_everything(self.config.seed, verbose=False)
-        network = self.network(corpus)
+        network = self.task.network(corpus)
         check_positions(network.backbone.positions, self.config)  # type: ignore[arg-type]
         if not is_worker(self.config):
             log.info(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
@@ -126,7 +114,7 @@ class Fit(Artefact):
             return
         trained = weight_settings(self.config)
         save_network(network, folder / "model.safetensors", json.dumps(trained))
-        self.write_description(folder, corpus, trained)
+        self.task.describe(folder, corpus, trained)
         if is_pretrained(self.config) and self.config.train.updates:
             save_transformers(network, self.config, folder / "transformers")
         history.tick()
@@ -142,32 +130,21 @@ class Fit(Artefact):
         }
         write_atomically(folder / "train.json", json.dumps(report, indent=1))
 
-    def network(self, corpus: Any) -> Network:
-        """Return a new network for the corpus's vocabulary."""
-        return build_network(self.config.model, len(corpus.vocabulary))
-
-    def write_description(self, folder: Path, corpus: Any, trained: dict[str, Any]) -> None:
-        """Write ``model.json``, from which the network is built again."""
-        write_description(folder, model_of(self.config), corpus.vocabulary, trained)
-
     def run_updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int, int]:
         """Train, resuming where a killed training stopped; return the network, the updates made and that of its weights."""
-        task, data = self.task(network), self.data(corpus, network.is_stateful)
-        best = self.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
+        neighbours = self.pack.neighbours() if self.pack else None
+        module, data = self.task.module(network), self.task.data(corpus, neighbours, network.is_stateful)
+        best = self.task.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
-            trainer = self.trainer(folder, [history, *self.model_callbacks(folder, network), *([best] if best else [])])
+            trainer = self.trainer(folder, [history, *self.callbacks(folder, network, corpus), *([best] if best else [])])
             try:
-                run_training(self.stage, trainer, task, data, folder)
-                network = network if task.device_mesh is None else self.gather_weights(trainer, corpus)
+                run_training(self.stage, trainer, module, data, folder)
+                network = network if module.device_mesh is None else self.gather_weights(trainer, corpus)
                 network, kept_update = self.select_weights(network, best, trainer.global_step)
                 return network, trainer.global_step, kept_update
             finally:  # otherwise the next run of a sweep would wait for processes that have ended
                 if distributed.is_initialized():
                     distributed.destroy_process_group()
-
-    def best_weights(self, folder: Path) -> BestWeights:
-        """Return the callback that keeps the weights of the best validation, the one with the lowest objective."""
-        return BestWeights(folder)
 
     def select_weights(self, network: Network, best: BestWeights | None, last: int) -> tuple[Network, int]:
         """Return the network with the weights of the best validation (or the last ones), and the update they are from."""
@@ -180,40 +157,19 @@ class Fit(Artefact):
     def gather_weights(self, trainer: pl.Trainer, corpus: Any) -> Network:
         """Return the whole network, in the first process, put together from the shards of all processes."""
         weights = trainer.strategy.lightning_module_state_dict()
-        network = self.network(corpus)
+        network = self.task.network(corpus)
         if not is_worker(self.config):
             network.load_state_dict({name.removeprefix("network."): part for name, part in weights.items()})
         return network
 
-    def data(self, corpus: Any, is_stateful: bool) -> TextDataModule:
-        """Return the training micro-batches in planned order, and the first tokens of the validation split."""
-        segments, batching = self.config.segments, instantiate(self.config.batching, _convert_="all")
-        if is_stateful and not batching.contiguous_rows:
-            raise UserError("this backbone's rows continue from batch to batch: set batching=streams")
-        cutting = (segments.length, segments.bounded, self.config.train.validate_tokens)
-        return TextDataModule(None, corpus.folder, batching, *cutting, self.neighbours())
-
-    def neighbours(self) -> Any:
-        """Return the BM25 neighbours of training segments [segments k], if the batching needs them."""
-        return self.pack.neighbours() if self.pack else None
-
-    def task(self, network: Network) -> LanguageModel:
-        """Return the Lightning module that trains the network."""
-        train = self.config.train
-        plain_updates = math.ceil(train.plain_share * train.updates)
-        padded = self.config.compatibility.padding is not None
-        training = Training(self.config.seed, plain_updates, padded)
-        memory = instantiate(self.config.memory, _convert_="all") if self.config.memory.get("_target_") else None
-        optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
-        return LanguageModel(network, memory, training, optimizer, instantiate(self.config.schedule, _convert_="all"))
-
-    def model_callbacks(self, folder: Path, network: Network) -> list[pl.Callback]:
-        """Return the callback that measures how stale the memory of a stateful model is at the end, if it has one."""
+    def callbacks(self, folder: Path, network: Network, corpus: Corpus) -> list[pl.Callback]:
+        """Return the task's callbacks, and one that measures how stale the memory of a stateful model is at the end."""
         train = self.config.train
         if not network.is_stateful:
-            return []
+            return self.task.callbacks(corpus)
         steps, length = train.updates * train.accumulate, self.config.segments.length
-        return [Staleness(folder / "staleness.json", steps, length, train.memory_size, network.backbone)]  # type: ignore[arg-type]
+        staleness = Staleness(folder / "staleness.json", steps, length, train.memory_size, network.backbone)  # type: ignore[arg-type]
+        return [*self.task.callbacks(corpus), staleness]
 
     def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
         """Return Lightning's trainer for the configured devices."""

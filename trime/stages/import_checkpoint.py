@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from abc import abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")
 
 
-class Import(Artefact):
+class ImportedModel(Artefact):
     """An imported model: ``model.safetensors``, ``model.json``, ``vocabulary.json``, and its origin in ``imported.json``."""
 
     kind, unhashed = "import", ("checkpoint", "dictionary")
@@ -37,25 +38,10 @@ class Import(Artefact):
             raise UserError(f"checkpoint={file} does not exist: name a fit-… or import-… folder, or a released checkpoint")
         return file
 
-    @property
-    def dictionary(self) -> Path:
-        """The checkpoint's dictionary; UserError if none is named."""
-        if not isinstance(self.config.dictionary, str):
-            raise UserError(f"checkpoint={self.file} is a file: name its fairseq dictionary too, dictionary=dict.txt")
-        return Path(self.config.dictionary).expanduser()
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary of the dictionary, in which all text is read."""
-        return Vocabulary.from_dictionary(self.dictionary)
-
     @cached_property
     def content(self) -> str:
         """The hash of the checkpoint, computed once."""
         return content_hash(self.file)
-
-    def settings(self) -> Any:
-        return {"checkpoint": self.content, "vocabulary": self.vocabulary.fingerprint}
 
     def build(self, folder: Path) -> None:
         released = read_checkpoint(self.file)
@@ -69,8 +55,30 @@ class Import(Artefact):
             f"import: {content['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}"
         )
 
+    @abstractmethod
     def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
         """Write weights, vocabulary and description; return the network."""
+
+
+class Import(ImportedModel):
+    """An imported language model."""
+
+    @property
+    def dictionary(self) -> Path:
+        """The checkpoint's dictionary; UserError if none is named."""
+        if not isinstance(self.config.dictionary, str):
+            raise UserError(f"checkpoint={self.file} is a file: name its fairseq dictionary too, dictionary=dict.txt")
+        return Path(self.config.dictionary).expanduser()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of the dictionary, in which all text is read."""
+        return Vocabulary.from_dictionary(self.dictionary)
+
+    def settings(self) -> Any:
+        return {"checkpoint": self.content, "vocabulary": self.vocabulary.fingerprint}
+
+    def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
         network, description = network_from_checkpoint(released)
         check_size(self.dictionary, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
         save_network(network, folder / "model.safetensors")

@@ -18,7 +18,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.rows import memories_of
 from trime.pipeline.settings import plain_settings
 from trime.stages.datastore import Index
-from trime.stages.prepare import Prepare
+from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
 from trime.types import UserError
 
@@ -30,7 +30,7 @@ class Sources:
     """What memories are made from: the index of the datastore, if a row uses it, and the text of the datastore."""
 
     index: Index | None
-    text: Prepare
+    text: PreparedText
     split: str
 
 

@@ -17,7 +17,7 @@ from trime.data.module import segment_terms
 from trime.data.neighbours import excluded_ranges
 from trime.data.segments import Segments
 from trime.pipeline.artefact import Artefact
-from trime.stages.prepare import Prepare
+from trime.stages.prepare import PreparedText
 from trime.types import UserError
 
 QUERIES = 2048  # per file of results
@@ -28,7 +28,7 @@ class Pack(Artefact):
 
     kind, depends_on = "pack", ("segments", "batching.k", "neighbours")
 
-    def __init__(self, config: DictConfig, corpus: Prepare, segments: Callable[[Split], Segments]):
+    def __init__(self, config: DictConfig, corpus: PreparedText, segments: Callable[[Split], Segments]):
         """``segments`` cuts the training split into the segments that are compared."""
         super().__init__(config)
         self.corpus, self.segments = corpus, segments

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from abc import abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from hydra.utils import instantiate
@@ -18,25 +19,50 @@ from trime.data.vocabulary import Vocabulary
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import DATASET_PLACES
-from trime.pipeline.settings import Keys
 from trime.types import UserError
 
 log = logging.getLogger(__name__)
 
 
-class Prepare(Artefact):
-    """The corpus of a dataset, in a vocabulary of its own or in a given one (``vocabulary_source``)."""
+class PreparedText(Artefact):
+    """The corpus of a dataset."""
 
     kind = "prepare"
-    depends_on: ClassVar[Keys] = ("vocabulary",)
 
-    def __init__(self, config: DictConfig, dataset_config: DictConfig, vocabulary_source: VocabularySource | None = None):
+    def __init__(self, config: DictConfig, dataset_config: DictConfig):
         super().__init__(config)
-        self.dataset_config, self.vocabulary_source = dataset_config, vocabulary_source
+        self.dataset_config = dataset_config
 
     def root(self) -> Path:
         """Return ``paths.data/prepared``, which experiments share."""
         return Path(self.config.paths.data) / "prepared"
+
+    @property
+    @abstractmethod
+    def dataset(self) -> Dataset:
+        """The dataset; of parallel text, its target side."""
+
+    def settings(self) -> Any:
+        dataset = {key: value for key, value in plain(self.dataset_config).items() if key not in DATASET_PLACES}
+        return super().settings() | {"dataset": dataset, "content": self.dataset.fingerprint()}
+
+    def corpus(self) -> Corpus:
+        """Return the finished corpus."""
+        return Corpus(self.path())
+
+    def source(self) -> VocabularySource:
+        """Return this corpus's vocabulary as a source for other corpora."""
+        return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary, None)
+
+
+class Prepare(PreparedText):
+    """The corpus of a dataset, in a vocabulary of its own or in a given one (``vocabulary_source``)."""
+
+    depends_on = ("vocabulary",)
+
+    def __init__(self, config: DictConfig, dataset_config: DictConfig, vocabulary_source: VocabularySource | None = None):
+        super().__init__(config, dataset_config)
+        self.vocabulary_source = vocabulary_source
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -49,9 +75,7 @@ class Prepare(Artefact):
         return dataset
 
     def settings(self) -> Any:
-        dataset = {key: value for key, value in plain(self.dataset_config).items() if key not in DATASET_PLACES}
-        given = {"vocabulary": self.vocabulary_source.name} if self.vocabulary_source else {}
-        return super().settings() | {"dataset": dataset, "content": self.dataset.fingerprint()} | given
+        return super().settings() | ({"vocabulary": self.vocabulary_source.name} if self.vocabulary_source else {})
 
     def build(self, folder: Path) -> None:
         source = self.vocabulary_source
@@ -66,13 +90,8 @@ class Prepare(Artefact):
         return training_vocabulary(self.dataset, settings.limit, settings.minimum, settings.fairseq)
 
     def source(self) -> VocabularySource:
-        """Return this corpus's vocabulary as a source for other corpora."""
         tokenizer = self.vocabulary_source.tokenizer if self.vocabulary_source else None
         return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary, tokenizer)
-
-    def corpus(self) -> Corpus:
-        """Return the finished corpus."""
-        return Corpus(self.path())
 
 
 def count_training_symbols(folder: Path) -> None:

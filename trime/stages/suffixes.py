@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from trime.memory.ngrams import SuffixArray
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
-from trime.stages.prepare import Prepare
+from trime.stages.prepare import PreparedText
 
 
 class Suffixes(Artefact):
@@ -20,7 +20,7 @@ class Suffixes(Artefact):
 
     kind, stage = "suffixes", "datastore"
 
-    def __init__(self, config: DictConfig, text: Prepare, split: str):
+    def __init__(self, config: DictConfig, text: PreparedText, split: str):
         super().__init__(config)
         self.text, self.split = text, split
 

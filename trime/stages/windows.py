@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig
@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from trime.data.corpus import Corpus
 from trime.data.module import WindowLoader
 from trime.data.segments import Segments, cut, cut_lines, document_offsets, parse_token_count
-from trime.pipeline.settings import Keys, select_settings
+from trime.pipeline.settings import Configured
 from trime.types import Batch
 
 
@@ -42,13 +42,8 @@ class Portion(NamedTuple):
         return cls(section, split, parse_token_count(settings.tokens), settings.get("sample", "starts"), settings.dtype)
 
 
-class Windows(ABC):
-    """How a split is cut into windows, and how these are read; ``depends_on`` names the settings that decide it."""
-
-    depends_on: ClassVar[Keys] = ()
-
-    def __init__(self, config: DictConfig):
-        self.config = select_settings(config, self.depends_on)
+class Windows(Configured, ABC):
+    """How a split is cut into windows, and how these are read."""
 
     @abstractmethod
     def cut(self, corpus: Corpus, portion: Portion) -> Segments:
@@ -58,7 +53,7 @@ class Windows(ABC):
     def loader(self, corpus: Corpus, split: str, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
         """Return the batches of a plan, whose numbers are those of windows."""
 
-    def check(self, corpus: Corpus, description: dict[str, Any]) -> None:  # noqa: B027 (most text needs no check)
+    def check(self, corpus: Corpus, description: dict[str, Any]) -> None:
         """Raise UserError if a model, by its description, cannot read the corpus."""
 
 

@@ -12,7 +12,7 @@ from trime.models.checkpoints.fairseq import FairseqCheckpoint
 from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
 from trime.models.network import Network, save_network
 from trime.pipeline.model_io import write_description
-from trime.stages.import_checkpoint import Import, check_size
+from trime.stages.import_checkpoint import ImportedModel, check_size
 from trime.types import UserError
 
 SOURCE, TARGET = "source.vocabulary.json", "vocabulary.json"
@@ -37,7 +37,7 @@ class Dictionaries(NamedTuple):
         return Dictionaries(Vocabulary.load(folder / SOURCE), Vocabulary.load(folder / TARGET))
 
 
-class ImportTranslation(Import):
+class ImportTranslation(ImportedModel):
     """Import with two dictionaries, the source language's first; it adds ``source.vocabulary.json``."""
 
     @cached_property

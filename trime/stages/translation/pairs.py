@@ -28,7 +28,7 @@ from trime.data.parallel.side import JointBPE, PresegmentedText, Side, available
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
-from trime.stages.prepare import Prepare, log_statistics
+from trime.stages.prepare import PreparedText, log_statistics
 from trime.stages.translation.import_checkpoint import Dictionaries
 from trime.stages.windows import Portion, Windows
 from trime.types import Batch, UserError
@@ -66,10 +66,10 @@ class ParallelCorpus(Corpus):
         return batch._replace(source=torch.from_numpy(padded))
 
 
-class PreparePairs(Prepare):
+class PreparePairs(PreparedText):
     """The parallel corpus of a dataset, in its own vocabularies or in an imported model's ``dictionaries``."""
 
-    depends_on = (*Prepare.depends_on, "translation.joined_dictionary")
+    depends_on = ("vocabulary", "translation.joined_dictionary")
 
     def __init__(self, config: DictConfig, dataset_config: DictConfig, dictionaries: Dictionaries | None = None):
         super().__init__(config, dataset_config)
