@@ -28,7 +28,7 @@ from trime.types import UserError
 EVERY = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 TRANSLATE = ("mt_vanilla", "knn_mt", "trime_mt")
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
-GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "reproduce")
+GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name not in ("reproduce", "hydra"))
 
 
 ABLATIONS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "ablation").glob("*.yaml"))
@@ -154,7 +154,9 @@ def test_every_size_fits_every_experiment(name: str, size: str) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_of_every_group_is_understood(group: str, text_folder: Path) -> None:
     for choice in sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")):
-        config = composed(f"memories@memories.{choice}={choice}" if group == "memories" else f"{group}={choice}")
+        keys = {"memories": f"memories@memories.{choice}", "figures": "+figures@report.figures.tried"}
+        keys |= {"published": "published@report.published"}
+        config = composed(f"{keys.get(group, group)}={choice}")
         if group in ("batching", "neighbours", "schedule"):
             assert instantiate(config[group], _convert_="all") is not None
         if group == "memory" and choice != "none":

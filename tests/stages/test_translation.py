@@ -445,12 +445,11 @@ def test_spoilt_files(spoil: Callable[[Path], None], message: str, parallel: Pat
         (["translation.unweighted_external=maybe"], "translation.unweighted_external"),
         (["batching.processes=0"], "batching.processes=0"),
         (["translation.k=[0]"], "translation.k"),
-        (["translation.longest=3"], "translation.longest"),
         (["translation.longest=[0,0]"], "translation.longest"),
         (["translation.width=-4"], "translation.width"),
         (["translation.layers=0"], "translation.layers"),
         (["model.backbone.positions=-3"], "model cannot be built"),
-        (["datastore.split=dev"], "no split 'dev'"),
+        (["datastore.split=dev"], "train, valid or test"),
     ],
 )
 def test_mistakes(options: list[str], message: str, tiny: Tiny) -> None:
@@ -546,8 +545,9 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
     run(config)
     plan = TranslationPlan(config)
     network, _ = open_network(plan.model.path(), config)
-    batch = next(iter(plan.fit.data(plan.corpus.corpus(), False).train_dataloader()))  # type: ignore[attr-defined]
-    task = plan.fit.task(network)  # type: ignore[attr-defined]
+    data, task = plan.fit.task.data(plan.corpus.corpus(), None, False), plan.fit.task.module(network)
+    data.setup()
+    batch = next(iter(data.train_dataloader()))
     with torch.no_grad():
         task.train().network.eval()
         smoothed, _ = task.losses(batch, 1.0, True)

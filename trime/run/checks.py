@@ -31,9 +31,10 @@ TRANSLATES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune",
 
 
 def check(config: DictConfig) -> None:
-    """Raises UserError at the first setting that cannot work."""
-    settings = plain(config)
-    check_settings(settings)
+    """Raise UserError at the first setting that cannot work."""
+    if config.task == "translation" and not config.model.head._target_.endswith(".Softmax"):  # others refer to what it lacks
+        raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
+    check_settings(plain(config))
     check_words(config)
     pretrained = is_pretrained(config)
     if not config.train.updates and not pretrained:
@@ -150,8 +151,6 @@ def check_translation(config: DictConfig) -> None:
         or "tokens" not in config.batching
     ):
         raise UserError("translation wants model=translation and batching=budget or budget_bm25: leave others out")
-    if not config.model.head._target_.endswith(".Softmax"):
-        raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
     if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
         raise UserError("translation has no evaluate.dataset, datastore.dataset, evaluate.analysis: leave them out")
     memories = [row.memories for row in rows_of(config)]
