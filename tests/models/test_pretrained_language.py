@@ -281,8 +281,8 @@ def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, 
         (["model.memory_size=[128,0]", "evaluate.context=0"], "every layer"),
         (["model.lora={rank: 8}"], "model.lora="),
         (["model.lora={rank: two, alpha: 4}"], "model.lora.rank=two"),
-        (["model.lora=true"], "model.lora=True"),
-        (["backbone=memorizing", "batching=streams", "evaluate.context=0"], "layers of its own"),
+        (["model.lora=true"], "lora=true"),
+        (["backbone=memorizing", "batching=streams", "evaluate.context=0"], "has no such setting"),
     ],
 )
 def test_mistakes(options: list[str], message: str, llama: Path, tiny: Tiny, tmp_path: Path) -> None:
