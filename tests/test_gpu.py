@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from benchmarks.objective import Contest
+from benchmarks.objective import Implementations
 from tests.test_laws import ROWS, contexts
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.retrieval.search import ExactSearch
@@ -34,8 +34,8 @@ def test_blockwise_mass() -> None:
 @pytest.mark.parametrize("sight", ["external", "local", "long"])
 def test_the_objective_is_the_direct_formulation(sight: str) -> None:
     """By the kernels, in float32, several tiles and one that is not full."""
-    contest = Contest(9000, 64, "cuda")
-    torch.testing.assert_close(contest.blockwise(sight), contest.direct(sight), rtol=1e-3, atol=1e-5)
+    ways = Implementations(9000, 64, "cuda")
+    torch.testing.assert_close(ways.blockwise(sight), ways.direct(sight), rtol=1e-3, atol=1e-5)
 
 
 def test_exact_search() -> None:
