@@ -125,7 +125,7 @@ def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]
     config = make_config(options, keys, "stages=[prepare,pack,fit,encode]")
     run(config)
     without = {"none": Contestant(make_config(options, keys, "evaluate.rows=[{joint: [local, long]}]"))}
-    entries = Plan(config).store.information()["tokens"]
+    entries = Plan(config).store.read("encode.json")["tokens"]
     kinds = {
         f"{kind} {factory}, {probe} cells" if factory else kind: Contestant(
             make_config(options, keys, f"index.factory={factory or 'null'}", f"index.probe={probe}")

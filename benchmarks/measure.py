@@ -7,7 +7,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     claims: list[Claim]
 
 
-def alternately(contestants: dict[Name, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[Name, dict[str, Any]]:
+def alternately(contestants: Mapping[Name, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[Name, dict[str, Any]]:
     """Return seconds (median, minimum, maximum, of every round) and peak memory of contestants that take turns.
 
     The order is shuffled in each round, so that what one leaves behind, such as a cold cache, does not always affect the same

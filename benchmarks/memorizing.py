@@ -49,7 +49,8 @@ def build_model(kind: Kind) -> Network:
     memory = partial(
         KeyValueMemory, size=kind.size, policy=FIFO(), top_k=TOP_K, search=kind.search, candidates=EXACT, scouts=SCOUTS
     )
-    layers, attention = None if kind.size else [], AttentionConfig(normalize=True)
+    layers: list[int] | None = None if kind.size else []
+    attention = AttentionConfig(normalize=True)
     backbone = memorizing_transformer(
         table, DEPTH, HEADS, 4 * WIDTH, SEGMENT, memory, Window(SEGMENT), attention, memory_layers=layers
     )

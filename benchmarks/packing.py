@@ -44,7 +44,7 @@ class Bm25s:
         from bm25s.tokenization import Tokenized
 
         tokens = Tokenized(ids=[self.ids[query] for query in queries], vocab=self.vocabulary)
-        return self.index.retrieve(tokens, k=k + 1, show_progress=False, n_threads=numba.config.NUMBA_NUM_THREADS)[0]
+        return self.index.retrieve(tokens, k=k + 1, show_progress=False, n_threads=numba.get_num_threads())[0]
 
 
 def sample_words(tokens: int, length: int) -> np.ndarray:

@@ -32,7 +32,7 @@ class Step:
         self.network = build_network(model, WORDS).to(device)
         length = min(tokens, model.backbone.positions)
         self.rows = tokens / length
-        self.layer_ = self.network.backbone.layers[0]  # type: ignore[index, union-attr]
+        self.layer_ = self.network.backbone.layers[0]  # type: ignore[index]
         self.row = torch.randn(1, length, model.width, device=device, requires_grad=True)
         self.f = torch.randn(tokens, model.width, device=device, requires_grad=True)
         frequency = 1 / torch.arange(1, WORDS + 1, device=device, dtype=torch.float64)

@@ -47,13 +47,8 @@ class Beam(NamedTuple):
         score[:, 0] = 0  # at first all hypotheses of a sentence are the same
         finished: list[list[Hypothesis]] = [[] for _ in longest]
         for length in range(1, max(longest) + 2):
-            log_probs = step(rows, tokens[:, -1])
-            if length <= self.shortest:
-                log_probs = log_probs.index_fill(1, torch.tensor([end], device=device), -torch.inf)
-            top, following = log_probs.topk(min(2 * k, log_probs.shape[1]), dim=1)  # a sentence never needs more of one row
-            ending = torch.tensor([length > longest[sentence] for sentence in sentences], device=device)
-            if ending.any():
-                top, following = force_end(top, following, log_probs[:, end], ending.repeat_interleave(k)[:, None], end)
+            must_end = torch.tensor([length > longest[sentence] for sentence in sentences], device=device)
+            top, following = self.continuations(step(rows, tokens[:, -1]), length, must_end.repeat_interleave(k), end)
             total = (score[..., None] + top.view(len(sentences), k, -1)).flatten(1)
             best, cell = total.topk(2 * k, dim=1)
             parent, token = cell // top.shape[1], following.view(len(sentences), -1).gather(1, cell)
@@ -77,6 +72,15 @@ class Beam(NamedTuple):
             tokens = torch.cat([tokens[rows], token[places, chosen].flatten()[:, None]], 1)
             score, sentences = best[places, chosen], [sentences[place] for place in active]
         return [max(hypotheses, key=lambda hypothesis: hypothesis.score) for hypotheses in finished]
+
+    def continuations(
+        self, log_probs: Float[Tensor, "n v"], length: int, must_end: Bool[Tensor, " n"], end: int
+    ) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"]]:
+        """Return the log-probabilities and tokens of the best continuations of each row; rows that must end have one."""
+        if length <= self.shortest:
+            log_probs = log_probs.index_fill(1, torch.tensor([end], device=log_probs.device), -torch.inf)
+        top, following = log_probs.topk(min(2 * self.size, log_probs.shape[1]), dim=1)  # a sentence never needs more of one row
+        return force_end(top, following, log_probs[:, end], must_end[:, None], end) if must_end.any() else (top, following)
 
 
 def force_end(
