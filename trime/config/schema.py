@@ -389,8 +389,8 @@ class Settings:
     explain: Switch = switch(False, "tell how each generated token's probability splits between vocabulary and memories")
     expected: list[Any] = setting([], "published figures that this experiment answers for (conf/reproduce)")
     initial_c: dict[str, float] = setting({}, "c of eviction policies whose new entries start at mean - c std")
-    trained: str | None = setting(None, "set by training=, for names of runs")
-    tested: str | None = setting(None, "set by testing=, for names of runs")
+    trained: str | None = setting(None, "set by train_memory=, for names of runs")
+    tested: str | None = setting(None, "set by test_memory=, for names of runs")
     choice: Any = setting(None, "set by ablations, for names of runs")
     choices: Any = setting(None, "set by ablations, for names of runs")
 
