@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import SHARED
+from trime.choices import EXCLUDED
 from trime.data import bm25
 from trime.data.batching.alternating import Alternating
 from trime.data.batching.bm25 import BM25
@@ -28,7 +29,7 @@ from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader
-from trime.data.neighbours import EXCLUDE, NEAR, Backend, Fast, Reference, Sparse, excluded_ranges
+from trime.data.neighbours import NEAR, Backend, Fast, Reference, Sparse, excluded_ranges
 from trime.data.segments import Segments, allocate_tokens, collate, cut, parse_token_count
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import SpecialIds, Vocabulary
@@ -360,7 +361,7 @@ def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> 
         assert all(query not in row for query, row in zip([0, 1, 3], neighbours, strict=True))
 
 
-@pytest.mark.parametrize("exclude", EXCLUDE)
+@pytest.mark.parametrize("exclude", EXCLUDED)
 def test_neighbours_leave_out_what_is_excluded(exclude: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All backends find the best remaining segments: of other documents, or without near copies."""
     monkeypatch.setattr(bm25, "ROWS", 7)

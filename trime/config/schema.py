@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trime.choices import ANALYZERS, DTYPES, EXCLUDED, EXTENSIONS, INTERPOLATED, METRICS, STORED_KEYS
 from trime.config.fields import Rule, section, setting
 
-METRICS = ("ip", "l2", "cosine")
-DTYPES = ("float16", "bfloat16", "float32")
 STAGES = ["import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report"]
 TAUGHT_MODEL = {
     "_target_": "trime.models.pretrained.small.Small",
@@ -107,7 +106,7 @@ class Evaluate:
     interpolate: str = setting(
         "datastore",
         "memories of Eq. 8's P_kNN: the datastore alone, as in the published code, or all of the row",
-        choices=("datastore", "all"),
+        choices=INTERPOLATED,
     )
     analysis: Switch = switch(False, "perplexity by word frequency, retrieval accuracy, size of the long memory")
     batch_tokens: int = setting(8192, "tokens encoded at a time", at_least=1, whole=True)
@@ -445,8 +444,8 @@ PARTS = {
     "schedule.peak": Rule(at_least=0),
     "dataset.ratio": Rule(at_least=0, optional=True),
     "memory.metric": Rule(choices=METRICS),
-    "neighbours.analyzer": Rule(choices=("raw", "english")),
-    "neighbours.exclude": Rule(choices=("none", "document", "near_copies")),
+    "neighbours.analyzer": Rule(choices=ANALYZERS),
+    "neighbours.exclude": Rule(choices=EXCLUDED),
     "mixture.model.hidden": COUNT,
     "mixture.model.epochs": COUNT,
     "mixture.model.patience": COUNT,
@@ -463,8 +462,8 @@ PRETRAINED = {
     "model.query_size": Rule(at_least=0, whole=True, optional=True),
     "model.top_k": Rule(at_least=1, whole=True, optional=True),
     "model.dtype": Rule(choices=DTYPES),
-    "model.position": Rule(choices=("lm_infinite", "interpolation", "ntk", "yarn", "none")),
-    "model.stored": Rule(choices=("before", "after")),
+    "model.position": Rule(choices=EXTENSIONS),
+    "model.stored": Rule(choices=STORED_KEYS),
     "model.search": Rule(choices=("exact", "buckets")),
     "model.factor": Rule(at_least=1),
     "model.end": Rule(choices=("flush", "drain")),

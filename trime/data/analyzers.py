@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-ANALYZERS = ("raw", "english")
-
 LUCENE = """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
 was will with"""
 STOP_WORDS = frozenset(LUCENE.split())  # of English

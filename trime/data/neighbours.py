@@ -16,7 +16,6 @@ import numpy as np
 from trime.data.bm25 import idf_of, index_of, nearest, self_ranges
 
 SCORES = 2**24  # maximum number of scores that Sparse holds at a time
-EXCLUDE = ("none", "document", "near_copies")
 NEAR = 0.5  # share of a segment's score with itself: segments that score more are near copies
 
 

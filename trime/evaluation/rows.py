@@ -19,8 +19,6 @@ from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint, union
 from trime.types import Float, Mass, Tensor, UserError
 
-INTERPOLATED = ("datastore", "all")  # the memories of Eq. 8's P_kNN, as ``evaluate.interpolate`` names them
-
 
 @dataclass(frozen=True)
 class Interpolation:

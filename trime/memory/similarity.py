@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from trime.choices import METRICS
 from trime.types import Float, Tensor
-
-METRICS = ("ip", "l2", "cosine")
 
 
 def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> Float[Tensor, "*n q m"]:

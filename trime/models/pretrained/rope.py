@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from trime.choices import EXTENSIONS, STORED_KEYS
 from trime.models.layers.rotary import Rotary, RotaryScore, interpolate_positions, ntk_aware, yarn
 from trime.models.pretrained.family import Layer, model_class
 from trime.types import Float, Int, Tensor, UserError
@@ -57,10 +58,6 @@ KINDS: dict[str, tuple[str, Callable[[Any], Layer]]] = {  # class: the attribute
 }
 
 
-POSITIONS = ("lm_infinite", "interpolation", "ntk", "yarn", "none")
-STORED = ("before", "after")  # whether keys are stored before or after rotation
-
-
 class RopeDecoder:
     """The parts of a decoder with rotary positions.
 
@@ -72,10 +69,10 @@ class RopeDecoder:
 
     def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0, stored: str = "before"):
         stack, layer_class = KINDS[model_class(model, KINDS)]
-        if position not in POSITIONS or factor < 1 or stored not in STORED:
+        if position not in EXTENSIONS or factor < 1 or stored not in STORED_KEYS:
             raise UserError(
-                f"position={position}, factor={factor}, stored={stored}: choose from {', '.join(POSITIONS)}, "
-                f"a factor of at least 1, and from {', '.join(STORED)}"
+                f"position={position}, factor={factor}, stored={stored}: choose from {', '.join(EXTENSIONS)}, "
+                f"a factor of at least 1, and from {', '.join(STORED_KEYS)}"
             )
         self.model, self.stack = model, getattr(model, stack)
         self.layers: list[Layer] = [layer_class(layer) for layer in self.stack.layers]
