@@ -7,7 +7,7 @@ import torch
 from hydra.utils import instantiate
 
 from tests.conftest import ROOT, composed
-from tests.test_laws import ROWS, WORDS, contexts
+from tests.helpers.laws import ROWS, WORDS, contexts
 from trime.eviction.fifo import FIFO
 from trime.eviction.initial import Constant
 from trime.eviction.lra_sum import LRASum

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.objective import Implementations
-from tests.test_laws import ROWS, contexts
+from tests.helpers.laws import ROWS, contexts
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.retrieval.search import ExactSearch
 from trime.memory.visibility import External

@@ -181,3 +181,10 @@ def test_contributing_shows_the_packages_and_modules_that_exist() -> None:
         path for path in named if not any((place / path).exists() for place in (ROOT, ROOT / "trime")) and "NAME" not in path
     ]
     assert len(named) > 20 and not missing
+
+
+def test_tests_import_no_tests() -> None:
+    """What several tests use stands in modules that are no tests themselves (tests/helpers, tests/golden)."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        names = [name for name in imports(path) if name.startswith("tests.")]
+        assert not [name for name in names if name.split(".")[-1].startswith("test_")], path

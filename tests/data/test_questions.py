@@ -12,22 +12,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.helpers.questions import BABI
 from trime.data.questions.babi import Cast, Story, cast_of, stories, swap_names
 from trime.data.questions.babilong import Babilong
 from trime.data.questions.base import Example, exact_match, normalized, prompt
 from trime.data.questions.rooms import Rooms
 from trime.data.questions.triviaqa import TriviaQA, from_hub
 from trime.types import UserError
-
-BABI = """1 Mary moved to the bathroom.
-2 John went to the hallway.
-3 Where is Mary? \tbathroom\t1
-4 Mary went to the garden.
-5 Where is Mary? \tgarden\t4
-1 Daniel took the apple.
-2 Where is the apple? \thall\t1
-3 Where is Daniel? \thall\t1
-"""
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import composed, experiment
 from tests.golden.published import parametrized
+from tests.golden.runs import overrides
 from tests.golden.scored import CASES
-from tests.golden.test_pipeline import overrides
 from trime.config.reproduce import reproduced_rows
 from trime.inspection.ledger import Cell, cells_of, experiments, ledger_page, published_cell, write_ledger
 from trime.inspection.published import PublishedCell, published_cells

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.test_laws import VISIBILITIES, WORDS, direct_mass
+from tests.helpers.laws import VISIBILITIES, WORDS, direct_mass
 from trime.memory.objective import blockwise
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import Everything, Extent, External, Visibility

@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from tests.memory.test_retrieval import QUERY, built, stored
+from tests.helpers.stores import QUERY, built, stored
 from trime.memory.retrieval.ray_cluster import RaySearch, check_resources
 from trime.plan.language_model import Plan
 from trime.run.runner import run

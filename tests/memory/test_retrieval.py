@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
+from tests.helpers.stores import KEYS, QUERY, blocks, built, folder_of, stored
 from trime.memory.retrieval import faiss_index
 from trime.memory.retrieval.datastore import retrieved_mass
 from trime.memory.retrieval.faiss_index import FaissSearch, fill_faiss, train_faiss
@@ -19,14 +19,6 @@ from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.stages.datastore import complete_factory, open_search
 from trime.types import UserError
-
-KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
-QUERY = torch.randn(20, 8, generator=torch.Generator().manual_seed(1))
-
-
-def blocks() -> Iterator[torch.Tensor]:
-    """Yield the keys in blocks."""
-    yield from KEYS.split(700)
 
 
 def broken() -> Iterator[torch.Tensor]:
@@ -221,26 +213,3 @@ def test_a_killed_part_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sum(call.args[0] for call in bar.update.call_args_list) == len(KEYS)
     for ours, theirs in zip(parts, built(store, 3, "Cells16", "ip"), strict=True):
         assert (ours.folder / "key.npy").read_bytes() == (theirs.folder / "key.npy").read_bytes()
-
-
-def stored(folder: Path) -> Path:
-    """Write a store of the keys, in shards that do not coincide with parts; return its folder."""
-    store = folder_of(folder / "store")
-    for number, keys in enumerate(blocks()):
-        other = {name: torch.arange(len(keys)) for name in ("token", "document")}
-        save_file({"g": keys, **other}, store / f"{number:05d}.safetensors")
-    return store
-
-
-def built(store: Path, count: int, factory: str | None, metric: str) -> list[IndexPart]:
-    """Build an index in ``count`` parts."""
-    folder = folder_of(store.parent / f"index-{count}")
-    parts = split_into_parts(store, count, folder, factory, metric)
-    build_parts(parts, folder, Mock())
-    return parts
-
-
-def folder_of(path: Path) -> Path:
-    """Make a folder and return it."""
-    path.mkdir()
-    return path

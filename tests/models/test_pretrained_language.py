@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from tests.helpers.pretrained import TEXT, save_model
 from trime.evaluation.generation import TokenSampler
 from trime.eviction.fifo import FIFO
 from trime.inspection.writers import Writer, open_writer
@@ -28,20 +29,7 @@ from trime.types import UserError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 Tiny = Callable[..., DictConfig]
-TEXT = ["def wait ( self , timeout ) : return self . lock", "class Lock : pass", "import threading"]
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 LORA = "model.lora={rank: 2, alpha: 4, dropout: 0.0}"
-
-
-def save_model(kind: str, folder: Path) -> Path:
-    """Save a decoder with random weights and a tokenizer in the transformers format, and return the folder."""
-    torch.manual_seed(0)
-    words = len(train_word_level(TEXT, 40, folder))
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=words + 3, max_position_embeddings=128, bos_token_id=None, eos_token_id=1, pad_token_id=0, **SIZES
-    )
-    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import DEVICE, composed
-from tests.test_laws import eq5
+from tests.helpers.laws import eq5
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
 from trime.memory.in_batch import InBatch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.helpers.results import made
 from trime.memory.base import Window
 from trime.report.command_lines import without_paths
 from trime.report.compare import compare_table, order_table
@@ -19,35 +19,6 @@ from trime.report.groups import Group, baseline_of, group_labels, group_runs, ra
 from trime.report.tables import EDGE, run_table
 from trime.stages.tune import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums, at_edge
 from trime.types import Contexts, Mass, TokenPosition
-
-
-def made(
-    name: str, seed: int, losses: list[float], policy: str | None = None, size: int | list[int] | None = None
-) -> dict[str, Any]:
-    """Return a run with one document of 100 tokens for each loss."""
-    loss = sum(losses) / len(losses)
-    row = {
-        "memories": "vocabulary",
-        "tuned": {},
-        "loss": loss,
-        "perplexity": math.exp(loss),
-        "tokens": 100 * len(losses),
-        "documents": [[100 * document_loss, 100] for document_loss in losses],
-        "search": None,
-        "memory_size": size,
-        "eviction": policy,
-        "tokens_per_second": 1000.0,
-        "peak_memory_mb": 500.0,
-    }
-    return {
-        "name": name,
-        "seed": seed,
-        "config_hash": f"{name}{seed}{policy}{size}",
-        "dataset": {"name": "text", "fingerprint": "f"},
-        "parameters": 1000,
-        "train": {"updates": 10, "tokens_per_second": 100.0},
-        "metrics": {"valid": [row], "test": [row]},
-    }
 
 
 def test_kept_commands_name_no_places_and_set_runs_apart() -> None:

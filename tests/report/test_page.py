@@ -18,7 +18,7 @@ import yaml
 from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
-from tests.report.test_compare import made
+from tests.helpers.results import made
 from trime.inspection.samples import Samples, passages, samples_of
 from trime.plan.language_model import Plan
 from trime.report.page import Page, Section, Table, sample_sections, write_page

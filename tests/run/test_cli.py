@@ -20,7 +20,7 @@ from tests.conftest import ROOT, composed
 from tests.fairseq_translation import Released
 from tests.golden.checkpoints import checkpoint, corpus_of, models
 from tests.golden.texts import DATA
-from tests.models.test_pretrained_language import save_model
+from tests.helpers.pretrained import save_model
 from trime.plan.language_model import Plan
 from trime.run.runner import OPTIONAL_STAGES, STAGES, run
 

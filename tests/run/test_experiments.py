@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed
+from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.data.parallel.base import Parallel
 from trime.models.network import build_network
 from trime.pipeline.rows import rows_of
@@ -25,8 +26,6 @@ from trime.run.runner import run
 from trime.stages import datastore, encode
 from trime.types import UserError
 
-EVERY = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
-TRANSLATE = ("mt_vanilla", "knn_mt", "trime_mt")
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
 GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name not in ("reproduce", "hydra"))
 

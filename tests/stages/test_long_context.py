@@ -11,8 +11,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from tests.data.test_questions import BABI
-from tests.run.test_experiments import EVERY
+from tests.helpers.experiments import EVERY
+from tests.helpers.questions import BABI
 from trime.plan.language_model import Plan
 from trime.report.answers import match_by_policy
 from trime.run.runner import run

@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 
 from tests.conftest import SHARED
-from tests.run.test_experiments import TRANSLATE
+from tests.helpers.experiments import TRANSLATE
 from trime.data.batching.budget import Budget, fill_batches
 from trime.data.batching.published import Published
 from trime.data.datasets.download import checksum

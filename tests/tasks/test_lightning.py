@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from tests.conftest import ROOT
-from tests.tasks.test_training import crash_before, train
+from tests.helpers.training import crash_before, train
 from trime.data.batching.shuffled import Shuffled
 from trime.data.datasets.folder import Folder
 from trime.data.module import TextDataModule

@@ -9,16 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import DictConfig
-from safetensors.torch import load_file
 
 from tests.conftest import ROOT
+from tests.helpers.training import crash_before, load_weights, train
 from trime.memory.drawn import Drawn
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import Local
@@ -124,18 +123,6 @@ def test_gradients_reach_every_in_batch_memory() -> None:
     assert (outputs[0].grad[0, :-1].abs().sum(1) > 0).all()
 
 
-def load_weights(config: DictConfig) -> dict[str, torch.Tensor]:
-    return load_file(Plan(config).model.path() / "model.safetensors")
-
-
-def train(config: DictConfig) -> dict[str, torch.Tensor]:
-    plan = Plan(config)
-    for stage in ("prepare", "pack", "fit"):
-        for artefact in plan.made_by(stage):
-            artefact.make()
-    return load_weights(config)
-
-
 SHORT = (
     "train.updates=7",
     "train.checkpoint_every=2",
@@ -143,21 +130,6 @@ SHORT = (
     "train.accumulate=2",
     "model.backbone.dropout=0.1",
 )
-
-
-@contextmanager
-def crash_before(update: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make training within the context fail before an update."""
-    step = LanguageModel.training_step
-
-    def fails(self: LanguageModel, *args: object) -> torch.Tensor:
-        if self.global_step == update:
-            raise RuntimeError("the machine went down")
-        return step(self, *args)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="went down"):
-        patch.setattr(LanguageModel, "training_step", fails)
-        yield
 
 
 @pytest.mark.parametrize("experiment", ["trime_ext", "trime_long", "memorizing", "srupp_trime_long"])

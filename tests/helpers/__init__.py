@@ -1,0 +1,1 @@
+"""What several tests use: texts, models, stores, and the laws written out."""
