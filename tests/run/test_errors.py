@@ -185,7 +185,7 @@ def test_impossible_settings(said: Said) -> None:
         assert wrong.split("=")[0] in said(wrong)
     for wrong in ("tune.temperature=[]", "tune.memory_size=[4k]", "evaluate.rows=null", "evaluate.rows=[local]"):
         assert wrong.split("=")[0] in said("experiment=trime", wrong)
-    assert "no number of tokens" in said("evaluate.tokens=0")
+    assert "or as 500, 30k, 1.5M" in said("evaluate.tokens=0")
     assert "auto, cpu, gpu or cuda" in said("trainer.accelerator=tpu")
     assert "precision" in said("trainer.precision=fp17", "seed=79")
     assert "drop_local" in said("experiment=trime", "memory.drop_local=0.5")
@@ -196,7 +196,7 @@ def test_impossible_settings(said: Said) -> None:
     assert "evaluate.rows" in said("evaluate.rows=[{joint:[shortterm]}]")
     assert "tune.interpolation_share" in said("experiment=cache", "tune.interpolation_share=[0.1,1.0]")
     assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[0,3]")
-    assert "no number of tokens" in said("evaluate.tokens=lots")
+    assert "or as 500, 30k, 1.5M" in said("evaluate.tokens=lots")
     assert "no symbol occurs" in said("vocabulary.minimum=100000000")
     assert "or auto" in said("trainer.devices=0")
     for wrong in ("{local: nan, long: 0.0, others: 0.0, all: 0.0}", "{local: 2.0, long: 0.0, others: 0.0, all: 0.0}"):

@@ -446,6 +446,7 @@ PARTS = {
     "memory.metric": Rule(choices=METRICS),
     "neighbours.analyzer": Rule(choices=ANALYZERS),
     "neighbours.exclude": Rule(choices=EXCLUDED),
+    "mixture.model.history": Rule(at_least=0, at_most=1),
     "mixture.model.hidden": COUNT,
     "mixture.model.epochs": COUNT,
     "mixture.model.patience": COUNT,
