@@ -91,9 +91,9 @@ def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]],
     rows = [{"what": name, "tokens/s": round(tokens / result["median_seconds"])} for name, result in results.items()]
     rows[1] |= {
         "seconds": seconds,
-        "foretold s": round(forecast[0], 2),
+        "forecast s": round(forecast[0], 2),
         "bytes": sizes[-1],
-        "foretold bytes": round(forecast[1]),
+        "forecast bytes": round(forecast[1]),
     }
     over = ratio(results["encode"]["rounds"], results["the model alone"]["rounds"])
     return rows, [

@@ -180,7 +180,7 @@ def test_datastore(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(datastore, "CELLS", "Cells16")
     found = bench("datastore", "--keys", "2k", "--outputs", str(tmp_path), *FEW)
     built, whole, packed = found["rows"][1:4]
-    assert built["bytes"] == pytest.approx(built["foretold bytes"], rel=0.2) and len(found["claims"]) == 3
+    assert built["bytes"] == pytest.approx(built["forecast bytes"], rel=0.2) and len(found["claims"]) == 3
     assert packed["bytes"] < whole["bytes"] and len(found["rows"]) == 7
 
 

@@ -118,12 +118,12 @@ def check_fitted(config: DictConfig) -> None:
     if not fitted:
         return
     given_mixture(config)
-    own = config.mixture.model
-    if config.task == "translation" and (own.get("history") or own.get("online")):
+    fitted = config.mixture.model
+    if config.task == "translation" and (fitted.get("history") or fitted.get("online")):
         raise UserError("translations of a beam have no history: set mixture.history=[] and mixture.online=false")
     if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
         raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
-    if own.get("history") and config.compatibility.sorted_windows:
+    if fitted.get("history") and config.compatibility.sorted_windows:
         raise UserError("mixture.history knows a text in its order: set compatibility=none, or mixture.history=[]")
 
 
