@@ -62,7 +62,7 @@ def check(config: DictConfig) -> None:
 
 
 def check_words(config: DictConfig) -> None:
-    """UserError at a name that is a path, an address without a port, or a translation's length that is none."""
+    """Raise UserError at a name that is a path, an address without a port, or a translation's length that is none."""
     for key in ("name", "report.name"):
         value = OmegaConf.select(config, key)
         if not NAME.fullmatch(value):
@@ -76,7 +76,7 @@ def check_words(config: DictConfig) -> None:
 
 
 def check_memories(config: DictConfig) -> None:
-    """UserError where the memories of training or of the rows cannot be had."""
+    """Raise UserError where the memories of training or of the rows cannot be had."""
     if config.index.device == "cuda" and config.index.engine == "local" and not torch.cuda.is_available():
         raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
     if config.index.engine == "ray" and not find_spec("ray"):
@@ -102,7 +102,7 @@ def check_memories(config: DictConfig) -> None:
 
 
 def check_mixture(config: DictConfig) -> None:
-    """UserError where the settings of a mixture are of no use, before rows are made of them."""
+    """Raise UserError where the settings of a mixture are of no use, before rows are made of them."""
     if config.mixture.kind in NOT_FITTED:
         return
     model = plain(config.mixture.model)
@@ -113,22 +113,22 @@ def check_mixture(config: DictConfig) -> None:
 
 
 def check_fitted(config: DictConfig) -> None:
-    """UserError where the memories of an experiment could not be mixed as asked."""
+    """Raise UserError if the memories of an experiment cannot be mixed as asked."""
     fitted = [row for row in rows_of(config) if isinstance(row, FittedRow)]
     if not fitted:
         return
     given_mixture(config)
-    fitted = config.mixture.model
-    if config.task == "translation" and (fitted.get("history") or fitted.get("online")):
+    model = config.mixture.model
+    if config.task == "translation" and (model.get("history") or model.get("online")):
         raise UserError("translations of a beam have no history: set mixture.history=[] and mixture.online=false")
     if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
         raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
-    if fitted.get("history") and config.compatibility.sorted_windows:
+    if model.get("history") and config.compatibility.sorted_windows:
         raise UserError("mixture.history knows a text in its order: set compatibility=none, or mixture.history=[]")
 
 
 def check_similarity(config: DictConfig) -> None:
-    """UserError where a gate could not be learned, or training and test would not mean the same by similar."""
+    """Raise UserError where a gate could not be learned, or training and test would not mean the same by similar."""
     learned = config.memory.get("_target_") and not is_pretrained(config)
     if config.model.get("gate") and not learned and not config.checkpoint:
         raise UserError(
@@ -142,7 +142,7 @@ def check_similarity(config: DictConfig) -> None:
 
 
 def check_translation(config: DictConfig) -> None:
-    """UserError where sentences could not be translated as asked."""
+    """Raise UserError where sentences could not be translated as asked."""
     stages = set(config.stages) - set(TRANSLATES)
     if stages:
         raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
@@ -160,7 +160,7 @@ def check_translation(config: DictConfig) -> None:
 
 
 def check_reading(config: DictConfig) -> None:
-    """UserError where a pretrained model could not be read as asked."""
+    """Raise UserError where a pretrained model could not be read as asked."""
     answers = bool({"teach", "answer"} & set(config.stages))
     sizes = plain(config.model.memory_size)
     if answers and sizes == 0:
@@ -185,7 +185,7 @@ def check_reading(config: DictConfig) -> None:
 
 
 def check_questions(config: DictConfig) -> None:
-    """UserError where there are no such questions, or those that are to be answered have no answers to judge by."""
+    """Raise UserError where there are no such questions, or those that are to be answered have no answers to judge by."""
     questions, split = instantiated(config.questions), config.answering.split
     if "answer" in config.stages and split not in questions.splits:
         raise UserError(
@@ -203,7 +203,7 @@ def instantiated(part: DictConfig) -> Any:
 
 
 def check_model(config: DictConfig) -> None:
-    """UserError where the model could not be built, or evaluation's memory inside it: after training it would be late."""
+    """Raise UserError where the model could not be built, or evaluation's memory inside it: after training it would be late."""
     model = model_of(config)
     if "memory_size" in config.model:
         if config.evaluate.context:
