@@ -62,7 +62,7 @@ def check(config: DictConfig) -> None:
 
 
 def check_words(config: DictConfig) -> None:
-    """Raise UserError at a name that is a path, an address without a port, or a translation's length that is none."""
+    """Raise UserError at a name that is a path, an address without a port, or an invalid length of translations."""
     for key in ("name", "report.name"):
         value = OmegaConf.select(config, key)
         if not NAME.fullmatch(value):
@@ -76,7 +76,7 @@ def check_words(config: DictConfig) -> None:
 
 
 def check_memories(config: DictConfig) -> None:
-    """Raise UserError where the memories of training or of the rows cannot be had."""
+    """Raise UserError if a memory in training, or of a row at test, cannot be built."""
     if config.index.device == "cuda" and config.index.engine == "local" and not torch.cuda.is_available():
         raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
     if config.index.engine == "ray" and not find_spec("ray"):
@@ -102,7 +102,7 @@ def check_memories(config: DictConfig) -> None:
 
 
 def check_mixture(config: DictConfig) -> None:
-    """Raise UserError where the settings of a mixture are of no use, before rows are made of them."""
+    """Raise UserError if the settings of a mixture cannot work, before rows are made from them."""
     if config.mixture.kind in NOT_FITTED:
         return
     model = plain(config.mixture.model)
@@ -128,7 +128,7 @@ def check_fitted(config: DictConfig) -> None:
 
 
 def check_similarity(config: DictConfig) -> None:
-    """Raise UserError where a gate could not be learned, or training and test would not mean the same by similar."""
+    """Raise UserError if a gate cannot be learned, or if training and test would compare contexts by different metrics."""
     learned = config.memory.get("_target_") and not is_pretrained(config)
     if config.model.get("gate") and not learned and not config.checkpoint:
         raise UserError(
@@ -142,7 +142,7 @@ def check_similarity(config: DictConfig) -> None:
 
 
 def check_translation(config: DictConfig) -> None:
-    """Raise UserError where sentences could not be translated as asked."""
+    """Raise UserError if a translation experiment cannot work."""
     stages = set(config.stages) - set(TRANSLATES)
     if stages:
         raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
@@ -160,7 +160,7 @@ def check_translation(config: DictConfig) -> None:
 
 
 def check_reading(config: DictConfig) -> None:
-    """Raise UserError where a pretrained model could not be read as asked."""
+    """Raise UserError if a pretrained model cannot read text with these settings."""
     answers = bool({"teach", "answer"} & set(config.stages))
     sizes = plain(config.model.memory_size)
     if answers and sizes == 0:
@@ -185,7 +185,7 @@ def check_reading(config: DictConfig) -> None:
 
 
 def check_questions(config: DictConfig) -> None:
-    """Raise UserError where there are no such questions, or those that are to be answered have no answers to judge by."""
+    """Raise UserError if there are no such questions, or if the split to be answered has no reference answers."""
     questions, split = instantiated(config.questions), config.answering.split
     if "answer" in config.stages and split not in questions.splits:
         raise UserError(
@@ -195,7 +195,7 @@ def check_questions(config: DictConfig) -> None:
 
 
 def instantiated(part: DictConfig) -> Any:
-    """What a part of the configuration describes; UserError where it cannot be."""
+    """Return the object that a part of the configuration describes; UserError if it cannot be built."""
     try:
         return instantiate(part, _convert_="all")
     except InstantiationException as error:
@@ -203,7 +203,7 @@ def instantiated(part: DictConfig) -> Any:
 
 
 def check_model(config: DictConfig) -> None:
-    """Raise UserError where the model could not be built, or evaluation's memory inside it: after training it would be late."""
+    """Raise UserError if the model cannot be built, with the memory inside it that evaluation uses."""
     model = model_of(config)
     if "memory_size" in config.model:
         if config.evaluate.context:
