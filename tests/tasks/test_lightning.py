@@ -22,6 +22,7 @@ from trime.data.tokenizers import Whitespace
 from trime.pipeline.config_hash import config_hash
 from trime.plan.language_model import Plan
 from trime.run.checks import check
+from trime.tasks.optimization import check_scheduler_state
 from trime.types import UserError
 
 Tiny = Callable[..., DictConfig]
@@ -147,6 +148,23 @@ def test_epochs_of_few_batches(argument: str, tiny: Tiny, tmp_path: Path, monkey
     with open(Plan(broken).model.path() / "metrics.csv", newline="") as file:
         validated = [int(row["update"]) for row in csv.DictReader(file) if row["valid/objective"]]
     assert validated == [3, 6]
+
+
+def test_several_processes_log_once(tiny: Tiny, tmp_path: Path) -> None:
+    """A callback that wants a logger finds one in every process."""
+    devices = ("trainer.devices=2", "trainer.accelerator=cpu", "train.log_every=1", f"paths.outputs={tmp_path}")
+    config = tiny("experiment=vanilla", "dataset.modules=20", LR, CSV, *devices)
+    train(config)
+    with open(Plan(config).run_folder / "logged" / "metrics.csv", newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file) if row["lr-AdamW"]] == ["0", "1"]
+
+
+def test_a_checkpoint_without_a_scheduler_is_refused() -> None:
+    """Of an older version: its training would start at the first learning rate again."""
+    check_scheduler_state({"lr_schedulers": [{}]})
+    check_scheduler_state({})  # weights alone
+    with pytest.raises(UserError, match="older version"):
+        check_scheduler_state({"lr_schedulers": []})
 
 
 def test_a_profile_is_shown(tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

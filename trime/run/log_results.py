@@ -11,7 +11,7 @@ from trime.report.tables import run_table
 
 
 def log_results(logger: Logger, results: dict[str, Any], samples: list[dict[str, Any]], figures: dict[str, Path]) -> None:
-    """Log hyperparameters, tuned settings and the metrics of every row; the report's tables and figures too if it can."""
+    """Log hyperparameters, tuned settings and the metrics of every row; the report's tables and figures to W&B."""
     logger.log_hyperparams({key: results[key] for key in ("name", "seed", "commit", "parameters")})
     metrics = {f"tuned/{name}": value for name, value in results["tuned"].items()}
     for split, rows in results["metrics"].items():
