@@ -47,7 +47,7 @@ def commands() -> list[Any]:
     blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", "\n".join(PAGES), re.S)
     lines = [" ".join(line.split()) for line in "\n".join(blocks).replace("\\\n", " ").splitlines()]
     slow = re.compile("hydra/launcher|index.engine=ray|trainer.devices")
-    every = [line for line in lines if line.startswith("python cli.py")]
+    every = dict.fromkeys(line for line in lines if line.startswith("python cli.py"))  # a page may repeat another's
     return [pytest.param(line, marks=pytest.mark.slow) if slow.search(line) else line for line in every]
 
 
