@@ -114,7 +114,7 @@ class AttentionBlock:
 
     @cached_property
     def seen(self) -> Bool[Tensor, "b h q m"]:
-        """True where a query may attend to an entry."""
+        """Return True where a query may attend to an entry."""
         return (self.score > -torch.inf) & (self.position >= 0)[:, None, :, None]
 
 

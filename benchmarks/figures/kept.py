@@ -19,7 +19,7 @@ VERDICTS = ("agrees", "no difference shown", "disagrees")
 
 
 class SourceFiles:
-    """SourceFiles results and configuration files below ``root``, read when they are first used."""
+    """Results and configuration files below ``root``, read when they are first used."""
 
     def __init__(self, root: Path):
         self.root, self.results, self.conf = root, root / "benchmarks" / "results", root / "conf"

@@ -21,8 +21,9 @@ from tests.fairseq_translation import Released
 from tests.golden.checkpoints import checkpoint, corpus_of, models
 from tests.golden.texts import DATA
 from tests.helpers.pretrained import save_model
+from trime.config.schema import STAGES
 from trime.plan.language_model import Plan
-from trime.run.runner import OPTIONAL_STAGES, STAGES, run
+from trime.run.runner import OPTIONAL_STAGES, run
 
 PAGES = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
 

@@ -172,7 +172,7 @@ def known(parameters: typing.Mapping[str, inspect.Parameter]) -> str:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """True where a value is of a type, as far as plain data can tell; an int is a float, and other objects are not judged.
+    """Return True if a value is of a type, as far as plain data can tell; an int is a float, other objects are not judged.
 
     A text may be null: what needs one says so itself, and not every experiment builds all that its configuration describes.
     """
@@ -190,12 +190,12 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def is_plain(kind: Any) -> bool:
-    """True for what plain data can be judged by."""
+    """Return True for a type that plain data can be judged by."""
     return kind in PLAIN or get_origin(kind) in (list, tuple, dict, Literal) or kind in (list, tuple, dict)
 
 
 def fits_one(value: Any, kind: Any) -> bool:
-    """True where a value is of one plain type."""
+    """Return True if a value is of one plain type."""
     origin = get_origin(kind) or kind
     if origin is Literal:
         return value in get_args(kind)

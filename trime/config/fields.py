@@ -60,12 +60,12 @@ class Rule:
 
     @property
     def bounded(self) -> bool:
-        """True where a number is wanted."""
+        """Whether a number is wanted."""
         bounds = (self.at_least, self.above, self.at_most, self.below)
         return self.whole or self.quantity or any(bound is not None for bound in bounds)
 
     def holds(self, value: Any) -> bool:
-        """True for a finite number within the bounds."""
+        """Return True for a finite number within the bounds."""
         if not is_number(value) or not math.isfinite(value) or (self.whole and not isinstance(value, int)):
             return False
         too_low = (self.at_least is not None and value < self.at_least) or (self.above is not None and value <= self.above)
@@ -91,12 +91,12 @@ class Rule:
 
 
 def is_number(value: Any) -> bool:
-    """True for an int or a float; true and false are none."""
+    """Return True for an int or a float; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_quantity(text: str) -> bool:
-    """True for a whole number above 0, with k, M or G behind it."""
+    """Return True for a number above 0, with k, M or G behind it or without."""
     digits = text[:-1] if text[-1:] in ("k", "M", "G") else text
     try:
         return float(digits) > 0 and math.isfinite(float(digits))

@@ -11,7 +11,7 @@ from typing import Any
 from trime.choices import ANALYZERS, DTYPES, EXCLUDED, EXTENSIONS, INTERPOLATED, METRICS, STORED_KEYS
 from trime.config.fields import Rule, section, setting
 
-STAGES = ["import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report"]
+STAGES = ["import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report"]  # by default, in order
 TAUGHT_MODEL = {
     "_target_": "trime.models.pretrained.small.Small",
     "kind": "decoder",
@@ -62,7 +62,7 @@ class Segments:
 
 @dataclass
 class Train:
-    """The optimisation."""
+    """Settings of the optimisation."""
 
     updates: int = setting(1000, "optimiser steps; 0, for a pretrained model: take it as it is", at_least=0, whole=True)
     accumulate: int = setting(1, "micro-batches per update; in-batch memory is per micro-batch", at_least=1, whole=True)
@@ -222,7 +222,7 @@ class Frontier:
 
 @dataclass
 class Generate:
-    """stages=[generate]."""
+    """Settings of stages=[generate]."""
 
     tokens: int = setting(100, "tokens to generate", at_least=1, whole=True)
     temperature: float = setting(0.8, "0: the likeliest token", at_least=0)
@@ -250,7 +250,7 @@ class Taught:
 
 @dataclass
 class Answering:
-    """stages=[answer]."""
+    """Settings of stages=[answer]."""
 
     split: str = setting("test", "of questions", choices=("train", "valid", "test"))
     batch: int = setting(8, "questions read side by side", at_least=1, whole=True)

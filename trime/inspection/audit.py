@@ -159,7 +159,7 @@ class Audit:
 
     @property
     def stores_test_text(self) -> bool:
-        """True if the datastore holds the very text that is scored."""
+        """Return True if the datastore holds the very text that is scored."""
         return self.nearest is not None and self.nearest.hide_own
 
     def datastore_overlap(self) -> dict[str, float]:

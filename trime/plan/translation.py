@@ -92,8 +92,6 @@ class TranslationPlan(Plan):
                     )
 
     def made_by(self, stage: str) -> list[Artefact]:
-        if stage == "tune":
-            return [*self.tune.prerequisites(), self.tune]
         if stage == "evaluate":
             return [self.test, self.evaluate.losses, self.evaluate.translations, self.evaluate]
         return super().made_by(stage)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, ListConfig
 
 from trime.config.check import check_sections
+from trime.config.schema import STAGES
 from trime.inspection.audit import audit
 from trime.inspection.generate import generate
 from trime.inspection.ledger import write_ledger
@@ -32,7 +33,6 @@ from trime.types import UserError
 log = logging.getLogger(__name__)
 
 LOG = "log.txt"  # in a run's folder
-STAGES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")  # the default
 BEFORE_TRAINING = ("import", "prepare", "pack")
 OPTIONAL_STAGES = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # run only when named
 
@@ -76,7 +76,7 @@ def requested_stages(config: DictConfig) -> list[str]:
 def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
     """Report the runs that ``report.runs`` matches; UserError if other stages than ``report`` are asked for as well."""
     check_sections(plain(config), "report", "frontier", "name")
-    if stages not in (["report"], list(STAGES)):
+    if stages not in (["report"], STAGES):
         raise UserError(f"stages=[{','.join(stages)}]: report.runs reports finished runs only; set stages=[report]")
     patterns = plain(config.report.runs)
     patterns = patterns if isinstance(patterns, list) else [patterns]
@@ -165,7 +165,7 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
 
 
 def make_artefacts(plan: Plan, stage: str) -> None:
-    """Make what a stage is to make, unless it exists already; print which of the two it was."""
+    """Make what a stage is to make, unless it exists already; log which of the two it was."""
     for artefact in plan.made_by(stage):
         made = artefact.make()
         log.info(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}")

@@ -18,7 +18,6 @@ from trime.memory.external import ExternalMemory
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import memory_settings
-from trime.pipeline.processes import DEVICE
 from trime.stages.encode import Encode
 from trime.stages.tune import SCORING, LossSums, TunedRows, scorer_of, summarize_row, with_progress
 
@@ -35,7 +34,7 @@ class Evaluate(TestResults):
     """Loss and perplexity of every row on the test split: ``rows.json``."""
 
     kind, format = "evaluate", 4
-    depends_on, unhashed = SCORING, ("model", "eviction", *DEVICE)
+    depends_on, unhashed = SCORING, ("model", "eviction")
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows):
         super().__init__(config)

@@ -19,6 +19,7 @@ from trime.data.vocabulary import Vocabulary
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import DATASET_PLACES
+from trime.pipeline.settings import without
 from trime.types import UserError
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class PreparedText(Artefact):
         """The dataset; of parallel text, its target side."""
 
     def settings(self) -> Any:
-        dataset = {key: value for key, value in plain(self.dataset_config).items() if key not in DATASET_PLACES}
+        dataset = without(plain(self.dataset_config), DATASET_PLACES)
         return super().settings() | {"dataset": dataset, "content": self.dataset.fingerprint()}
 
     def corpus(self) -> Corpus:
@@ -52,7 +53,7 @@ class PreparedText(Artefact):
 
     def source(self) -> VocabularySource:
         """Return this corpus's vocabulary as a source for other corpora."""
-        return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary, None)
+        return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary)
 
 
 class Prepare(PreparedText):
@@ -90,8 +91,7 @@ class Prepare(PreparedText):
         return training_vocabulary(self.dataset, settings.limit, settings.minimum, settings.fairseq)
 
     def source(self) -> VocabularySource:
-        tokenizer = self.vocabulary_source.tokenizer if self.vocabulary_source else None
-        return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary, tokenizer)
+        return super().source()._replace(tokenizer=self.vocabulary_source and self.vocabulary_source.tokenizer)
 
 
 def count_training_symbols(folder: Path) -> None:

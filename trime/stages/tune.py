@@ -25,7 +25,7 @@ from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, perplexity
 from trime.mixtures.experts import Evidence, concat_evidence, stack_evidence
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.processes import DEVICE, device_of
+from trime.pipeline.processes import device_of
 from trime.pipeline.rows import Table
 from trime.pipeline.settings import Keys
 from trime.stages.encode import Encode, windows_of
@@ -77,7 +77,7 @@ class Tune(TunedRows):
 
     kind, format = "tune", 3
     depends_on: ClassVar[Keys] = ("tune", *SCORING)
-    unhashed: ClassVar[Keys] = ("mixture.tokens", *DEVICE)
+    unhashed: ClassVar[Keys] = ("mixture.tokens",)
 
     def __init__(self, config: DictConfig, table: Table, encoded: Encode, memories: Memories):
         super().__init__(config, encoded, memories)

@@ -78,7 +78,7 @@ class IWSLT14(Lines):
 
     @property
     def raw(self) -> bool:
-        """True where the folder holds the archive's raw files."""
+        """Return True if the folder holds the archive's raw files."""
         return (self.location / f"train.tags.de-en.{self.languages[0]}").is_file()
 
     def files(self, split: str) -> list[Path]:

@@ -20,7 +20,6 @@ from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
 from trime.metrics import perplexity
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.processes import DEVICE
 from trime.stages.encode import Encode
 from trime.stages.tune import SCORING, TunedRows, scorer_of, with_progress
 from trime.types import Bool, Contexts, Tensor
@@ -32,7 +31,7 @@ class Analysis(Artefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
     kind, stage = "analysis", "evaluate"
-    depends_on, unhashed = ("tune.memory_size", *SCORING), (*DEVICE,)
+    depends_on = ("tune.memory_size", *SCORING)
 
     def __init__(self, config: Any, test: Encode, tune: TunedRows):
         super().__init__(config)

@@ -21,7 +21,6 @@ from trime.evaluation.rows import Row
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import Evidence
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.processes import DEVICE
 from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
@@ -33,7 +32,7 @@ class Subsets(Artefact):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
     kind, stage = "subsets", "evaluate"
-    depends_on, unhashed = ("evaluate.subsets", "mixture", "seed", *SCORING), ("mixture.path", *DEVICE)
+    depends_on, unhashed = ("evaluate.subsets", "mixture", "seed", *SCORING), ("mixture.path",)
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TuneMixture):
         super().__init__(config)

@@ -34,7 +34,7 @@ class ContextReplay(Replay):
     """Replays policies of the long memory over the encoded test split."""
 
     depends_on = (*Replay.depends_on, "long", "similarity", *SCORING)
-    unhashed = (*DEVICE,)
+    unhashed = DEVICE
 
     def __init__(self, config: DictConfig, policies: dict[str, DictConfig], encoded: Encode, tune: TunedRows):
         super().__init__(config, policies)

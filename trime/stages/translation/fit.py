@@ -18,10 +18,9 @@ from trime.pipeline.processes import DEVICE
 from trime.stages.training_task import TrainingTask, training_parts
 from trime.stages.translation.bleu_validation import BleuValidation
 from trime.stages.translation.pairs import PairDataModule, ParallelCorpus
+from trime.stages.translation.translate import ALONE
 from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.translation import Translation
-
-SEARCH = ("beam", "penalty", "shortest", "longest", "sentences")  # of translation: what decides the BLEU of a validation
 
 
 class TranslationTraining(TrainingTask):
@@ -35,7 +34,7 @@ class TranslationTraining(TrainingTask):
 
     def settings(self) -> Any:
         translation = plain(self.config.translation)
-        return super().settings() | ({"best_by": {name: translation[name] for name in SEARCH}} if self.by_bleu else {})
+        return super().settings() | ({"best_by": {name: translation[name] for name in ALONE}} if self.by_bleu else {})
 
     @property
     def by_bleu(self) -> bool:

@@ -30,7 +30,8 @@ from trime.stages.tune import TunedRows
 from trime.types import Contexts, Float, Int, Tensor, TokenPosition
 
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a sentence is never impossible
-SEARCH = ("beam", "penalty", "shortest", "longest", "sentences", "unweighted_external")  # of translation: what decides texts
+ALONE = ("beam", "penalty", "shortest", "longest", "sentences")  # of translation: what decides texts of the model alone
+SEARCH = (*ALONE, "unweighted_external")  # and of the model with memories
 
 
 class Translate(Artefact):
