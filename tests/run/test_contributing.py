@@ -10,30 +10,25 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from coverage import Coverage
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-# Writes the file and the name of every Python function that a process called.
-TRACER = """
-import atexit, json, os, sys
-
-called = set()
-sys.settrace(lambda frame, event, argument: called.add((frame.f_code.co_filename, frame.f_code.co_qualname)))
-
-
-@atexit.register
-def write():
-    sys.settrace(None)
-    with open(os.environ["CALLED"], "a") as file:
-        file.writelines(json.dumps(call) + "\\n" for call in called)
+# Which lines of the examples' files a process runs; Python reads sitecustomize.py at the start of each.
+SETTINGS = """
+[run]
+include = {files}
+parallel = true
+data_file = ${{COVERED}}/lines
 """
+START = "import coverage\n\ncoverage.process_startup()\n"
 
 
 def sections() -> dict[str, str]:
@@ -70,7 +65,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "poems").mkdir()
     for number in range(8):
         (folder / "poems" / f"{number}.txt").write_text("a rose is a rose\nis a rose and so on\n\n" * 60)
-    (folder / "sitecustomize.py").write_text(TRACER)
+    files = "\n    ".join(str(folder / name) for name in files_of(TEXT) if name.endswith(".py"))
+    (folder / "coverage.ini").write_text(SETTINGS.format(files=files))
+    (folder / "sitecustomize.py").write_text(START)
     return folder
 
 
@@ -78,26 +75,31 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_example_is_used(title: str, project: Path, tmp_path: Path) -> None:
     """Each command ends in results that show the example, and together they call every function that it defines."""
     text = sections()[title]
-    environment = os.environ | {"PYTHONPATH": str(project), "CALLED": str(tmp_path / "called.jsonl")}
+    settings = {"COVERAGE_PROCESS_START": str(project / "coverage.ini"), "COVERED": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": str(project)} | settings
     for words in commands_of(text):
         command = [sys.executable, *words, f"paths.outputs={tmp_path}"]
         done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr[-2000:]
     assert CHECKS[title](tmp_path), f"{title}: its results do not show it"
-    called = {tuple(json.loads(line)) for line in (tmp_path / "called.jsonl").read_text().splitlines()}
+    combined = Coverage(data_file=tmp_path / "lines")
+    combined.combine([str(tmp_path)])
     for name, content in files_of(text).items():
-        defined = functions_of(content) if name.endswith(".py") else []
-        uncalled = [function for function in defined if (str(project / name), function) not in called]
+        functions = functions_of(content) if name.endswith(".py") else {}
+        lines = {*(combined.get_data().lines(str(project / name)) or [])}
+        uncalled = [function for function, own in functions.items() if not lines & {*own}]
         assert not uncalled, f"{name}: {uncalled} were never called"
 
 
-def functions_of(source: str) -> Iterator[str]:
-    """Yield the qualified names of a module's functions and methods."""
+def functions_of(source: str) -> dict[str, range]:
+    """Return the lines of the body of each function and method of a module by its qualified name."""
+    bodies: dict[str, range] = {}
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef):
-            yield node.name
-        elif isinstance(node, ast.ClassDef):
-            yield from (f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef))
+        parts = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        functions = (part for part in parts if isinstance(part, ast.FunctionDef))
+        bodies |= {prefix + part.name: range(part.body[0].lineno, (part.end_lineno or 0) + 1) for part in functions}
+    return bodies
 
 
 def results_of(outputs: Path) -> dict[str, Any]:
