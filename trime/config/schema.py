@@ -1,6 +1,6 @@
-"""Every setting outside what a group's ``_target_`` takes: type, default, help and bounds, from which checks and --help come.
+"""Every setting but the arguments of a group's ``_target_``: type, default, help and bounds. Checks and --help come from here.
 
-A value may be an interpolation (``${segments.length}``); it is judged when it is resolved, before anything runs.
+A value may be an interpolation (``${segments.length}``); it is checked once it is resolved, before anything runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TAUGHT_MODEL = {
 }
 
 
-Switch = Any  # not bool, to which OmegaConf would convert `no`, 3 and the like
+Switch = Any  # not bool, because OmegaConf would convert `no`, 3 and the like to it
 
 
 def switch(default: bool, help: str) -> Any:
@@ -39,16 +39,16 @@ def tokens(default: Any, help: str) -> Any:
 class Paths:
     """Where things lie on this machine."""
 
-    data: str = setting("data", "downloads and prepared text")
-    outputs: str = setting("outputs", "artefacts, runs and reports")
+    data: str = setting("data", "downloads and prepared text go here")
+    outputs: str = setting("outputs", "artefacts, runs and reports go here")
 
 
 @dataclass
 class Vocabulary:
     """The vocabulary of the training split."""
 
-    limit: int | None = setting(32000, "symbols at most; null: every symbol", at_least=3, whole=True, optional=True)
-    minimum: int = setting(2, "occurrences that a symbol needs", at_least=0, whole=True)
+    limit: int | None = setting(32000, "most symbols; null: every symbol", at_least=3, whole=True, optional=True)
+    minimum: int = setting(2, "occurrences that a symbol needs to be in the vocabulary", at_least=0, whole=True)
     fairseq: Switch = switch(False, "special symbols and padding as in fairseq's dictionaries")
 
 
@@ -64,59 +64,70 @@ class Segments:
 class Train:
     """Settings of the optimisation."""
 
-    updates: int = setting(1000, "optimiser steps; 0, for a pretrained model: take it as it is", at_least=0, whole=True)
+    updates: int = setting(1000, "optimiser steps; 0 takes a pretrained model as it is", at_least=0, whole=True)
     accumulate: int = setting(1, "micro-batches per update; in-batch memory is per micro-batch", at_least=1, whole=True)
     plain_share: float = setting(0.05, "share of updates that first train the plain language model (TRIME 5.2)", at_least=0)
-    clip_norm: float = setting(0.25, "gradient norm at most; 0: no clipping", at_least=0)
-    checkpoint_every: int = setting(100, "updates", at_least=1, whole=True)
-    validate_every: int = setting(150, "updates", at_least=1, whole=True)
-    validate_tokens: Any = tokens(16384, "tokens of valid per validation")
-    keep: str = setting("best", "best: the weights of the lowest validation objective; last", choices=("best", "last"))
-    log_every: int = setting(10, "updates", at_least=1, whole=True)
-    memory_size: int = setting(
-        512, "entries of a memory inside the model; at evaluation model.memory_size", at_least=1, whole=True
+    clip_norm: float = setting(0.25, "largest gradient norm; 0: no clipping", at_least=0)
+    checkpoint_every: int = setting(100, "updates between checkpoints", at_least=1, whole=True)
+    validate_every: int = setting(150, "updates between validations", at_least=1, whole=True)
+    validate_tokens: Any = tokens(16384, "validation tokens per validation")
+    keep: str = setting(
+        "best",
+        "best: the weights with the lowest validation objective; last: those of the last update",
+        choices=("best", "last"),
     )
-    eviction: Any = setting(None, "eviction policy of that memory: eviction@train.eviction=NAME")
+    log_every: int = setting(10, "updates between logged figures", at_least=1, whole=True)
+    memory_size: int = setting(
+        512,
+        "entries of a memory inside the model during training; model.memory_size sets it at evaluation",
+        at_least=1,
+        whole=True,
+    )
+    eviction: Any = setting(None, "eviction policy of that memory, by eviction@train.eviction=NAME")
 
 
 @dataclass
 class Long:
-    """The long-term memory at test; its sizes are tune.memory_size."""
+    """The long-term memory at test; tune.memory_size sets its sizes."""
 
-    crossing: Switch = switch(False, "entries of earlier documents too, as published")
-    repeats: Switch = switch(False, "contexts of the window count in long and in local memory, as published")
+    crossing: Switch = switch(False, "true: entries of earlier documents stay, as published")
+    repeats: Switch = switch(False, "true: contexts of the window are also in the long memory, as published")
 
 
 @dataclass
 class Evaluate:
     """Scoring valid and test."""
 
-    dataset: Any = setting(None, "other text to evaluate on, in the main vocabulary: dataset@evaluate.dataset=NAME")
-    tokens: Any = tokens(None, "tokens scored of valid and of test")
+    dataset: Any = setting(None, "another text to evaluate on, with the main vocabulary: dataset@evaluate.dataset=NAME")
+    tokens: Any = tokens(None, "tokens scored in each of valid and test")
     sample: str = setting(
         "starts",
-        "starts: as many tokens from the start of each document; documents: whole documents, fewer of them",
+        "starts: the same number of tokens from the start of each document; documents: fewer, but whole documents",
         choices=("starts", "documents"),
     )
     block: int = setting(256, "tokens scored per window", at_least=1, whole=True)
     context: int = setting(256, "earlier tokens of the document before each window", at_least=0, whole=True)
-    lines: Switch = switch(False, "a window scores whole lines, as many as fit a block, as published for WikiText")
-    bounded: Switch = switch(True, "windows and memory end at document borders; false: as published")
-    scaled_interpolation: Switch = switch(True, "sqrt(d) in Eq. 8; false: without, as in the published code")
+    lines: Switch = switch(False, "true: a window scores as many whole lines as fit into a block, as published for WikiText")
+    bounded: Switch = switch(True, "windows and memory end at document borders; false: one stream of text, as published")
+    scaled_interpolation: Switch = switch(True, "divide by sqrt(d) in Eq. 8; false: do not, as in the published code")
     interpolate: str = setting(
         "datastore",
-        "memories of Eq. 8's P_kNN: the datastore alone, as in the published code, or all of the row",
+        "memories in P_kNN of Eq. 8: datastore only, as in the published code, or all memories of the row",
         choices=INTERPOLATED,
     )
-    analysis: Switch = switch(False, "perplexity by word frequency, retrieval accuracy, size of the long memory")
-    batch_tokens: int = setting(8192, "tokens encoded at a time", at_least=1, whole=True)
-    dtype: str = setting("float32", "of stored encodings", choices=DTYPES)
-    rows: list[Any] = setting([{"joint": []}], "rows of the table as the papers have them; the last is the experiment's own")
-    papers: Switch = switch(True, "all of these rows; false: the first alone, beside what mixture= mixes")
-    memories: list[str] | None = setting(None, "memories that mixture= mixes, as [local,ngram]; null: all that rows name")
+    analysis: Switch = switch(
+        False, "also measure perplexity by word frequency, retrieval accuracy and loss by size of the long memory"
+    )
+    batch_tokens: int = setting(8192, "tokens per batch of encoding", at_least=1, whole=True)
+    dtype: str = setting("float32", "number format of stored encodings", choices=DTYPES)
+    rows: list[Any] = setting(
+        [{"joint": []}], "rows of the results, as in the papers; the last one is the experiment's main result"
+    )
+    papers: Switch = switch(True, "evaluate all of these rows; false: only the first, beside what mixture= mixes")
+    memories: list[str] | None = setting(None, "memories that mixture= mixes, as [local,ngram]; null: all memories in the rows")
     subsets: str = setting(
         "leave_one_out",
-        "subsets of a fitted mixture's memories to evaluate, to tell what each is worth",
+        "subsets of a fitted mixture's memories to evaluate, to show what each memory contributes",
         choices=("none", "leave_one_out", "all"),
     )
 
@@ -125,11 +136,13 @@ class Evaluate:
 class Datastore:
     """The text of the external memory."""
 
-    dataset: Any = setting(None, "other text for it: dataset@datastore.dataset=NAME")
-    path: str | None = setting(None, "a folder encode-… of another run, instead of encoding")
-    split: str = setting("train", "of the dataset", choices=("train", "valid", "test"))
-    tokens: Any = tokens(None, "entries, as many from the start of each document")
-    dtype: str = setting("float16", "of stored keys; int8: half the disk", choices=(*DTYPES, "int8"))
+    dataset: Any = setting(None, "another text for it: dataset@datastore.dataset=NAME")
+    path: str | None = setting(None, "take the folder encode-… of another run instead of encoding")
+    split: str = setting("train", "split of the dataset", choices=("train", "valid", "test"))
+    tokens: Any = tokens(None, "entries, the same number from the start of each document")
+    dtype: str = setting(
+        "float16", "number format of stored keys; int8 halves the disk space of float16", choices=(*DTYPES, "int8")
+    )
 
 
 @dataclass
@@ -138,47 +151,57 @@ class Index:
 
     factory: str | None = setting(
         "auto",
-        "auto; null: exact; Cells; a FAISS factory string, underscores for commas, whose numbers may be left out; or the "
-        "dotted name of an index builder",
+        "auto; null for exact search; Cells; a FAISS factory string, with underscores for commas and numbers optional; or "
+        "the dotted name of an index builder",
         name=True,
         optional=True,
     )
     metric: str = setting("${similarity}", "similarity of keys", choices=METRICS)
     k: int = setting(1024, "K, nearest entries per query", at_least=1, whole=True)
     recall: float = setting(
-        0.95, "of the exact K nearest, where factory is auto; tune measures it on valid", above=0, at_most=1
+        0.95, "share of the exact K nearest entries to find, for factory auto; tune measures it on valid", above=0, at_most=1
     )
-    probe: int = setting(1, "cells a query visits; with auto as many as the recall needs", at_least=1, whole=True)
-    rescore: Switch = switch(False, "similarities to the stored keys instead of the codes'")
-    device: str = setting("cpu", "cuda: by faiss-gpu, pip install 'trime[gpu]'", choices=("cpu", "cuda"))
-    parts: int = setting(1, "parts of the store, each with an index of its own", at_least=1, whole=True)
-    engine: str = setting("local", "ray: each part on a worker, pip install 'trime[cluster]'", choices=("local", "ray"))
-    address: str | None = setting(None, "of a Ray cluster: auto or HOST:PORT; null: Ray on this machine")
-    cores: int = setting(1, "of each worker", at_least=1, whole=True)
+    probe: int = setting(1, "cells searched per query; with auto, as many as the recall needs", at_least=1, whole=True)
+    rescore: Switch = switch(False, "compute similarities from the stored keys instead of their codes")
+    device: str = setting(
+        "cpu", "where FAISS searches; cuda needs faiss-gpu, pip install 'trime[gpu]'", choices=("cpu", "cuda")
+    )
+    parts: int = setting(1, "parts into which the store is split, each with its own index", at_least=1, whole=True)
+    engine: str = setting(
+        "local", "local, or ray: each part on a worker (pip install 'trime[cluster]')", choices=("local", "ray")
+    )
+    address: str | None = setting(None, "address of a Ray cluster, auto or HOST:PORT; null: Ray on this machine")
+    cores: int = setting(1, "cores per worker", at_least=1, whole=True)
 
 
 @dataclass
 class Mixture:
-    """The lab's own row, beneath those of the papers: how all memories are mixed."""
+    """TRIME Lab's own row, below those of the papers: how all memories are mixed."""
 
-    kind: str = setting("none", "name of the mixture, set by mixture=; all but none, joint and interpolated are fitted")
-    path: str | None = setting(None, "a folder mixture-… of another run, instead of fitting")
-    model: Any = setting(None, "what is fitted")
+    kind: str = setting("none", "set by mixture=; all mixtures but none, joint and interpolated are fitted")
+    path: str | None = setting(None, "take the folder mixture-… of another run instead of fitting")
+    model: Any = setting(None, "the fitted mixture and its settings")
     history: list[float] = setting(
-        [], "decays of what the weights know of each expert's success at earlier tokens; []: nothing", at_least=0, at_most=1
+        [],
+        "the weights see decayed means of how well each expert did on earlier tokens; []: they do not",
+        at_least=0,
+        at_most=1,
     )
-    online: Switch = switch(False, "go on learning from the tokens that were scored")
+    online: Switch = switch(False, "keep learning from tokens once they are scored")
     temperatures: list[float] = setting(
         [1.0],
-        "of each memory; one expert each where adaptive, one of them is taken where calibrated",
+        "temperatures of each memory: one expert each (adaptive), or the best of them (calibrated)",
         above=0,
         filled=True,
         rising=True,
     )
     folds: int = setting(
-        8, "of valid's documents; the dev figure is of documents that were not fitted to", at_least=3, whole=True
+        8,
+        "folds of valid's documents; the dev figure is measured on documents that were left out of the fit",
+        at_least=3,
+        whole=True,
     )
-    tokens: Any = tokens("200k", "tokens of valid at most")
+    tokens: Any = tokens("200k", "most validation tokens to fit to")
 
 
 @dataclass
@@ -201,23 +224,26 @@ class Tune:
 
 @dataclass
 class Replay:
-    """stages=[record,replay]: policies and sizes over a recorded run, of a memory inside a model or of the long one."""
+    """stages=[record,replay]: policies and sizes tried on a recorded run, for a memory inside a model or the long memory."""
 
     policies: list[str] = setting(
-        ["fifo", "sink", "lru", "lfu", "lra_last", "lra_max", "lra_sum", "lfa", "lfa_gamma"], "eviction="
+        ["fifo", "sink", "lru", "lfu", "lra_last", "lra_max", "lra_sum", "lfa", "lfa_gamma"], "eviction policies"
     )
-    sizes: list[int] = setting([128, 512, 2048], "entries", filled=True, at_least=1, whole=True)
+    sizes: list[int] = setting([128, 512, 2048], "memory sizes, in entries", filled=True, at_least=1, whole=True)
     c: list[float] | None = setting(
-        None, "every policy whose new entries start at mean - c std, at each c", filled=True, optional=True
+        None,
+        "values of c to try for policies whose new entries start at mean - c std; null: the policy's own",
+        filled=True,
+        optional=True,
     )
 
 
 @dataclass
 class Frontier:
-    """table=frontier: the budget that advice is given for."""
+    """table=frontier: the budget for which it recommends a configuration."""
 
-    seconds_per_token: float | None = setting(None, "at most; null: any", above=0, optional=True)
-    gb: float | None = setting(None, "of memories, at most; null: any", above=0, optional=True)
+    seconds_per_token: float | None = setting(None, "most seconds per token; null: any", above=0, optional=True)
+    gb: float | None = setting(None, "most GB of memories; null: any", above=0, optional=True)
 
 
 @dataclass
@@ -225,99 +251,103 @@ class Generate:
     """Settings of stages=[generate]."""
 
     tokens: int = setting(100, "tokens to generate", at_least=1, whole=True)
-    temperature: float = setting(0.8, "0: the likeliest token", at_least=0)
-    top_p: float = setting(0.95, "sample from the smallest set of tokens of so much probability", above=0, at_most=1)
-    entries: int = setting(3, "entries of memories that explain=true names per token", at_least=0, whole=True)
+    temperature: float = setting(0.8, "of sampling; 0: always the most likely token", at_least=0)
+    top_p: float = setting(0.95, "sample from the smallest set of tokens with this probability", above=0, at_most=1)
+    entries: int = setting(3, "entries of memories that explain=true lists per token", at_least=0, whole=True)
 
 
 @dataclass
 class Taught:
     """stages=[teach]: a small model in the transformers format, on questions over short contexts (initialize: untrained)."""
 
-    model: Any = setting(TAUGHT_MODEL, "its kind and sizes")
-    questions: dict[str, Any] = setting({"words": 128, "least": 0}, "settings in place of questions'")
+    model: Any = setting(TAUGHT_MODEL, "kind and sizes of the model")
+    questions: dict[str, Any] = setting({"words": 128, "least": 0}, "settings of questions that differ in training")
     vocabulary: int = setting(8000, "words (initialize: byte pairs)", at_least=3, whole=True)
     batch: int = setting(16, "questions per update", at_least=1, whole=True)
     alone_share: float = setting(
-        0.0, "share of updates, at first, on facts without the text around them", at_least=0, at_most=1
+        0.0, "share of updates, at the start, on facts without the text around them", at_least=0, at_most=1
     )
     prompt_share: float = setting(
-        0.2, "share of a decoder's loss that its prompts have, beside the answers", at_least=0, at_most=1
+        0.2, "weight of the prompts in a decoder's loss; the answers have the rest", at_least=0, at_most=1
     )
     question_first: Switch = switch(True, "the question stands before the context too")
-    spread: Switch = switch(False, "leave gaps in a decoder's positions behind sentences, up to model.longest")
+    spread: Switch = switch(False, "spread a decoder's positions, up to model.longest, by gaps between sentences")
 
 
 @dataclass
 class Answering:
     """Settings of stages=[answer]."""
 
-    split: str = setting("test", "of questions", choices=("train", "valid", "test"))
-    batch: int = setting(8, "questions read side by side", at_least=1, whole=True)
-    longest: int = setting(8, "tokens of an answer at most", at_least=1, whole=True)
+    split: str = setting("test", "split of the questions", choices=("train", "valid", "test"))
+    batch: int = setting(8, "questions per batch", at_least=1, whole=True)
+    longest: int = setting(8, "most tokens of an answer", at_least=1, whole=True)
     last: int | None = setting(
-        None, "read so many last tokens of a prompt alone; null: all", at_least=1, whole=True, optional=True
+        None, "read only this many last tokens of a prompt; null: all", at_least=1, whole=True, optional=True
     )
     question_first: Switch = switch(True, "the question stands before the context too")
 
 
 @dataclass
 class Translation:
-    """task=translation, as TRIME's Appendix C, in small."""
+    """task=translation, as in TRIME's Appendix C, with a smaller model."""
 
-    width: int = setting(256, "of the model", at_least=1, whole=True)
-    layers: int = setting(3, "of the encoder, and of the decoder", at_least=1, whole=True)
-    heads: int = setting(4, "of attention", at_least=1, whole=True)
+    width: int = setting(256, "width of the model", at_least=1, whole=True)
+    layers: int = setting(3, "layers of the encoder, and as many of the decoder", at_least=1, whole=True)
+    heads: int = setting(4, "attention heads", at_least=1, whole=True)
     inner: int = setting(1024, "width of feed-forward layers", at_least=1, whole=True)
-    dropout: float = setting(0.2, "share", at_least=0, below=1)
+    dropout: float = setting(0.2, "dropout probability", at_least=0, below=1)
     key: str = setting(
-        "g", "of memories: g, the decoder's last feed-forward input; f, its output, as published", choices=("g", "f")
+        "g", "key of the memories: g, the decoder's last feed-forward input; f, its output, as published", choices=("g", "f")
     )
     updates: int = setting(4000, "optimiser steps", at_least=1, whole=True)
-    batch_tokens: int = setting(4096, "pieces per batch (batching.padding: whether padding counts)", at_least=1, whole=True)
-    smoothing: float = setting(0.1, "of labels; TRIME's loss has none", at_least=0, below=1)
+    batch_tokens: int = setting(4096, "pieces per batch; batching.padding says whether padding counts", at_least=1, whole=True)
+    smoothing: float = setting(0.1, "label smoothing; TRIME's loss has none", at_least=0, below=1)
     joined_dictionary: Switch = switch(
-        True, "one vocabulary and embedding for both languages; false: one each, as fairseq's IWSLT'14"
+        True, "one vocabulary and embedding for both languages; false: one each, as in fairseq's IWSLT'14"
     )
-    k: list[int] = setting([1, 2, 4, 8, 16, 32, 64], "K, of which valid's BLEU chooses", filled=True, at_least=1, whole=True)
+    k: list[int] = setting([1, 2, 4, 8, 16, 32, 64], "values of K; valid's BLEU chooses", filled=True, at_least=1, whole=True)
     beam: int = setting(4, "hypotheses per sentence", at_least=1, whole=True)
     penalty: float = setting(
-        0.6, "score = log-probability / length^penalty, the end of the sentence counted in both", at_least=-10, at_most=10
+        0.6, "score = log-probability / length^penalty, both including the end of the sentence", at_least=-10, at_most=10
     )
-    shortest: int = setting(0, "pieces of a translation at least", at_least=0, whole=True)
-    longest: list[float] = setting([1.5, 10], "[a, b]: a source of n pieces has a translation of at most a n + b", at_least=0)
+    shortest: int = setting(0, "fewest pieces of a translation", at_least=0, whole=True)
+    longest: list[float] = setting([1.5, 10], "[a, b]: a translation of n source pieces has at most a n + b pieces", at_least=0)
     unweighted_external: Switch = switch(False, "add (1 - share) p + p_external, as the published decoder does")
-    best_by: str = setting("objective", "which validation train.keep=best means", choices=("objective", "bleu"))
-    sentences: int | None = setting(None, "translated of each split; null: all", at_least=1, whole=True, optional=True)
-    sentences_at_once: int = setting(64, "sentences translated side by side", at_least=1, whole=True)
+    best_by: str = setting(
+        "objective", "what train.keep=best compares: the validation objective or BLEU", choices=("objective", "bleu")
+    )
+    sentences: int | None = setting(None, "sentences to translate per split; null: all", at_least=1, whole=True, optional=True)
+    sentences_at_once: int = setting(64, "sentences per batch of translation", at_least=1, whole=True)
 
 
 @dataclass
 class Domain:
-    """experiment=domain/…_b: the external memory from the text that is evaluated on."""
+    """experiment=domain/…_b: an external memory of the text that is evaluated."""
 
-    split: str = setting("train", "of that text", choices=("train", "valid", "test"))
+    split: str = setting("train", "split of that text", choices=("train", "valid", "test"))
     tokens: Any = tokens(None, "entries")
 
 
 @dataclass
 class Trainer:
-    """Arguments of pytorch_lightning.Trainer; those that are not listed are passed on to it (see check_trainer)."""
+    """Arguments of pytorch_lightning.Trainer; others are passed on to it (see check_trainer)."""
 
     accelerator: str = setting("auto", "where models run", choices=("auto", "cpu", "gpu", "cuda"))
-    devices: Any = setting("auto", "every GPU, or a number of processes on the CPU", at_least=1, whole=True, words=("auto",))
+    devices: Any = setting(
+        "auto", "auto: every GPU, or one process on the CPU; or a number of them", at_least=1, whole=True, words=("auto",)
+    )
     strategy: str = setting(
-        "ddp", "of several devices; fsdp shards weights, gradients and optimiser state", choices=("ddp", "fsdp")
+        "ddp", "with several devices; fsdp shards weights, gradients and optimiser state", choices=("ddp", "fsdp")
     )
     num_nodes: int = setting(
         1,
-        "machines: the same command on each, MASTER_ADDR, MASTER_PORT and NODE_RANK in the environment",
+        "number of machines; run the same command on each, with MASTER_ADDR, MASTER_PORT and NODE_RANK set",
         at_least=1,
         whole=True,
     )
     precision: str = setting(
         "auto",
-        "auto: bf16 where the device has it",
+        "auto: bf16-mixed where the device supports it, else 32-true",
         choices=("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"),
     )
     enable_progress_bar: Switch = switch(True, "show progress bars")
@@ -325,13 +355,13 @@ class Trainer:
 
 @dataclass
 class Samples:
-    """Passages of test in page.html, annotated token by token."""
+    """Passages of test that page.html shows token by token."""
 
-    passages: int = setting(3, "0: none", at_least=0, whole=True)
+    passages: int = setting(3, "number of passages; 0: none", at_least=0, whole=True)
     before: int | None = setting(
-        None, "tokens read before a passage; null: as many as fill the memories", at_least=0, whole=True, optional=True
+        None, "tokens read before a passage; null: enough to fill the memories", at_least=0, whole=True, optional=True
     )
-    tokens: int = setting(40, "tokens of a passage", at_least=1, whole=True)
+    tokens: int = setting(40, "tokens per passage", at_least=1, whole=True)
     entries: int = setting(3, "entries of memories shown per token", at_least=0, whole=True)
 
 
@@ -339,12 +369,12 @@ class Samples:
 class Report:
     """Tables, pictures and pages."""
 
-    runs: Any = setting(None, "patterns of run folders, with stages=[report]: one table of them all")
+    runs: Any = setting(None, "with stages=[report], patterns of run folders to compare in one table")
     against: str = setting("vanilla", "the experiment or eviction policy that others are compared with")
-    name: str = setting("comparison", "of the report's folder")
-    keep: str | None = setting(None, "a folder to which results.json of the runs are copied")
-    published: Any = setting(None, "published figures by column and experiment: [dev, test] or [test]")
-    figures: Any = setting(None, "figures of runs and of comparisons: +figures@report.figures.NAME=FILE draws NAME.png")
+    name: str = setting("comparison", "name of the report's folder")
+    keep: str | None = setting(None, "copy results.json of all runs into this folder")
+    published: Any = setting(None, "published figures beside the results: [dev, test] or [test] by column and experiment")
+    figures: Any = setting(None, "pictures of runs and of comparisons; +figures@report.figures.NAME=FILE draws NAME.png")
     samples: Samples = section(Samples, "passages of test in page.html")
 
 
@@ -352,22 +382,26 @@ class Report:
 class Compatibility:
     """Quirks of the published code, for comparisons to the last digit."""
 
-    padding: int | None = setting(None, "the token whose cells are memories too", at_least=0, whole=True, optional=True)
-    dropped_in_band: Switch = switch(False, "the second word of every tail band counts with its class's probability alone")
-    own_gradient_only: Switch = switch(False, "memories gathered from other processes are constants")
-    string_ids: Switch = switch(False, "BM25 ids are compared as strings with numbers, so that the order is a plain shuffle")
-    sorted_windows: Switch = switch(False, "windows without context are read from the shortest to the longest")
+    padding: int | None = setting(
+        None, "id of the padding token; padded positions are memories too", at_least=0, whole=True, optional=True
+    )
+    dropped_in_band: Switch = switch(False, "the second word of each tail band has only its band's probability")
+    own_gradient_only: Switch = switch(False, "no gradient into memories gathered from other processes")
+    string_ids: Switch = switch(
+        False, "BM25 ids are compared as strings with numbers, so batches end up in a plain random order"
+    )
+    sorted_windows: Switch = switch(False, "windows without context are read from shortest to longest")
 
 
 @dataclass
 class Logger:
-    """Where figures are logged while a run goes on."""
+    """Where metrics are logged during a run."""
 
-    history: Switch = switch(True, "metrics.csv in the run's folder")
+    history: Switch = switch(True, "write metrics.csv in the run's folder")
     lightning: dict[str, Any] = setting(
-        {}, "loggers of Lightning: +logger.lightning.NAME={_target_: CLASS}; no artefact depends on them"
+        {}, "Lightning loggers, +logger.lightning.NAME={_target_: CLASS}; no artefact depends on them"
     )
-    offline: Switch = switch(True, "W&B without an account; false: online")
+    offline: Switch = switch(True, "use W&B offline, without an account; false: online")
     project: str = setting("trime", "W&B's project")
 
 
@@ -375,18 +409,20 @@ class Logger:
 class Settings:
     """The whole configuration: sections, and groups (folders of conf/) whose choices are given by GROUP=NAME."""
 
-    name: str = setting("trime_lab", "of the run; experiments set their own")
-    seed: int = setting(0, "of weights, batches and draws", at_least=0, whole=True)
+    name: str = setting("trime_lab", "name of the run; experiments set it")
+    seed: int = setting(0, "seed of weights, batches and random draws", at_least=0, whole=True)
     task: str = setting("language_model", "set by experiments", choices=("language_model", "translation"))
-    stages: list[str] = setting(STAGES, "what to run, in this order; what exists is not made again")
-    checkpoint: str | None = setting(None, "instead of training: a folder fit-… or import-…, or a released fairseq checkpoint")
-    dictionary: Any = setting(None, "dict.txt of a released checkpoint; of translation [dict.de.txt,dict.en.txt]")
+    stages: list[str] = setting(STAGES, "stages to run, in this order; existing artefacts are reused")
+    checkpoint: str | None = setting(
+        None, "use instead of training: a folder fit-… or import-…, or a released fairseq checkpoint"
+    )
+    dictionary: Any = setting(None, "dict.txt of a released checkpoint; for translation [dict.de.txt,dict.en.txt]")
     similarity: str = setting(
-        "ip", "of contexts, in training and at test: inner product (TRIME), l2 or cosine", choices=METRICS
+        "ip", "of contexts, in training and at test: ip (inner product, as in TRIME), l2 or cosine", choices=METRICS
     )
     prompt_file: str | None = setting(None, "stages=[generate]: the text to continue; null: standard input")
-    explain: Switch = switch(False, "tell how each generated token's probability splits between vocabulary and memories")
-    expected: list[Any] = setting([], "published figures that this experiment answers for (conf/reproduce)")
+    explain: Switch = switch(False, "show how each generated token's probability splits between vocabulary and memories")
+    expected: list[Any] = setting([], "published figures that this experiment reproduces (conf/reproduce)")
     initial_c: dict[str, float] = setting({}, "c of eviction policies whose new entries start at mean - c std")
     trained: str | None = setting(None, "set by train_memory=, for names of runs")
     tested: str | None = setting(None, "set by test_memory=, for names of runs")
@@ -394,7 +430,7 @@ class Settings:
     choices: Any = setting(None, "set by ablations, for names of runs")
 
     paths: Paths = section(Paths, "where things lie on this machine")
-    vocabulary: Vocabulary = section(Vocabulary, "of the training split")
+    vocabulary: Vocabulary = section(Vocabulary, "the vocabulary, of the training split")
     segments: Segments = section(Segments, "how text is cut for training")
     train: Train = section(Train, "the optimisation")
     long: Long = section(Long, "the long-term memory at test")
@@ -402,38 +438,38 @@ class Settings:
     datastore: Datastore = section(Datastore, "the text of the external memory")
     tune: Tune = section(Tune, "the grid, scored on valid")
     index: Index = section(Index, "the search index over the datastore")
-    mixture: Mixture = section(Mixture, "how all memories are mixed, beneath the papers' rows")
-    replay: Replay = section(Replay, "eviction policies over a recorded run")
-    frontier: Frontier = section(Frontier, "the budget that table=frontier advises for")
+    mixture: Mixture = section(Mixture, "how all memories are mixed, in a row below the papers'")
+    replay: Replay = section(Replay, "eviction policies tried on a recorded run")
+    frontier: Frontier = section(Frontier, "the budget for table=frontier")
     generate: Generate = section(Generate, "stages=[generate]")
     taught: Taught = section(Taught, "stages=[teach]")
     answering: Answering = section(Answering, "stages=[answer]")
     translation: Translation = section(Translation, "task=translation")
     domain: Domain = section(Domain, "experiment=domain/…")
     trainer: Trainer = section(
-        Trainer, "arguments of pytorch_lightning.Trainer; any but these is passed on, and is part of what determines the model"
+        Trainer, "arguments of pytorch_lightning.Trainer; others are passed on, and change the hash of the model"
     )
     callbacks: dict[str, Any] = setting(
-        {}, "callbacks of Lightning in training: +callbacks.NAME={_target_: CLASS}; part of what determines the model"
+        {}, "Lightning callbacks, +callbacks.NAME={_target_: CLASS}; they change the hash of the model"
     )
     report: Report = section(Report, "tables, pictures and pages")
     compatibility: Compatibility = section(Compatibility, "quirks of the published code")
-    logger: Logger = section(Logger, "where figures are logged")
+    logger: Logger = section(Logger, "where metrics are logged")
 
-    dataset: Any = setting(None, "the text")
+    dataset: Any = setting(None, "the text to train and evaluate on")
     batching: Any = setting(None, "which segments make a training batch")
     neighbours: Any = setting(None, "BM25 neighbours of segments")
     model: Any = setting(None, "sizes and parts of the network")
     memory: Any = setting(None, "the memory in training")
     memories: Any = setting(None, "memories at test: memories@memories.NAME=FILE")
-    optimizer: Any = setting(None, "its learning rate is the schedule's")
-    schedule: Any = setting(None, "of the learning rate")
-    eviction: Any = setting(None, "policy of a memory inside the model, or of the long memory, at evaluation")
-    questions: Any = setting(None, "over long contexts")
+    optimizer: Any = setting(None, "the optimizer; schedule= sets its learning rate")
+    schedule: Any = setting(None, "the learning-rate schedule")
+    eviction: Any = setting(None, "eviction policy of the memory inside the model, or of the long memory, at evaluation")
+    questions: Any = setting(None, "questions over long contexts")
 
 
 COUNT, SIZE, SWITCH = Rule(at_least=1, whole=True), Rule(at_least=0, whole=True), Rule(switch=True)
-# Settings of groups whose bounds the signature of their ``_target_`` does not tell; those that a choice lacks are passed over.
+# Bounds of settings that the signature of their ``_target_`` does not give; settings that a choice lacks are skipped.
 PARTS = {
     "model.gate": SWITCH,
     "model.backbone.layers": Rule(at_least=1, whole=True, optional=True),
@@ -454,7 +490,7 @@ PARTS = {
     "mixture.model.learning_rate": Rule(above=0),
     "mixture.model.online_rate": Rule(above=0),
 }
-# Of a model of this suite that reads on from window to window, and of a pretrained one.
+# The same for our models that carry a state from window to window, and for pretrained models.
 STATEFUL = {"model.memory_size": SIZE}
 PRETRAINED = {
     "model.memory_size": SIZE,
