@@ -17,7 +17,7 @@ from trime.report.differences import difference
 from trime.report.figures.several import policies_picture
 from trime.report.groups import Group, baseline_of, group_labels, group_runs, rank_groups
 from trime.report.tables import EDGE, run_table
-from trime.stages.tune import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums, at_edge
+from trime.stages.tune import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums, at_grid_edge
 from trime.types import Contexts, Mass, TokenPosition
 
 
@@ -187,9 +187,9 @@ def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
         "memory_size": [1, 2, 3],
     }
     tuned = {"temperature": 2.0, "cache_temperature": 4.0, "interpolation_temperature": 2.0, "lambda": 0.3, "memory_size": 3}
-    assert at_edge(tuned, grid) == ["temperature", "cache_temperature"]
+    assert at_grid_edge(tuned, grid) == ["temperature", "cache_temperature"]
     edge, inside = made("edge", 0, [1.0, 2.0]), made("inside", 0, [1.5, 2.5])
-    edge["metrics"]["valid"] = [edge["metrics"]["valid"][0] | {"at_edge": ["temperature"], "tuned": {"temperature": 2.0}}]
+    edge["metrics"]["valid"] = [edge["metrics"]["valid"][0] | {"at_grid_edge": ["temperature"], "tuned": {"temperature": 2.0}}]
     edge["metrics"]["test"] = [edge["metrics"]["test"][0] | {"tuned": {"temperature": 2.0}}]
     (line,) = run_table(edge)[1]
     assert line[-1] == f"τ 2{EDGE}" and not any(EDGE in cell for cell in run_table(inside)[1][0])

@@ -88,7 +88,7 @@ def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], t
     run(config)
     plan = Plan(config)
     results = json.loads((plan.run_folder / "results.json").read_text())
-    assert results["evaluated"]["name"] == "folder" and results["dataset"]["name"] == "stdlib"
+    assert results["evaluation_dataset"]["name"] == "folder" and results["dataset"]["name"] == "stdlib"
     assert plan.evaluated_corpus.corpus().vocabulary.fingerprint == plan.corpus.corpus().vocabulary.fingerprint
     if name[-2:] in ("_a", "_b"):
         assert results["datastore"]["dataset"] == {"_a": "stdlib", "_b": "folder"}[name[-2:]]
@@ -191,8 +191,8 @@ def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., Di
     config = tiny("experiment=trime_ext", *other, *store)
     run(config)
     results = json.loads((Plan(config).run_folder / "results.json").read_text())
-    assert results["evaluated"]["vocabulary"] == results["dataset"]["vocabulary"]
-    assert results["evaluated"]["fingerprint"] != results["dataset"]["fingerprint"]
+    assert results["evaluation_dataset"]["vocabulary"] == results["dataset"]["vocabulary"]
+    assert results["evaluation_dataset"]["fingerprint"] != results["dataset"]["fingerprint"]
     assert results["datastore"]["dataset"] == "folder" and results["datastore"]["entries"] > 1000
 
 

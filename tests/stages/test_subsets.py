@@ -100,7 +100,7 @@ def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Plan, Path]) 
     results = json.loads((plan.run_folder / "results.json").read_text())
     subset_results, metrics = results["subsets"]["subsets"], results["metrics"]
     assert len(subset_results) == 8 and subset_results[-1]["memories"] == ["local", "external", "ngram_document"]
-    for split, key in (("test", "loss"), ("valid", "dev_loss")):
+    for split, key in (("test", "loss"), ("valid", "valid_loss")):
         assert subset_results[-1][key] == pytest.approx(metrics[split][-1]["loss"], abs=1e-6)
         assert subset_results[0][key] == pytest.approx(metrics[split][0]["loss"], abs=1e-5)
     assert (
@@ -120,7 +120,7 @@ def test_a_frontier_has_each_subset_once(swept: tuple[Plan, Path]) -> None:
     plan, _ = swept
     results = json.loads((plan.run_folder / "results.json").read_text())
     other = json.loads(json.dumps(results))
-    other["subsets"]["external"]["k"] = 2
+    other["subsets"]["external_search"]["k"] = 2
     built = json.loads(json.dumps(results))
     built["datastore"] |= {"index": "IVF16_SQ8", "probe": 4}
     points = frontier_points([results, other, built])
@@ -147,7 +147,7 @@ def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path]
     report_sweep(plan.config, [plan.run_folder])
     assert "Pareto fronts of 8" in capsys.readouterr().out
     other = json.loads((plan.run_folder / "results.json").read_text())
-    other["subsets"]["which"], other["name"] = "leave_one_out", "other"
+    other["subsets"]["selection"], other["name"] = "leave_one_out", "other"
     (folder / "other").mkdir()
     (folder / "other" / "results.json").write_text(json.dumps(other))
     report_several(plan.config, [str(plan.run_folder), str(folder / "other")])

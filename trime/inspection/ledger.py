@@ -52,7 +52,7 @@ class Cell:
 
 def is_published_text(run: dict[str, Any]) -> bool:
     """Return True if no split of the run's texts differs in size from the published one."""
-    notes = [*run["dataset"].get("notes", []), *run.get("evaluated", {}).get("notes", [])]
+    notes = [*run["dataset"].get("notes", []), *run.get("evaluation_dataset", {}).get("notes", [])]
     return not any("are published" in note for note in notes)
 
 
@@ -88,7 +88,7 @@ def latest_value(expected: dict[str, Any], runs: list[dict[str, Any]]) -> float 
 
 def measured_value(expected: dict[str, Any], run: dict[str, Any]) -> float | None:
     """Return what a run measured for a cell: a row's metric, a frequency bucket's perplexity, or retrieval accuracy in %."""
-    analysis = run.get("analysis", {}).get("dev" if expected["split"] == "valid" else "test", {})
+    analysis = run.get("analysis", {}).get(expected["split"], {})
     if "bucket" in expected:
         cells = list(analysis.get("buckets", {}).values())[-1:]
         return next((cell["perplexity"] for part in cells for cell in part if cell["bucket"] == expected["bucket"]), None)

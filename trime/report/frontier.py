@@ -70,11 +70,11 @@ def frontier_points(runs: list[dict[str, Any]]) -> list[Point]:
         subsets, metric = run["subsets"], metric_name(run["metrics"]["test"][-1])
         for subset in subsets["subsets"]:
             names = tuple(subset["memories"])
-            costs = [subsets["memories"][name] for name in names]
+            costs = [subsets["costs"][name] for name in names]
             seconds = subsets["encode_seconds_per_token"] + subset["seconds_per_token"]
             seconds += sum(cost["seconds_per_token"] for cost in costs)
             external = external_of(run) if "external" in names else None
-            dev, test = (MEASURES[metric](subset[key]) for key in ("dev_loss", "loss"))
+            dev, test = (MEASURES[metric](subset[key]) for key in ("valid_loss", "loss"))
             point = Point(names, external, dev, test, seconds, sum(cost["bytes"] for cost in costs) / 1e9)
             first = points.setdefault((names, external), point)
             if abs(point.dev / first.dev - 1) > TOLERANCE:
@@ -87,7 +87,7 @@ def frontier_points(runs: list[dict[str, Any]]) -> list[Point]:
 
 def external_of(run: dict[str, Any]) -> External:
     """Return how a run's external memory was stored and searched."""
-    external, built = run["subsets"]["external"], run["datastore"]
+    external, built = run["subsets"]["external_search"], run["datastore"]
     probe = f", probe {built['probe']}" if built.get("probe") and built["index"] != "exact" else ""
     return External(built["index"] + probe, external["k"], external["keys"])
 

@@ -25,7 +25,7 @@ def memories_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
     header = ["memory", f"test {metric} without it", "change with it, 95 % interval", "MB", "µs/token", "largest weight, %"]
     encoding = f"{1e6 * subsets['encode_seconds_per_token']:,.0f}"
     lines = [["vocabulary (the model)", "", "", "", encoding, f"{100 * weights['vocabulary']['largest']:.1f}"]]
-    for name, cost in subsets["memories"].items():
+    for name, cost in subsets["costs"].items():
         without, added = memory_contribution([results], name)
         costs = [f"{cost['bytes'] / 1e6:,.1f}", f"{1e6 * cost['seconds_per_token']:,.1f}"]
         lines.append([name, f"{without:.2f}", str(added), *costs, f"{100 * weights[name]['largest']:.1f}"])

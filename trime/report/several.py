@@ -36,7 +36,7 @@ def report_several(config: DictConfig, patterns: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if answering := [run for run in runs if "questions" in run]:
         report_answering(answering, folder)
-    if swept := [run for run in runs if run.get("subsets", {}).get("which") == "all"]:
+    if swept := [run for run in runs if run.get("subsets", {}).get("selection") == "all"]:
         report_frontier(swept, config.frontier, folder)
     models = [run for run in runs if "questions" not in run]
     if len(models) > len(swept):
@@ -107,14 +107,14 @@ def report_models(
     text += f"\n{FITTED_NOTE}\n" * any(map(is_fitted, runs))
     print(f"\n{text}\n* published results, dev / test or test alone: compare their order" + f"\n{edges}" * bool(edges))
     print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
-    if any(run.get("analysis", {}).get("dev", {}).get("by_memory_size") for run in runs):
+    if any(run.get("analysis", {}).get("valid", {}).get("by_memory_size") for run in runs):
         print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
     if len({group.row.get("eviction") for group in groups} - {None}) > 1:
         print(f"policies: {policies_picture(groups, folder / 'policies.png')}")
     compared = {name: panels for name, figure in figures.items() if (panels := figure.comparison_panels(runs))}
     for name, panels in compared.items():
         print(f"{name}: {figures[name].save(panels, folder.name, folder / f'{name}.png')}")
-    units = sorted({group.row.get("drawn", "documents") for group in groups})
+    units = sorted({group.row.get("bootstrap_unit", "documents") for group in groups})
     note = (
         f"The worst run comes first. Differences to {against} are paired, with a 95 % interval by bootstrap over seeds and "
         f"{' or '.join(units)}; no difference is shown if the interval contains zero. Columns with * hold published results, "

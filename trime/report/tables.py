@@ -64,7 +64,7 @@ FITTED_NOTE = (
 
 def mark_edge(name: str, rows: Iterable[dict[str, Any]]) -> str:
     """Return a name, marked if one of its dev rows was tuned to the edge of a grid."""
-    return f"{name} {EDGE}" if any(row.get("at_edge") for row in rows) else name
+    return f"{name} {EDGE}" if any(row.get("at_grid_edge") for row in rows) else name
 
 
 SYMBOLS = {  # the papers' symbols of tuned settings
@@ -80,7 +80,7 @@ SYMBOLS = {  # the papers' symbols of tuned settings
 
 def edge_settings(rows: Iterable[dict[str, Any]]) -> str:
     """Return the symbols of the settings of dev rows that were tuned to the edge of their grid."""
-    return ", ".join(dict.fromkeys(SYMBOLS[name] for row in rows for name in row.get("at_edge", [])))
+    return ", ".join(dict.fromkeys(SYMBOLS[name] for row in rows for name in row.get("at_grid_edge", [])))
 
 
 def tuned_text(row: dict[str, Any], at_edge: list[str]) -> str:
@@ -111,7 +111,7 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
             f"{test['tokens']:,}",
             test["search"] or "",
             f"{test['tokens_per_second']:,.0f}",
-            tuned_text(test, valid.get("at_edge", [])),
+            tuned_text(test, valid.get("at_grid_edge", [])),
         ]
         for valid, test in pairs
     ]
@@ -172,5 +172,5 @@ def format_loss(loss: float | None, metric: str) -> str:
 
 def evaluated_text(run: dict[str, Any]) -> tuple[str, str, int, int | None]:
     """Return the text that a run was evaluated on: name, fingerprint, number of scored tokens, size of the vocabulary."""
-    dataset = run.get("evaluated", run["dataset"])
+    dataset = run.get("evaluation_dataset", run["dataset"])
     return dataset["name"], dataset["fingerprint"], run["metrics"]["test"][-1]["tokens"], dataset.get("vocabulary")

@@ -154,7 +154,7 @@ def collect_results(plan: Plan) -> dict[str, Any]:
         results["imported"] = json.loads((model / "imported.json").read_text())
         results["parameters"] = results["imported"]["parameters"]
     if plan.evaluated_corpus is not plan.corpus:
-        results["evaluated"] = dataset_of(plan.evaluated_corpus)
+        results["evaluation_dataset"] = dataset_of(plan.evaluated_corpus)
     if plan.index:
         source = plan.index.information()
         results["datastore"] = (

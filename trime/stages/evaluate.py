@@ -33,7 +33,7 @@ class TestResults(Artefact):
 class Evaluate(TestResults):
     """Loss and perplexity of every row on the test split: ``rows.json``."""
 
-    kind, format = "evaluate", 4
+    kind, format = "evaluate", 5
     depends_on, unhashed = SCORING, ("model", "eviction")
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows):
@@ -81,7 +81,7 @@ class Evaluate(TestResults):
     def memory_limits(self, long: int | None) -> dict[str, Any]:
         """Return size and eviction policy of the long memory, or else of the memory inside the model."""
         inside = plain(self.config.model.get("memory_size"))
-        second = {"memory_size_inside": inside} if long and inside else {}
+        second = {"model_memory_size": inside} if long and inside else {}
         size = long or inside
         return {"memory_size": size, "eviction": policy_name(plain(self.config.eviction)) if size else None} | second
 

@@ -31,7 +31,7 @@ BLOCKS = 4  # blocks of text per fold, if there are fewer documents than folds
 class TuneMixture(TunedRows):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
-    kind, stage, format = "mixture", "tune", 2
+    kind, stage, format = "mixture", "tune", 3
     depends_on, unhashed = ("mixture", "seed"), ("mixture.path",)
 
     def __init__(self, config: DictConfig, grid: Tune):
@@ -60,7 +60,7 @@ class TuneMixture(TunedRows):
         else:
             mixture, score = fit_mixture(self.config, evidence, description)
         result = summarize_row(row, sum_by_document(evidence.document, -score))
-        result |= {"at_edge": [], "fitted": mixture.describe(), "by_memory_size": {}}  # one size makes no curve
+        result |= {"at_grid_edge": [], "fitted": mixture.describe(), "by_memory_size": {}}  # one size makes no curve
         save_file(mixture.state(), folder / "mixture.safetensors")
         content = {"row": result, "crossfitted": not given, "seconds": round(meter.seconds, 1), **description}
         content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}

@@ -75,7 +75,7 @@ class TunedRows(Artefact):
 class Tune(TunedRows):
     """The best settings on the grid, with their loss: ``tuned.json``, and evidence for the mixture that is to be fitted."""
 
-    kind, format = "tune", 3
+    kind, format = "tune", 4
     depends_on: ClassVar[Keys] = ("tune", *SCORING)
     unhashed: ClassVar[Keys] = ("mixture.tokens",)
 
@@ -116,8 +116,8 @@ class Tune(TunedRows):
             collector.save(folder, scorer.memories)
         results = [summarize_row(row, row_sums) for row, row_sums in zip(rows, sums, strict=True)]
         for result in results:
-            result["at_edge"] = at_edge(result["tuned"], self.config.tune)
-            for name in result["at_edge"]:
+            result["at_grid_edge"] = at_grid_edge(result["tuned"], self.config.tune)
+            for name in result["at_grid_edge"]:
                 best = f"{name}={result['tuned'][name]}"
                 log.warning(
                     f"tune: {result['memories']}: {best} is at the edge of the grid: widen tune.{GRIDS.get(name, name)}"
@@ -235,7 +235,7 @@ def summarize_row(row: Row | FittedRow, sums: LossSums) -> dict[str, Any]:
         tuned["memory_size"] = row.sizes[size]
         curve = dict(zip(map(str, row.sizes), mean.min(1).values.tolist(), strict=True))
     loss = float(mean[size, choice])
-    units_drawn, units = sums.bootstrap_units(size, choice)
+    unit, units = sums.bootstrap_units(size, choice)
     return {
         "memories": row.label,
         "mixture": row.mixture,
@@ -245,11 +245,11 @@ def summarize_row(row: Row | FittedRow, sums: LossSums) -> dict[str, Any]:
         "tokens": tokens,
         "by_memory_size": curve,
         "documents": units,
-        "drawn": units_drawn,
+        "bootstrap_unit": unit,
     }
 
 
-def at_edge(tuned: dict[str, float], grid: Any) -> list[str]:
+def at_grid_edge(tuned: dict[str, float], grid: Any) -> list[str]:
     """Return the settings whose best value is the smallest or largest of its grid, so that a better one may lie beyond.
 
     Grids of one or two values, which are choices rather than ranges, do not count, nor does the size of the long memory.

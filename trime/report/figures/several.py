@@ -89,7 +89,7 @@ def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
 
 def curves_panels(runs: list[dict[str, Any]]) -> list[Panel]:
     """Return a panel for each metric, for the runs that were analysed over the size of the long memory."""
-    analysed = [run for run in runs if run.get("analysis", {}).get("dev", {}).get("by_memory_size")]
+    analysed = [run for run in runs if run.get("analysis", {}).get("valid", {}).get("by_memory_size")]
     metrics = sorted({metric_name(run["metrics"]["test"][-1]) for run in analysed}, reverse=True)
     return [partial(curves_panel, runs=analysed, metric=metric) for metric in metrics]
 
@@ -98,7 +98,7 @@ def curves_panel(axis: Any, runs: list[dict[str, Any]], metric: str) -> None:
     """Draw the dev results of all runs with this metric over the size of the long memory."""
     for run in (run for run in runs if metric_name(run["metrics"]["test"][-1]) == metric):
         label = f"{run['name']} on {evaluated_text(run)[0]}, seed {run['seed']}"
-        draw_curve(axis, run["analysis"]["dev"]["by_memory_size"], label, metric)
+        draw_curve(axis, run["analysis"]["valid"]["by_memory_size"], label, metric)
     axis.set(xlabel="contexts in long memory", ylabel=f"dev {metric}", title="size of long memory")
     axis.legend(frameon=False, fontsize=8)
 

@@ -30,7 +30,7 @@ TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked fo
 class Analysis(Artefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
-    kind, stage = "analysis", "evaluate"
+    kind, stage, format = "analysis", "evaluate", 2
     depends_on = ("tune.memory_size", *SCORING)
 
     def __init__(self, config: Any, test: Encode, tune: TunedRows):
@@ -44,7 +44,7 @@ class Analysis(Artefact):
         return super().settings() | {"buckets": BUCKETS, "top": TOP}
 
     def build(self, folder: Path) -> None:
-        content = {"dev": self.analyse(self.tune.encoded), "test": self.analyse(self.test)}
+        content = {"valid": self.analyse(self.tune.encoded), "test": self.analyse(self.test)}
         (folder / "analysis.json").write_text(json.dumps(content, indent=1, ensure_ascii=False))
 
     def analyse(self, encoded: Encode) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from trime.stages.tune import SCORING, LossSums, scorer_of, summarize_row, with_
 class Subsets(Artefact):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
-    kind, stage = "subsets", "evaluate"
+    kind, stage, format = "subsets", "evaluate", 2
     depends_on, unhashed = ("evaluate.subsets", "mixture", "seed", *SCORING), ("mixture.path",)
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TuneMixture):
@@ -44,7 +44,7 @@ class Subsets(Artefact):
     def build(self, folder: Path) -> None:
         evidence, description = self.tune.grid.evidence()
         corpus, full_row = self.encoded.corpus.corpus(), self.tune.row()
-        rows, dev_losses = self.rows(evidence, description)
+        rows, valid_losses = self.rows(evidence, description)
         scorer = scorer_of(self.config, rows, self.tune.memories, self.encoded)
         weights = Weights(bins_of(evidence, description["experts"], scorer.memories), len(corpus.vocabulary))
         meters = {name: MeteredMemory(scorer.memories[name]) for name in full_row.joint}
@@ -67,14 +67,14 @@ class Subsets(Artefact):
         costs = {name: {"bytes": meter.bytes, "seconds_per_token": meter.seconds / tokens} for name, meter in meters.items()}
         content = {
             "mixture": full_row.kind,
-            "which": self.config.evaluate.subsets,
-            "external": search,
+            "selection": self.config.evaluate.subsets,
+            "external_search": search,
             "encode_seconds_per_token": self.encoded.information()["seconds"] / tokens,
-            "memories": costs,
+            "costs": costs,
             "weights": weights.summary(dev_frequency(corpus)),
             "subsets": [
-                subset_result(row, dev_loss, row_sums, row_seconds / tokens)
-                for row, dev_loss, row_sums, row_seconds in zip(rows, dev_losses, sums, seconds, strict=True)
+                subset_result(row, valid_loss, row_sums, row_seconds / tokens)
+                for row, valid_loss, row_sums, row_seconds in zip(rows, valid_losses, sums, seconds, strict=True)
             ],
         }
         (folder / "subsets.json").write_text(json.dumps(content, indent=1))
@@ -105,8 +105,8 @@ class Subsets(Artefact):
 def subset_result(row: Row | FittedRow, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:
     """Return the results of a subset, with its loss on dev and its seconds per token."""
     summary = summarize_row(row, sums)
-    test = {key: summary[key] for key in ("loss", "tokens", "documents", "drawn")}
-    return {"memories": list(row.joint), "dev_loss": dev, **test, "seconds_per_token": seconds}
+    test = {key: summary[key] for key in ("loss", "tokens", "documents", "bootstrap_unit")}
+    return {"memories": list(row.joint), "valid_loss": dev, **test, "seconds_per_token": seconds}
 
 
 def subsets(names: tuple[str, ...], which: str) -> list[tuple[str, ...]]:
