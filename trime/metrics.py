@@ -6,23 +6,35 @@ import ctypes
 import math
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import torch
+
+Loss = TypeVar("Loss", float, np.ndarray)
+LARGEST_LOSS = 700.0  # nats; the exponential of 710 is no float
 
 
 def perplexity(loss: float) -> float:
     """Return the perplexity of a mean loss in nats per token."""
-    return math.exp(min(loss, 700.0))
+    return math.exp(min(loss, LARGEST_LOSS))
 
 
-def bits(loss: float) -> float:
+def perplexities(losses: np.ndarray) -> np.ndarray:
+    """Return the perplexity of each of an array of mean losses in nats per token."""
+    return np.exp(np.minimum(losses, LARGEST_LOSS))
+
+
+def bits(loss: Loss) -> Loss:
     """Convert nats to bits: bits per character where tokens are characters."""
     return loss / math.log(2)
 
 
-MEASURES = {"perplexity": perplexity, "bits/char": bits}  # from a mean loss, by unit
+MEASURES: dict[str, Callable[[float], float]] = {"perplexity": perplexity, "bits/char": bits}  # from a mean loss, by unit
+ARRAY_MEASURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"perplexity": perplexities, "bits/char": bits}
 
 
 class ResourceUsage:

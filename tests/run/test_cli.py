@@ -49,8 +49,11 @@ def commands() -> list[Any]:
     lines = [" ".join(line.split()) for line in "\n".join(blocks).replace("\\\n", " ").splitlines()]
     slow = re.compile("hydra/launcher|index.engine=ray|trainer.devices")
     # A page may repeat another's command, which the test shortens to the tiny size anyway.
-    every = {re.sub(r" size=\w+|\s+#.*", "", line): line for line in reversed(lines) if line.startswith("python cli.py")}
-    return [pytest.param(line, marks=pytest.mark.slow) if slow.search(line) else line for line in reversed(every.values())]
+    every: dict[str, str] = {}
+    for line in lines:
+        if line.startswith("python cli.py"):
+            every.setdefault(re.sub(r" size=\w+|\s+#.*", "", line), line)
+    return [pytest.param(line, marks=pytest.mark.slow) if slow.search(line) else line for line in every.values()]
 
 
 @pytest.mark.parametrize("command", commands())

@@ -395,7 +395,7 @@ class Compatibility:
 
 @dataclass
 class Logger:
-    """Where metrics are logged during a run."""
+    """Loggers of a run's metrics: metrics.csv, W&B and further ones of Lightning."""
 
     history: Switch = switch(True, "write metrics.csv in the run's folder")
     lightning: dict[str, Any] = setting(
@@ -454,7 +454,7 @@ class Settings:
     )
     report: Report = section(Report, "tables, pictures and pages")
     compatibility: Compatibility = section(Compatibility, "quirks of the published code")
-    logger: Logger = section(Logger, "where metrics are logged")
+    logger: Logger = section(Logger, "loggers of a run's metrics")
 
     dataset: Any = setting(None, "the text to train and evaluate on")
     batching: Any = setting(None, "which segments make a training batch")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trime.metrics import ARRAY_MEASURES
 from trime.report.groups import Group, document_losses, seed_pairs
 from trime.report.tables import metric_name
 
@@ -54,16 +55,12 @@ def paired_bootstrap(sides: np.ndarray, metric: str) -> Difference:
     random = np.random.default_rng(0)
     seed_counts, document_counts = (random.multinomial(n, np.full(n, 1 / n), DRAWS) for n in (seeds, count))
     sums = np.einsum("rs,spdx,rd->rpx", seed_counts, sides, document_counts)
-    draws = of_losses(sums[..., 0] / sums[..., 1], metric)
+    to_metric = ARRAY_MEASURES[metric]
+    draws = to_metric(sums[..., 0] / sums[..., 1])
     low, high = np.percentile(draws[:, 0] - draws[:, 1], [2.5, 97.5]) if seeds * count > 1 else (math.nan, math.nan)
     total = sides.sum((0, 2))
-    value = of_losses(total[:, 0] / total[:, 1], metric)
+    value = to_metric(total[:, 0] / total[:, 1])
     return Difference(float(value[0] - value[1]), float(low), float(high))
-
-
-def of_losses(losses: np.ndarray, metric: str) -> np.ndarray:
-    """Return the metric of each mean loss (nats per token)."""
-    return losses / math.log(2) if metric == "bits/char" else np.exp(np.minimum(losses, 700.0))
 
 
 def corpus_bleu(sums: np.ndarray) -> np.ndarray:
