@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
@@ -24,15 +25,21 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported first
 
 
-def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
-    """The configuration of a command line."""
+@cache
+def composed_once(overrides: tuple[str, ...], return_hydra: bool) -> DictConfig:
+    """The configuration of a command line, composed once a process; it is not to be changed."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return compose("config", list(overrides), return_hydra_config=return_hydra)
 
 
+def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
+    """The configuration of a command line, the caller's own."""
+    return copy.deepcopy(composed_once(overrides, return_hydra))
+
+
 @cache
 def experiment(name: str) -> DictConfig:
-    """The configuration of an experiment as it stands, composed once a process; it cannot be changed."""
+    """The configuration of an experiment as it stands; it cannot be changed."""
     config = composed(f"experiment={name}")
     OmegaConf.set_readonly(config, True)
     return config

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, Evidence, History, Mixture, log_mixture
+from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, Evidence, History, Mixture
 from trime.types import Bool, Float, Int, Tensor
 
 LEARNED = ("w1", "b1", "w2", "b2")  # names of the trained parameters
@@ -60,18 +60,26 @@ class Adaptive(Mixture):
         return torch.cat([vocabulary, total[:, 1:] - torch.where(counts[1:], 0, vocabulary), history], 1)
 
     def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
-        return self.network_log_weights(self.features(total, history), total.isfinite()).logsumexp(0) - math.log(self.networks)
+        networks = self.network_log_weights(self.features(total, history), total.isfinite())
+        return networks.logsumexp(0).T - math.log(self.networks)
 
     @property
     def networks(self) -> int:
         """Return the number of networks that are averaged."""
         return len(self.parameters["b2"])
 
-    def network_log_weights(self, x: Float[Tensor, "n x"], known: Bool[Tensor, "n e"]) -> Float[Tensor, "k n e"]:
-        """Return log π of each network; -inf for experts that are not known."""
-        p = self.parameters
-        hidden = torch.relu(torch.baddbmm(p["b1"], x.expand(self.networks, -1, -1), p["w1"]))
-        return torch.baddbmm(p["b2"], hidden, p["w2"]).masked_fill(~known, -torch.inf).log_softmax(-1)
+    def network_log_weights(self, x: Float[Tensor, "n x"], known: Bool[Tensor, "n e"]) -> Float[Tensor, "k e n"]:
+        """Return log π of each network; -inf for experts that are not known.
+
+        Tokens are the last axis of every product and reduction, since experts are too few to fill vector registers.
+        """
+        w1, b1, w2, b2 = (self.parameters[name].mT for name in LEARNED)
+        hidden = torch.relu(torch.baddbmm(b1, w1, x.T.expand(self.networks, -1, -1)))
+        return torch.baddbmm(b2, w2, hidden).masked_fill(~known.T, -torch.inf).log_softmax(1)
+
+    def network_log_probability(self, x: Tensor, known: Tensor, log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "k n"]:
+        """Return log P of each token by each network."""
+        return torch.logsumexp(self.network_log_weights(x, known) + log_probability.T, 1)
 
     @torch.enable_grad()
     def fit(self, evidence: Evidence, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
@@ -89,7 +97,7 @@ class Adaptive(Mixture):
         best_parameters = detached_copies(learned)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(x), generator=generator).split(self.batch):
-                loss = -log_mixture(self.network_log_weights(x[rows], known[rows]), log_probability[rows])
+                loss = -self.network_log_probability(x[rows], known[rows], log_probability[rows])
                 training = ~held_out[:, rows]
                 optimizer.zero_grad()
                 ((loss * training).sum(1) / training.sum(1).clamp(min=1)).sum().backward()
@@ -120,9 +128,9 @@ class Adaptive(Mixture):
 
     @torch.no_grad()
     def network_scores(self, x: Tensor, known: Tensor, log_probability: Tensor) -> Float[Tensor, "k n"]:
-        """Return log P of each token by each network."""
+        """Return log P of each token by each network, batch by batch and without gradient."""
         batches = [slice(first, first + BATCH) for first in range(0, len(x), BATCH)]
-        parts = [log_mixture(self.network_log_weights(x[rows], known[rows]), log_probability[rows]) for rows in batches]
+        parts = [self.network_log_probability(x[rows], known[rows], log_probability[rows]) for rows in batches]
         return torch.cat(parts, 1)
 
     def learn(self, evidence: Evidence, history: Float[Tensor, "n f"]) -> None:
@@ -132,11 +140,8 @@ class Adaptive(Mixture):
             self.optimizer = torch.optim.Adam(list(self.trainable_parameters()), self.online_rate)
         with torch.enable_grad():
             x, known = self.features(evidence.total, history), evidence.total.isfinite()
-            loss = (
-                -log_mixture(self.network_log_weights(x, known), evidence.log_probability.clamp(min=LOG_PROBABILITY_FLOOR))
-                .mean(1)
-                .sum()
-            )
+            log_probability = evidence.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
+            loss = -self.network_log_probability(x, known, log_probability).mean(1).sum()
             self.optimizer.zero_grad()
             loss.backward()
         self.optimizer.step()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -68,22 +69,13 @@ class History:
     def features(self, document: int, log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "n f"]:
         """Return the features before each of a document's next tokens, whose log-probabilities then enter the history."""
         if document != self.document:
-            zeros = log_probability.new_zeros(log_probability.shape[1])
-            self.document, self.sums = document, [(zeros, 0.0) for _ in self.decays]
-        value, count = log_probability.clamp(min=HISTORY_FLOOR), len(log_probability)
-        features = []
-        for number, decay in enumerate(self.decays):
-            previous, weight = self.sums[number]
-            power = torch.tensor(decay, dtype=torch.float64) ** torch.arange(count + 1)  # 0 to the power of 0 is 1
-            age = torch.arange(count)[:, None] - 1 - torch.arange(count)[None]
-            share = torch.where(age >= 0, power[age.clamp(min=0)], 0).to(log_probability)
-            power = power.to(log_probability)
-            total = share.sum(1) + power[:-1] * weight
-            mean = (share @ value + power[:-1, None] * previous) / total.clamp(min=1e-30)[:, None]
-            features.append(torch.where(total[:, None] > 0, mean, HISTORY_DEFAULT))
-            newest = power[:-1].flip(0)
-            self.sums[number] = (newest @ value + power[-1] * previous, float(newest.sum() + power[-1] * weight))
-        return torch.cat(features, 1) if features else log_probability.new_empty(count, 0)
+            self.document, self.sums = document, log_probability.new_zeros(len(self.decays), 1 + log_probability.shape[1])
+        value = torch.nn.functional.pad(log_probability.clamp(min=HISTORY_FLOOR), (1, 0), value=1.0)  # the ones sum to weights
+        earlier = torch.cat([self.sums[:, None], value.expand(len(self.decays), -1, -1)], 1)
+        sums = earlier.mT @ decay_powers(self.decays, len(value) + 1, value.dtype, value.device)
+        self.sums = sums[:, :, -1]
+        total, sums = sums[:, :1, :-1], sums[:, 1:, :-1]
+        return torch.where(total > 0, sums / total.clamp(min=1e-30), HISTORY_DEFAULT).flatten(0, 1).T
 
     def text_features(self, evidence: Evidence) -> Float[Tensor, "n f"]:
         """Return the features of all tokens of a text of whole documents."""
@@ -95,6 +87,14 @@ class History:
             for start in range(low, high, CHUNK)
         ]
         return torch.cat(parts)
+
+
+@lru_cache(maxsize=16)
+def decay_powers(decays: tuple[float, ...], size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "f m m"]:
+    """Return the weight decay^(j - i) of row i in the sum of column j, 0 for the rows below; 0 to the power of 0 is 1."""
+    age = torch.arange(size)[None] - torch.arange(size)[:, None]
+    power = torch.tensor(decays, dtype=torch.float64)[:, None, None] ** age.clamp(min=0)
+    return torch.where(age >= 0, power, 0).to(device, dtype)
 
 
 class Mixture(ABC):
