@@ -1,14 +1,29 @@
-"""Atomic file writes, readable JSON, and configurations as plain Python containers."""
+"""Atomic file writes, locks that say who holds them, readable JSON, and configurations as plain Python containers."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import shutil
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
+
+from trime.types import Tensor
+
+log = logging.getLogger(__name__)
 
 
 def plain(config: Any) -> Any:
@@ -22,11 +37,55 @@ def compact_json(content: Any) -> str:
     return re.sub(r"\[\n\s+([-+.\deE,\s]+?)\n\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``, which replaces it at the end of the block, or is removed if the block fails.
+
+    The name is unique, so that processes that write the same file do not disturb one another: the last one stays.
+    """
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, content: str) -> None:
     """Write a text file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(content, encoding="utf-8")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(content, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON whole or not at all."""
+    write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, str] | None = None) -> None:
+    """Write tensors as safetensors, whole or not at all; the same tensors and note always give the same bytes.
+
+    ``note`` becomes a single entry of the file's metadata, because safetensors writes several in random order.
+    """
+    content = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as partial:
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file(content, partial, {"note": json.dumps(note, sort_keys=True)} if note else None)
+        partial.chmod(mode)  # safetensors leaves files that only their owner can read
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write an array as .npy, whole or not at all."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.save(file, array)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, if it exists, whole or not at all."""
+    if source.is_file():
+        with replacing(target) as partial:
+            shutil.copyfile(source, partial)
 
 
 def complete_lines(file: Path) -> list[str]:
@@ -40,9 +99,32 @@ def complete_lines(file: Path) -> list[str]:
     return content[:end].decode("utf-8").split("\n")[:-1]
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file, if it exists, whole or not at all."""
-    if source.is_file():
-        partial = target.with_name(target.name + ".partial")
-        shutil.copyfile(source, partial)
-        partial.replace(target)
+@contextmanager
+def locked(file: Path, purpose: str) -> Iterator[None]:
+    """Hold a lock file during a block. While another process holds it, wait, after logging which process that is.
+
+    ``purpose`` says in the message what it does, as "building outputs/…".
+    """
+    owner = file.with_name(f"{file.name}.owner")
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info(f"waiting for {describe_owner(owner)}, which is {purpose}")
+        lock.acquire()
+    try:
+        content = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%H:%M"), "command": sys.argv}
+        write_atomically(owner, json.dumps(content))
+        yield
+    finally:
+        owner.unlink(missing_ok=True)
+        lock.release()
+
+
+def describe_owner(owner: Path) -> str:
+    """Return the process that holds a lock, for a message."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads(owner.read_text())
+        command = " ".join(map(str, content["command"]))[:200]
+        return f"process {content['process']} on {content['host']} (since {content['since']}: {command})"
+    return "another process"

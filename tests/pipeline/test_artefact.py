@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from trime.io import locked
 from trime.pipeline import artefact
-from trime.pipeline.artefact import Artefact, check_manifest, write_manifest
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.manifest import MANIFEST, check_manifest, write_manifest
 from trime.types import UserError
 
 
@@ -22,7 +30,7 @@ class Number(Artefact):
 
 
 def number(folder: Path, value: int) -> Number:
-    return Number(OmegaConf.create({"value": value, "paths": {"outputs": str(folder)}}))
+    return Number(OmegaConf.create({"value": value, "paths": {"outputs": str(folder)}, "artefacts": {"verify": True}}))
 
 
 @pytest.mark.parametrize("line", ["write_manifest", "replace"])
@@ -47,9 +55,64 @@ def test_made_once_and_found_by_what_determines_it(tmp_path: Path) -> None:
 
 def test_a_manifest_written_twice_lists_no_manifest(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
-    write_manifest(tmp_path)
-    write_manifest(tmp_path)
-    check_manifest(tmp_path)
-    (tmp_path / "a").write_text("xy")
-    with pytest.raises(UserError, match="truncated"):
-        check_manifest(tmp_path)
+    write_manifest(tmp_path, "number-1")
+    write_manifest(tmp_path, "number-1")
+    check_manifest(tmp_path, "number-.*", "make it anew")
+    assert [*json.loads((tmp_path / MANIFEST).read_text())["files"]] == ["a"]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[:-1],
+    "longer": lambda content: content + b"x",
+    "a flipped bit": lambda content: bytes([content[0] ^ 1]) + content[1:],
+    "another digit": lambda content: content.replace(b"1", b"2"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["a.bin", "inner/b.json"])
+def test_damage_is_noticed_and_the_file_named(name: str, damage: str, tmp_path: Path) -> None:
+    """Also in a process that verified the folder before."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.bin").write_bytes(b"1" * 100)
+    (tmp_path / "inner" / "b.json").write_text('{"b": 1}')
+    write_manifest(tmp_path, "number-1")
+    check_manifest(tmp_path, "number-1", "make it anew")
+    file = tmp_path / name
+    file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    with pytest.raises(UserError, match=f"{re.escape(str(file))} .*: make it anew"):
+        check_manifest(tmp_path, "number-1", "make it anew")
+    if damage not in ("truncated", "longer"):  # the size is compared in any case
+        check_manifest(tmp_path, "number-1", "make it anew", verify=False)
+
+
+EMPTY = ["", "{}", "[]", "[[1]]", "null", '{"a": 1}', '{"artefact": "number-1"}', '{"artefact": "number-1", "files": {}}']
+FOREIGN = ['{"artefact": "number-1", "files": {"../a": [1, "x"]}}', '{"artefact": "number-1", "files": {"a": 1}}', "\xff"]
+
+
+@pytest.mark.parametrize("content", [*EMPTY, *FOREIGN])
+def test_a_manifest_that_says_nothing_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    (tmp_path / MANIFEST).write_text(content, encoding="latin-1")
+    with pytest.raises(UserError, match="make it anew"):
+        check_manifest(tmp_path, "number-1", "make it anew")
+
+
+def test_an_artefact_in_another_one_s_place_is_refused(tmp_path: Path) -> None:
+    for value in (1, 2):
+        number(tmp_path, value).make()
+    first, second = number(tmp_path, 1), number(tmp_path, 2)
+    shutil.rmtree(first.folder)
+    second.folder.rename(first.folder)
+    with pytest.raises(UserError, match=f"{second.name}, not of {first.name}.*stage count"):
+        first.path()
+
+
+def test_a_lock_says_who_holds_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    code = "import sys, time; from pathlib import Path; from trime.io import locked\n"
+    code += "with locked(Path(sys.argv[1]), 'counting'): print('held', flush=True); time.sleep(1)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with caplog.at_level("INFO", "trime"), locked(tmp_path / "lock", "counting"):
+            assert other.wait() == 0
+        assert re.search(rf"waiting for process {other.pid} on .*, which is counting", caplog.text)

@@ -44,6 +44,13 @@ class Paths:
 
 
 @dataclass
+class Artefacts:
+    """Outputs of stages, which later runs find again."""
+
+    verify: Switch = switch(True, "compare each file's checksum when an artefact is first used; false: only its size")
+
+
+@dataclass
 class Vocabulary:
     """The vocabulary of the training split."""
 
@@ -430,6 +437,7 @@ class Settings:
     choices: Any = setting(None, "set by ablations, for names of runs")
 
     paths: Paths = section(Paths, "where things lie on this machine")
+    artefacts: Artefacts = section(Artefacts, "outputs of stages, which later runs find again")
     vocabulary: Vocabulary = section(Vocabulary, "the vocabulary, of the training split")
     segments: Segments = section(Segments, "how text is cut for training")
     train: Train = section(Train, "the optimisation")

@@ -19,6 +19,7 @@ from trime.data.corpus import Corpus, Split, build_corpus, training_vocabulary
 from trime.data.datasets import Dataset
 from trime.data.segments import Segments, collate, cut, document_offsets, parse_token_count, training_segments
 from trime.data.vocabulary import SpecialIds
+from trime.io import locked
 from trime.types import Batch, UserError
 
 
@@ -150,10 +151,13 @@ class TextDataModule(pl.LightningDataModule):
             return
         if self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} holds files that are no corpus: name another folder")
-        partial = self.folder.with_name(self.folder.name + ".partial")
-        partial.mkdir(parents=True, exist_ok=True)
-        build_corpus(self.dataset, partial, training_vocabulary(self.dataset))
-        partial.replace(self.folder)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder.with_name(f".{self.folder.name}.lock"), f"preparing {self.folder}"):
+            if not (self.folder / "statistics.json").is_file():  # another process may have finished it
+                partial = self.folder.with_name(self.folder.name + ".partial")
+                partial.mkdir(exist_ok=True)
+                build_corpus(self.dataset, partial, training_vocabulary(self.dataset))
+                partial.replace(self.folder)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the corpus and cut its splits; UserError if the text is too short for a segment, or for the rows of a batch."""

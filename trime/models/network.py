@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from safetensors import safe_open
-from safetensors.torch import load_model, save_file, save_model
+from safetensors.torch import load_model
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from trime.io import write_tensors
 from trime.models.attention_trace import AttentionTrace, mean_trace
 from trime.types import Batch, Encoding, Float, Int, Mass, Tensor, UserError
 
@@ -139,11 +141,16 @@ def save_network(network: Network, path: Path, base: str = "") -> None:
     ``base`` identifies the frozen weights, so that models with other frozen weights are different files.
     """
     if all(parameter.requires_grad for parameter in network.parameters()):
-        save_model(network, str(path))
+        write_tensors(path, without_aliases(network.state_dict()))
         return
-    named = network.named_parameters()
-    trained = {name: parameter.detach().contiguous() for name, parameter in named if parameter.requires_grad}
-    save_file(trained, str(path), {"weights": PART, "base": base})
+    trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    write_tensors(path, trained, {"weights": PART, "base": base})
+
+
+def without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return each tensor under its first name only: tied weights share memory, which safetensors refuses."""
+    names = {(weight.data_ptr(), weight.shape): name for name, weight in reversed(weights.items()) if weight.numel()}
+    return {name: weight for name, weight in weights.items() if name in {*names.values()} or not weight.numel()}
 
 
 def load_network(model: Any, vocabulary: int, path: Path) -> Network:
@@ -151,7 +158,7 @@ def load_network(model: Any, vocabulary: int, path: Path) -> Network:
     network = build_network(model, vocabulary)
     try:
         with safe_open(str(path), "pt") as file:
-            is_part = (file.metadata() or {}).get("weights") == PART
+            is_part = json.loads((file.metadata() or {}).get("note", "{}")).get("weights") == PART
         load_model(network, str(path), strict=not is_part)
     except Exception as error:  # safetensors raises several kinds, none of them public
         reason = str(error).splitlines()[0]

@@ -1,28 +1,22 @@
 """An artefact: the output of a stage, in a folder named by the hash of exactly what determines its content.
 
-It is built in ``NAME.partial`` under a lock and renamed when it is complete; a killed build resumes there. A
-manifest of file sizes distinguishes complete artefacts from truncated ones.
+It is built in ``NAME.partial`` under a lock and renamed when it is complete; a killed build resumes there. A manifest with
+the size and checksum of every file tells whether it is still what was written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from filelock import FileLock, Timeout
-
-from trime.io import write_atomically
+from trime.io import locked
+from trime.pipeline.manifest import check_manifest, write_manifest
 from trime.pipeline.settings import Configured
 from trime.types import UserError
-
-log = logging.getLogger(__name__)
-
-MANIFEST = "manifest.json"
 
 
 class Artefact(Configured, ABC):
@@ -59,17 +53,23 @@ class Artefact(Configured, ABC):
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     @property
+    def name(self) -> str:
+        """The kind and the fingerprint."""
+        return f"{self.kind}-{self.fingerprint}"
+
+    @property
     def folder(self) -> Path:
         """The folder of the finished artefact, whether or not it exists yet."""
-        return self.root() / f"{self.kind}-{self.fingerprint}"
+        return self.root() / self.name
 
     def path(self) -> Path:
-        """Return the finished folder; raise UserError if it is missing or truncated."""
+        """Return the finished folder; raise UserError if it is missing, or its files are not as they were written."""
         if not self.folder.is_dir():
             raise UserError(
                 f"{self.folder} is missing: first run the same command without stages=, or add {self.stage} to stages="
             )
-        check_manifest(self.folder)
+        remedy = f"delete {self.folder}, and the same command makes it anew (stage {self.stage})"
+        check_manifest(self.folder, self.name, remedy, self.config.artefacts.verify)
         return self.folder
 
     def read(self, name: str) -> Any:
@@ -84,7 +84,7 @@ class Artefact(Configured, ABC):
             self.path()
             return False
         self.root().mkdir(parents=True, exist_ok=True)
-        with self.lock():
+        with locked(self.root() / f".{self.name}.lock", f"building {self.folder}"):
             if not self.folder.is_dir():
                 partial = self.folder.with_name(self.folder.name + ".partial")
                 partial.mkdir(exist_ok=True)
@@ -92,44 +92,12 @@ class Artefact(Configured, ABC):
                     self.build(partial)
                 finally:
                     remove_empty(partial)
-                write_manifest(partial)
+                write_manifest(partial, self.name)
                 partial.replace(self.folder)
         return True
-
-    def lock(self) -> FileLock:
-        """Return the lock that a build holds, after printing a note if another run holds it at the moment."""
-        lock = FileLock(self.root() / f".{self.kind}-{self.fingerprint}.lock")
-        try:
-            lock.acquire(timeout=0)
-            lock.release()
-        except Timeout:
-            log.info(f"waiting for another run that is building {self.folder}")
-        return lock
 
 
 def remove_empty(folder: Path) -> None:
     """Remove a folder that holds nothing to resume from."""
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def write_manifest(folder: Path) -> None:
-    """Write the size of every file to the manifest, after deleting half-written files of killed builds."""
-    for debris in folder.rglob("*.partial"):
-        debris.unlink()
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
-    write_atomically(
-        folder / MANIFEST, json.dumps({str(path.relative_to(folder)): path.stat().st_size for path in files}, indent=0)
-    )
-
-
-def check_manifest(folder: Path) -> None:
-    """Raise UserError if a file of the manifest is missing or has another size."""
-    try:
-        sizes = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        raise UserError(f"{folder} has no readable {MANIFEST}: delete the folder and run again") from None
-    for name, size in sizes.items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != size:
-            raise UserError(f"{path} is missing or truncated: delete {folder} and run again")

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from trime.config.registry import GROUPS, unregistered
 from trime.data.vocabulary import Vocabulary
 from trime.io import plain, write_atomically
 from trime.models.network import Network, load_network
@@ -72,10 +73,7 @@ def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, A
 
     UserError if the folder holds no model, another kind of model, or one made from other pretrained weights.
     """
-    try:
-        description = json.loads((folder / "model.json").read_text())
-    except (OSError, ValueError):
-        raise UserError(f"{folder} holds no model.json: name a folder that stage fit made") from None
+    description = read_description(folder, config)
     if ("memory" in description["model"]["backbone"]) != ("memory_size" in config.model):
         raise UserError(f"{folder} holds another kind of model than backbone= names: choose the backbone it was trained with")
     if is_pretrained(config):
@@ -92,6 +90,25 @@ def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, A
     remember(description["model"], config)
     network = load_network(OmegaConf.create(description["model"]), description["vocabulary"], folder / "model.safetensors")
     return network.eval(), description
+
+
+def read_description(folder: Path, config: DictConfig) -> dict[str, Any]:
+    """Return the content of ``model.json``; UserError where there is none, or it names code outside of the lab's models."""
+    file = folder / "model.json"
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+        parts = [description["model"][name].get("_target_") for name in ("embedding", "backbone", "head")]
+        is_complete = all(parts) and isinstance(description["vocabulary"], int) and "trained" in description
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        is_complete = False
+    if not is_complete:
+        raise UserError(f"{file} is missing or describes no model: name a folder that stage fit made")
+    if unsafe := unregistered(description["model"], {"model": plain(config.model), "eviction": plain(config.eviction)}):
+        raise UserError(
+            f"{file} has {unsafe}, which no file of conf/{{{','.join(GROUPS)}}} names, so that nothing of it was run: "
+            "if it is your own class, name it in the present settings too"
+        )
+    return description
 
 
 def remember(model: dict[str, Any], config: DictConfig) -> None:

@@ -8,13 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
-from trime.io import plain
+from trime.io import locked, plain
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
 from trime.models.pretrained.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
@@ -51,7 +50,7 @@ def ensure_model_folder(config: DictConfig) -> None:
         config.model.name = config.model.hub
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):
+    with locked(folder.with_name(f".{folder.name}.lock"), f"converting {folder}"):
         if folder.is_dir():
             return
         partial = folder.with_name(f"{folder.name}.partial")

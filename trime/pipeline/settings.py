@@ -17,15 +17,16 @@ class Configured:
     """What sees only the settings that its class names.
 
     Those of ``depends_on`` determine what it makes and are hashed; those of ``unhashed`` do not (devices, intervals of
-    logging), or enter the hash by ``settings()`` in another form. Names are dotted keys or whole sections; where one list names
-    a part of a section in the other list, the part counts. Any other setting cannot be read, so that the hash cannot miss one.
+    logging), or enter the hash by ``settings()`` in another form; ``paths`` and ``artefacts`` are given to all. Names are
+    dotted keys or whole sections; where one list names a part of a section in the other list, the part counts. Any other
+    setting cannot be read, so that the hash cannot miss one.
     """
 
     depends_on: ClassVar[Keys] = ()
     unhashed: ClassVar[Keys] = ()
 
     def __init__(self, config: DictConfig):
-        self.config = select_settings(config, ("paths", *self.depends_on, *self.unhashed))
+        self.config = select_settings(config, ("paths", "artefacts", *self.depends_on, *self.unhashed))
 
     def settings(self) -> Any:
         """Return everything that determines what it makes: settings, hashes of files, devices."""

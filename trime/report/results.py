@@ -1,4 +1,4 @@
-"""Read the results.json files of runs."""
+"""Read and write the results.json files of runs, which carry a checksum of their own content."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from trime.io import compact_json, write_atomically
 from trime.types import UserError
+
+CHECKSUM = "checksum"  # the key of results.json that holds it
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Write the results of a run with their checksum."""
+    content = {key: value for key, value in results.items() if key != CHECKSUM}
+    write_atomically(path, compact_json(content | {CHECKSUM: checksum_of(content)}))
 
 
 def results_in(folders: list[Path]) -> list[dict[str, Any]]:
@@ -16,11 +27,23 @@ def results_in(folders: list[Path]) -> list[dict[str, Any]]:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Return the content of a results.json; UserError if it is truncated or not a run's."""
+    """Return the content of a results.json; UserError if it is truncated, not a run's, or was changed after it was written.
+
+    Files of versions that wrote no checksum are accepted as they are.
+    """
     try:
-        results = json.loads(path.read_text())
+        results = json.loads(path.read_text(encoding="utf-8"))
         if not {"name", "seed", "metrics"} <= results.keys():
             raise ValueError("not the results of a run")
-    except (ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         raise UserError(f"{path} is truncated or not the results of a run: delete it and run its experiment again") from None
+    written = results.pop(CHECKSUM, None)
+    if written not in (None, checksum_of(results)):
+        raise UserError(f"{path} was changed after it was written: delete it and run its experiment again")
     return results
+
+
+def checksum_of(results: dict[str, Any]) -> str:
+    """Return the XXH3 checksum of results as they are read back from JSON, whatever the layout of the file."""
+    content = json.loads(json.dumps(results))
+    return xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()

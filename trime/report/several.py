@@ -11,7 +11,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.io import compact_json, plain, write_atomically
+from trime.io import plain, write_atomically
 from trime.report.answers import answers_panels, answers_picture, answers_table, policies_table
 from trime.report.command_lines import without_paths
 from trime.report.compare import PublishedResults, compare_table, order_table
@@ -20,7 +20,7 @@ from trime.report.figures.several import compare_picture, curves_picture, polici
 from trime.report.frontier import report_frontier
 from trime.report.groups import group_runs, is_fitted, split_by_mixture
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
-from trime.report.results import read_run
+from trime.report.results import read_run, write_results
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, evaluated_text, markdown, to_csv
 from trime.types import UserError
 
@@ -70,7 +70,7 @@ def keep_results(runs: list[dict[str, Any]], folder: Path) -> None:
         results["command"] = without_paths(run.get("command"))
         text = "" if "questions" in run else evaluated_text(run)[1][:4]  # config_hash does not depend on dataset.path
         name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{text}.json"
-        write_atomically(folder / name, compact_json(results))
+        write_results(folder / name, results)
     print(f"kept {len(runs)} results in {folder}")
 
 

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from trime.inspection.samples import samples_of
-from trime.io import compact_json, copy_file, plain, write_atomically
+from trime.io import copy_file, plain, write_atomically
 from trime.metrics import bits, perplexity
 from trime.plan.language_model import Plan
 from trime.report.answers import answers_table
@@ -19,6 +19,7 @@ from trime.report.figures.several import replay_picture
 from trime.report.groups import is_fitted
 from trime.report.memories import memories_section, memories_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, sample_sections, write_page
+from trime.report.results import write_results
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, analysis_text, evaluated_text, markdown, replay_text, run_table
 from trime.run.provenance import provenance
 from trime.stages.evaluate import policy_name
@@ -34,7 +35,7 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     folder.mkdir(parents=True, exist_ok=True)
     results = collect_results(plan)
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-    write_atomically(folder / "results.json", compact_json(results))
+    write_results(folder / "results.json", results)
     if config.logger.history:
         copy_file(plan.model.path() / "metrics.csv", folder / "metrics.csv")
     table = markdown(*run_table(results))
@@ -121,7 +122,7 @@ def report_answers(plan: Plan) -> Path:
         "metrics": {config.answering.split: [row]},
     }
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-    write_atomically(folder / "results.json", compact_json(results))
+    write_results(folder / "results.json", results)
     header, lines = answers_table([results])
     print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, lines)}\nresults: {folder / 'results.json'}")
     return folder

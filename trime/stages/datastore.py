@@ -22,6 +22,7 @@ from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, ExactSearch, Sear
 from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_into_parts
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.manifest import check_manifest
 from trime.pipeline.rows import memories_of
 from trime.types import Float, Tensor, UserError
 
@@ -204,8 +205,10 @@ class ExternalStore(Artefact):
         return Path(self.config.datastore.path).expanduser()
 
     def settings(self) -> Any:
+        remedy = "name an encode-… folder of a run in datastore.path="
         if not (self.folder / "encode.json").is_file():
-            raise UserError(f"datastore.path={self.folder} is no datastore: name an encode-… folder of a run")
+            raise UserError(f"datastore.path={self.folder} is no datastore: {remedy}")
+        check_manifest(self.folder, "encode-.*", remedy, self.config.artefacts.verify)
         return json.loads((self.folder / "encode.json").read_text())
 
     @cached_property
@@ -222,7 +225,7 @@ class ExternalStore(Artefact):
             )
         if content["model"] != self.weights:
             raise UserError(f"{setting} was encoded by another model: its keys mean nothing to this one")
-        return super().path()
+        return self.folder
 
     def build(self, folder: Path) -> None:
         raise AssertionError("a given datastore is never built")

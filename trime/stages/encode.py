@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import sequential_batches
 from trime.data.segments import Segments
-from trime.io import complete_lines
+from trime.io import complete_lines, write_tensors
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
 from trime.metrics import ResourceUsage
@@ -130,10 +130,8 @@ class Encode(Artefact):
         started = time.perf_counter()
         batches = list(self.encode_batches(reader, corpus, windows, first, device))
         columns = {name: torch.cat([batch[name] for batch in batches]).contiguous() for name in batches[0]}
-        partial = file.with_suffix(".partial")
-        save_file(columns, partial)
         save_reader_state(reader, file)
-        partial.replace(file)
+        write_tensors(file, columns)
         with (file.parent / "seconds.txt").open("a") as seconds:  # not in the shard, whose bytes depend on the text only
             seconds.write(f"{time.perf_counter() - started:.3f}\n")
 
@@ -217,8 +215,8 @@ class Encode(Artefact):
 def save_reader_state(reader: Reader, shard: Path) -> None:
     """Save the state in which a stateful reader leaves a shard, until the artefact is finished."""
     if reader.network.is_stateful:
-        parts = {f"{number:04d}": part.contiguous() for number, part in enumerate(reader.state_tensors())}
-        save_file(parts, reader_state_file(shard.parent, int(shard.stem)))
+        parts = {f"{number:04d}": part for number, part in enumerate(reader.state_tensors())}
+        write_tensors(reader_state_file(shard.parent, int(shard.stem)), parts)
 
 
 def restore_reader_state(reader: Reader, folder: Path, shard: int, device: Any) -> None:

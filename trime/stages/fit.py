@@ -25,6 +25,7 @@ from trime.metrics import ResourceUsage
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import VALIDATION
+from trime.pipeline.manifest import check_manifest
 from trime.pipeline.model_io import check_positions, save_transformers, weight_settings
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import device_count, is_worker, world_size
@@ -218,7 +219,9 @@ class ExternalModel(Artefact):
         """Return the folder; UserError if it holds no model."""
         if not (self.folder / "model.safetensors").is_file():
             raise UserError(f"checkpoint={self.folder} holds no model: name a folder that stage fit made")
-        return super().path()
+        remedy = "name a fit-… or import-… folder of a run in checkpoint="
+        check_manifest(self.folder, "(fit|import)-.*", remedy, self.config.artefacts.verify)
+        return self.folder
 
     def build(self, folder: Path) -> None:
         raise AssertionError("a given model is never built")

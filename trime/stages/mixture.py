@@ -11,14 +11,16 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from trime.data.corpus import content_hash
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
+from trime.io import write_tensors
 from trime.metrics import ResourceUsage
 from trime.mixtures.experts import Evidence, History, Mixture, log_mixture
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.manifest import check_manifest
 from trime.pipeline.rows import Table
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
@@ -61,7 +63,7 @@ class TuneMixture(TunedRows):
             mixture, score = fit_mixture(self.config, evidence, description)
         result = summarize_row(row, sum_by_document(evidence.document, -score))
         result |= {"at_grid_edge": [], "fitted": mixture.describe(), "by_memory_size": {}}  # one size makes no curve
-        save_file(mixture.state(), folder / "mixture.safetensors")
+        write_tensors(folder / "mixture.safetensors", mixture.state())
         content = {"row": result, "crossfitted": not given, "seconds": round(meter.seconds, 1), **description}
         content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}
         (folder / "mixture.json").write_text(json.dumps(content, indent=1))
@@ -95,9 +97,10 @@ def given_mixture(config: DictConfig) -> Path | None:
     """Return the ``mixture.json`` of the mixture that ``mixture.path=`` names, if any; UserError if there is none."""
     if not config.mixture.get("path"):
         return None
-    file = Path(config.mixture.path).expanduser() / "mixture.json"
+    file, remedy = Path(config.mixture.path).expanduser() / "mixture.json", "name a mixture-… folder of a run"
     if not (file.is_file() and file.with_name("mixture.safetensors").is_file()):
-        raise UserError(f"mixture.path={config.mixture.path} is no mixture: name a mixture-… folder of a run")
+        raise UserError(f"mixture.path={config.mixture.path} is no mixture: {remedy}")
+    check_manifest(file.parent, "mixture-.*", remedy, config.artefacts.verify)
     return file
 
 

@@ -16,6 +16,7 @@ from trime.data.corpus import Split
 from trime.data.module import segment_terms
 from trime.data.neighbours import excluded_ranges
 from trime.data.segments import Segments
+from trime.io import write_array
 from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import PreparedText
 from trime.types import UserError
@@ -75,10 +76,8 @@ class Pack(Artefact):
             for number, part in enumerate(parts):
                 queries = list(range(number * QUERIES, min((number + 1) * QUERIES, total)))
                 if not part.exists():
-                    unfinished = part.with_suffix(".aside.npy")
                     excluded = excluded_ranges(queries, segments.document, backend.exclude)
-                    np.save(unfinished, backend.nearest(queries, self.config.batching.k, *excluded))
-                    unfinished.replace(part)
+                    write_array(part, backend.nearest(queries, self.config.batching.k, *excluded))
                 bar.update(len(queries))
 
     def neighbours(self) -> np.ndarray:

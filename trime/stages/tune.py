@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 
 import torch
 from omegaconf import DictConfig
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from trime.data.segments import parse_token_count
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.evaluation.scorer import Scorer, memory_names
+from trime.io import write_tensors
 from trime.memory.base import Memory, Window
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
@@ -162,10 +163,7 @@ class EvidenceCollector:
         """Write ``evidence.safetensors`` and ``evidence.json``."""
         experts = self.description["experts"]
         counts = [False, *(bool(memories[name].expert_names) for name, size in experts.items() for _ in range(size))]
-        save_file(
-            {name: part.contiguous() for name, part in concat_evidence(self.parts)._asdict().items()},
-            folder / "evidence.safetensors",
-        )
+        write_tensors(folder / "evidence.safetensors", concat_evidence(self.parts)._asdict())
         (folder / "evidence.json").write_text(json.dumps(self.description | {"counts": counts}))
 
 

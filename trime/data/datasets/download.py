@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from trime.io import locked
 from trime.types import UserError
 
 CHUNK = 2**20
@@ -62,6 +63,13 @@ def download(url: str, partial: Path) -> None:
                 bar.update(len(block))
         if file.tell() - done < length:
             raise ConnectionError("the connection broke off")
+
+
+def fetch_folder(urls: list[str], digest: str, archive: Path, folder: Path) -> Path:
+    """Return a folder with the content of a zip archive, downloaded and extracted by one process if it does not exist."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f".{folder.name}.lock"), f"downloading {folder}"):
+        return folder if folder.is_dir() else unzip(fetch(urls, digest, archive), folder)
 
 
 def unzip(archive: Path, folder: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trime.data.datasets.base import Dataset, Document
-from trime.data.datasets.download import fetch, unzip
+from trime.data.datasets.download import fetch_folder
 from trime.data.tokenizers import Tokenizer
 from trime.types import UserError
 
@@ -38,10 +38,7 @@ class Enwik8(Dataset):
             if not file.is_file():
                 raise UserError(f"dataset enwik8: there is no file {file}: set dataset.path to it")
             return file
-        folder = self.cache / "enwik8"
-        if not folder.is_dir():
-            unzip(fetch(ARCHIVE_SOURCES, DIGEST, self.cache / "enwik8.zip"), folder)
-        return folder / "enwik8"
+        return fetch_folder(ARCHIVE_SOURCES, DIGEST, self.cache / "enwik8.zip", self.cache / "enwik8") / "enwik8"
 
     def bounds(self, split: str) -> tuple[int, int]:
         """Return the first byte of a split and the one after its last."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder
-from trime.data.datasets.download import fetch, unzip
+from trime.data.datasets.download import fetch_folder
 from trime.data.tokenizers import Whitespace
 from trime.types import UserError
 
@@ -42,12 +42,8 @@ class WikiText(Dataset):
     def location(self) -> Path:  # type: ignore[override]
         if self.path is not None:
             return existing_folder(self.path, f"dataset {self.name}")
-        folder = self.cache / f"wikitext-{self.version}"
-        if not folder.is_dir():
-            urls = [source.format(size=self.version) for source in SOURCES]
-            archive = fetch(urls, DIGESTS[self.version], self.cache / f"wikitext-{self.version}-v1.zip")
-            unzip(archive, folder)
-        return folder / f"wikitext-{self.version}"
+        name, urls = f"wikitext-{self.version}", [source.format(size=self.version) for source in SOURCES]
+        return fetch_folder(urls, DIGESTS[self.version], self.cache / f"{name}-v1.zip", self.cache / name) / name
 
     def files(self, split: str) -> list[Path]:
         names = [self.location / f"wiki.{split}.tokens", self.location / f"{split}.txt"]

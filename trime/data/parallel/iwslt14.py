@@ -11,6 +11,7 @@ from pathlib import Path
 from trime.data.datasets.base import existing_folder
 from trime.data.datasets.download import fetch
 from trime.data.parallel.base import Lines, Pair
+from trime.io import locked
 from trime.types import UserError
 
 SOURCES = (
@@ -55,15 +56,22 @@ class IWSLT14(Lines):
         if self.path is not None:
             return existing_folder(self.path, "dataset iwslt14")
         folder = self.cache / "de-en"
-        if not folder.is_dir():
-            archive, partial = fetch([*SOURCES], CHECKSUM, self.cache / "de-en.tgz"), self.cache / "de-en.partial"
-            try:
-                with tarfile.open(archive) as file:
-                    file.extractall(partial, filter="data")
-            except (tarfile.TarError, EOFError, OSError) as error:
-                raise UserError(f"{archive} is not a complete archive ({error}): delete it, or put another there") from None
-            (partial / "de-en").replace(folder)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with locked(self.cache / ".lock", f"downloading {folder}"):
+            if not folder.is_dir():
+                self.unpack(folder)
         return folder
+
+    @staticmethod
+    def unpack(folder: Path) -> None:
+        """Download and extract the archive; UserError where it is broken."""
+        archive, partial = fetch([*SOURCES], CHECKSUM, folder.with_name("de-en.tgz")), folder.with_name("de-en.partial")
+        try:
+            with tarfile.open(archive) as file:
+                file.extractall(partial, filter="data")
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise UserError(f"{archive} is not a complete archive ({error}): delete it, or put another there") from None
+        (partial / "de-en").replace(folder)
 
     def fits(self, pair: Pair) -> bool:
         """Return True if a pair is within the limits on length; prepared files are filtered already."""

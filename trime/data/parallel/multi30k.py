@@ -11,6 +11,7 @@ from typing import ClassVar
 from trime.data.datasets.base import SPLITS
 from trime.data.datasets.download import checksum, fetch
 from trime.data.parallel.base import Lines
+from trime.io import locked, replacing
 from trime.types import UserError
 
 SOURCES = (
@@ -55,14 +56,24 @@ class Multi30k(Lines):
         target = self.cache / name
         if target.exists():
             return
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with locked(self.cache / ".lock", f"downloading {self.cache}"):
+            if not target.exists():  # another process may have finished it
+                self.unpack(target)
+
+    @staticmethod
+    def unpack(target: Path) -> None:
+        """Download and unpack one file; UserError where its content is not the published one."""
+        name = target.name
         packed = fetch([source.format(name=name) for source in SOURCES], None, target.with_name(f"{name}.gz"))
-        partial = target.with_name(f"{name}.partial")
-        try:
-            with gzip.open(packed) as content, open(partial, "wb") as out:
-                shutil.copyfileobj(content, out)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(f"{packed} is not a complete gzip file ({error}): delete it, or put {name} at {target}") from None
-        if checksum(partial, "sha256") != f"sha256:{DIGESTS.get(name)}":
-            raise UserError(f"{packed} is not the published {name}: delete it, or put {name} at {target}")
-        partial.replace(target)
+        with replacing(target) as partial:
+            try:
+                with gzip.open(packed) as content, open(partial, "wb") as out:
+                    shutil.copyfileobj(content, out)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise UserError(
+                    f"{packed} is not a complete gzip file ({error}): delete it, or put {name} at {target}"
+                ) from None
+            if checksum(partial, "sha256") != f"sha256:{DIGESTS.get(name)}":
+                raise UserError(f"{packed} is not the published {name}: delete it, or put {name} at {target}")
         packed.unlink()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from trime.io import replacing
 from trime.memory.retrieval.search import Blocks, check_training_size, normalized_blocks
 from trime.memory.similarity import normalize_keys
 from trime.types import Float, Int, Tensor, UserError
@@ -138,9 +139,8 @@ def save_index(index: Any, file: Path) -> None:
     """Write an index atomically."""
     import faiss
 
-    partial = file.with_name(file.name + ".partial")
-    faiss.write_index(index, str(partial))
-    partial.replace(file)
+    with replacing(file) as partial:
+        faiss.write_index(index, str(partial))
 
 
 def training_sample(blocks: Blocks, entries: int, index: Any) -> Float[Tensor, "n d"]:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from trime.io import write_array, write_tensors
 from trime.memory.retrieval.search import Blocks, normalized_blocks
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.memory.similarity import normalize_keys, similarity
@@ -112,8 +113,7 @@ def fill_ivf(blocks: Blocks, metric: str, trained: Path, folder: Path, bar: Any)
     sort_keys(blocks, number, centroid.shape[1], folder / "key.npy")
     start = np.concatenate([[0], np.bincount(cell, minlength=len(centroid)).cumsum()])
     parts = {"centroid": torch.from_numpy(centroid), "start": torch.from_numpy(start), "number": torch.from_numpy(number)}
-    save_file(parts, folder / "cells.partial")
-    (folder / "cells.partial").replace(folder / "cells.safetensors")
+    write_tensors(folder / "cells.safetensors", parts)
     for file in folder.glob("cell-*.npy"):
         file.unlink()
 
@@ -121,9 +121,7 @@ def fill_ivf(blocks: Blocks, metric: str, trained: Path, folder: Path, bar: Any)
 def load_or_make(file: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
     """Return the array in a file, where a killed run may have left it; otherwise make and save it."""
     if not file.exists():
-        aside = file.with_suffix(".aside.npy")
-        np.save(aside, make())
-        aside.replace(file)
+        write_array(file, make())
     return np.load(file)
 
 

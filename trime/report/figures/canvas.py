@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from trime.io import replacing
 from trime.metrics import MEASURES
 
 BLUE, GREY, ORANGE = "#2a6f97", "#9aa5b1", "#d9772b"
@@ -46,10 +47,9 @@ def save_picture(figure: Any, path: Path) -> Path:
     """Write a picture atomically, close it and return its path."""
     from matplotlib import pyplot
 
-    partial = path.with_suffix(".partial.png")
-    figure.savefig(partial, dpi=140)
+    with replacing(path) as partial:
+        figure.savefig(partial, format="png", dpi=140)
     pyplot.close(figure)
-    partial.replace(path)
     return path
 
 

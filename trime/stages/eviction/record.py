@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import save_file
 from tqdm import tqdm
 
 from trime.data.segments import Segments, collate
+from trime.io import write_tensors
 from trime.models.backbones.memorizing.transformer import Attention
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
@@ -70,12 +70,8 @@ class Record(Artefact):
                         batch = collate(text, windows, [row], corpus.vocabulary.special_ids).to(device)
                         with torch.no_grad():
                             reader.encode(batch)
-                    partial = file.with_suffix(".partial")
-                    save_file(
-                        {f"{n}.{name}": part for n, recorder in recorders.items() for name, part in recorder.take().items()},
-                        partial,
-                    )
-                    partial.replace(file)
+                    columns = {n: recorder.take() for n, recorder in recorders.items()}
+                    write_tensors(file, {f"{n}.{name}": part for n, parts in columns.items() for name, part in parts.items()})
                 bar.update(int(windows.length[rows].sum()))
         memory, evaluate = description["model"]["backbone"]["memory"], self.config.evaluate
         same_search = memory["search"] == "exact" and not memory["per_head"] and not evaluate.lines

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
+
+from trime.io import write_tensors
+from trime.models.network import without_aliases
 
 
 class Checkpoints(pl.Callback):
@@ -75,10 +78,8 @@ class BestWeights(pl.Callback):
         weights = trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial = self.file.with_suffix(".partial")
             trained = {name: weight for name, weight in weights.items() if name not in pl_module.frozen}  # type: ignore[operator]
-            save_file(without_aliases(trained), partial)
-            partial.replace(self.file)
+            write_tensors(self.file, without_aliases(trained))
             for older in self.folder.glob("best-*.safetensors"):
                 # The previous file stays: a run resumed from an older checkpoint needs it.
                 if older not in (self.file, self.file_of(previous)):
@@ -96,12 +97,6 @@ class BestWeights(pl.Callback):
     def weights(self) -> dict[str, Tensor]:
         """Return the best weights by their names in the network."""
         return {name.removeprefix("network."): weight for name, weight in load_file(self.file).items()}
-
-
-def without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return each tensor under its first name only: tied weights share memory, which safetensors refuses."""
-    names = {(weight.data_ptr(), weight.shape): name for name, weight in reversed(weights.items()) if weight.numel()}
-    return {name: weight.contiguous() for name, weight in weights.items() if name in {*names.values()} or not weight.numel()}
 
 
 def ends_update(trainer: pl.Trainer, batch_idx: int) -> bool:

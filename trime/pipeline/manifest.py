@@ -1,0 +1,113 @@
+"""The manifest of a finished artefact: its name, and the size and checksum of each of its files.
+
+A file that was truncated, damaged, or exchanged for that of another run is thereby noticed before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+from tqdm import tqdm
+
+from trime.io import write_atomically
+from trime.types import UserError
+
+MANIFEST = "manifest.json"
+BLOCK = 2**22  # bytes that are hashed at once
+BAR_BYTES = 2**32  # files that are larger in all have a progress bar while they are verified
+THREADS = 8
+
+
+class FileState(NamedTuple):
+    """A file of a folder: its name, and what the file system says about it."""
+
+    name: str
+    size: int
+    modified: int  # nanoseconds
+
+
+def write_manifest(folder: Path, artefact: str) -> None:
+    """Write the manifest of an artefact, after deleting the half-written files of killed builds."""
+    for debris in folder.rglob("*.partial"):
+        debris.unlink()
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
+    names = [str(path.relative_to(folder)) for path in files]
+    sums = checksums(folder, {name: path.stat().st_size for name, path in zip(names, files, strict=True)})
+    content = {name: [path.stat().st_size, total] for name, path, total in zip(names, files, sums, strict=True)}
+    write_atomically(folder / MANIFEST, json.dumps({"artefact": artefact, "files": content}, indent=1))
+
+
+def check_manifest(folder: Path, artefact: str, remedy: str, verify: bool = True) -> None:
+    """Raise UserError unless a folder holds the files of an artefact as they were written.
+
+    ``artefact`` is the name in the manifest, as a regular expression. ``remedy`` ends the message.
+    ``verify``: compare checksums, not only sizes. They are computed once per process, as long as the files stay the same.
+    """
+    files = read_manifest(folder, artefact, remedy)
+    states = []
+    for name, (size, _) in files.items():
+        try:
+            stat = (folder / name).stat()
+        except OSError:
+            raise UserError(f"{folder / name} is missing: {remedy}") from None
+        if stat.st_size != size:
+            raise UserError(f"{folder / name} has {stat.st_size:,} bytes instead of {size:,}: {remedy}")
+        states.append(FileState(name, size, stat.st_mtime_ns))
+    damaged = damaged_file(folder, tuple(states), tuple(total for _, total in files.values())) if verify else None
+    if damaged:
+        raise UserError(f"{folder / damaged} is damaged (its checksum is another one): {remedy}")
+
+
+def read_manifest(folder: Path, artefact: str, remedy: str) -> dict[str, tuple[int, str]]:
+    """Return the size and checksum of each file of an artefact; UserError if the manifest is unreadable or of another one."""
+    file = folder / MANIFEST
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        name, entries = content["artefact"], content["files"]
+        files = {str(name): (int(size), str(total)) for name, (size, total) in entries.items()}
+        inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{file} is missing, damaged or of an older version: {remedy}") from None
+    if not files or not inside:
+        raise UserError(f"{file} lists no files of this folder: {remedy}")
+    if not re.fullmatch(artefact, str(name)):
+        raise UserError(f"{file} is that of {name}, not of {artefact}: {remedy}")
+    return files
+
+
+@cache
+def damaged_file(folder: Path, states: tuple[FileState, ...], sums: tuple[str, ...]) -> str | None:
+    """Return the first file whose checksum is not the expected one, else None."""
+    found = checksums(folder, {state.name: state.size for state in states})
+    return next((state.name for state, old, new in zip(states, sums, found, strict=True) if old != new), None)
+
+
+def checksums(folder: Path, sizes: Mapping[str, int]) -> list[str]:
+    """Return the checksum of each file, computed by several threads."""
+    total = sum(sizes.values())
+    with (
+        ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool,
+        tqdm(
+            total=total, unit="B", unit_scale=True, desc=f"verify {folder.name}", disable=total < BAR_BYTES, mininterval=1
+        ) as bar,
+    ):
+        return [*pool.map(lambda name: file_checksum(folder / name, bar.update), sizes)]
+
+
+def file_checksum(path: Path, advance: Callable[[int], object]) -> str:
+    """Return the XXH3 checksum (128 bits) of a file, in hexadecimal; ``advance`` is told the bytes that were read."""
+    total, buffer = xxhash.xxh3_128(), bytearray(BLOCK)
+    view = memoryview(buffer)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(view):
+            total.update(view[:count])
+            advance(count)
+    return total.hexdigest()
