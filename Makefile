@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type docs check-figures test-slow test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
+.PHONY: help install run test lint type docs check-figures test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ check-figures: install ## every figure of README.md and of benchmarks/results ag
 
 test-slow: install ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
+
+torture: install ## malformed settings, damaged files, hostile text, two at once, kills: counts of each outcome (hours; ARGS="files --count 50")
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m tests.torture $(ARGS)
 
 test-gpu: install ## the tests that need a CUDA device
 	$(VENV)/bin/python -m pytest -m gpu

@@ -47,6 +47,10 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:  # the user knows the file, not its temporary name
+        if error.filename in (None, partial, str(partial)):
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

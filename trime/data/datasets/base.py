@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -52,7 +53,7 @@ class Dataset(ABC):
         digest = hashlib.sha256()
         for split in SPLITS:
             for path in self.files(split):
-                digest.update(f"{split}/{path.name}/{path.stat().st_size}\0".encode())
+                digest.update(os.fsencode(f"{split}/{path.name}/{path.stat().st_size}\0"))
                 with open(path, "rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()[:16]
@@ -60,6 +61,20 @@ class Dataset(ABC):
     def notes(self) -> list[str]:
         """Return remarks for the statistics."""
         return []
+
+
+def files_below(folder: Path, suffix: str) -> list[Path]:
+    """Return the files below a folder whose names end in ``suffix``, sorted; UserError at a pipe, a device or a broken link."""
+    found = [path for path in sorted(folder.rglob(f"*{suffix}")) if not path.is_dir()]
+    for path in found:
+        if not path.is_file():
+            raise UserError(f"{path} is no regular file, but a pipe, a device or a broken link: remove it from the dataset")
+    return found
+
+
+def printable(name: str) -> str:
+    """Return a file's name with what is not UTF-8 in it replaced."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of
+from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, files_below, lines_of, printable
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.types import UserError
@@ -44,7 +44,7 @@ class Folder(Dataset):
         location = Path(self.location)
         if any((location / split).is_dir() or (location / f"{split}{self.suffix}").is_file() for split in SPLITS):
             return {split: self.split_files(location, split) for split in SPLITS}
-        files = sorted(location.rglob(f"*{self.suffix}"))
+        files = files_below(location, self.suffix)
         if len(files) < 3:
             raise UserError(
                 f"{self.location} holds {len(files)} {self.suffix} files: put in at least 3, or train/, valid/ and test/"
@@ -56,7 +56,7 @@ class Folder(Dataset):
     def split_files(self, location: Path, split: str) -> list[Path]:
         """Return the single file or the folder's files of a split."""
         single = location / f"{split}{self.suffix}"
-        return [single] if single.is_file() else sorted((location / split).rglob(f"*{self.suffix}"))
+        return [single] if single.is_file() else files_below(location / split, self.suffix)
 
     def split_by_ratio(self, files: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
         """Return the files of train, valid and test by ``ratio``."""
@@ -88,4 +88,4 @@ class Folder(Dataset):
 
     def documents(self, split: str) -> Iterator[Document]:
         for path in self.files(split):
-            yield Document(str(path.relative_to(self.location)), lines_of(path))
+            yield Document(printable(str(path.relative_to(self.location))), lines_of(path))

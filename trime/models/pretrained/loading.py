@@ -10,6 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from trime.models.pretrained.hub import hub_arguments
 from trime.types import Tensor, UserError
 
 TESTED = ("5.23",)  # versions of transformers that the families were tested with
@@ -25,11 +26,11 @@ def load_pretrained(name: str, dtype: str = "float32") -> Any:
     disable_progress_bar()  # loading takes milliseconds
 
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, **hub_arguments(name))
         architecture = (config.architectures or [""])[0]
         default = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model_class = T5EncoderModel if architecture == "T5EncoderModel" else default
-        model = model_class.from_pretrained(name, use_safetensors=True, dtype=dtype)
+        model = model_class.from_pretrained(name, use_safetensors=True, dtype=dtype, **hub_arguments(name))
     except (OSError, ValueError, SafetensorError) as error:
         raise load_error(name, "is not a model in the transformers format with safetensors", error) from None
     untie_output_layer(model, name)
@@ -42,14 +43,18 @@ def is_encoder_decoder(name: str) -> bool:
     from transformers import AutoConfig
 
     try:
-        return bool(AutoConfig.from_pretrained(name).is_encoder_decoder)
+        return bool(AutoConfig.from_pretrained(name, **hub_arguments(name)).is_encoder_decoder)
     except (OSError, ValueError) as error:
         raise load_error(name, "is not a model in the transformers format", error) from None
 
 
 def load_error(name: str, what: str, error: Exception) -> UserError:
-    """Return a UserError with the first line of a library's message."""
-    return UserError(f"model.name={name} {what}: {str(error).strip().splitlines()[0]}")
+    """Return a UserError with the first line of a library's message; without a network, the advice to name a folder."""
+    if hub_arguments(name)["local_files_only"]:
+        reason = "it is no folder here, was not downloaded before, and the hub cannot be reached: name a folder"
+    else:
+        reason = str(error).strip().splitlines()[0]
+    return UserError(f"model.name={name} {what}: {reason}")
 
 
 def check_version() -> None:

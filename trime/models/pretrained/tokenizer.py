@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trime.models.pretrained.hub import hub_arguments
 from trime.models.pretrained.loading import check_version, load_error
 from trime.types import UserError
 
@@ -18,7 +19,7 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, **hub_arguments(name))
     except (OSError, ValueError) as error:
         raise load_error(name, "has no tokenizer in the transformers format", error) from None
     if tokenizer.eos_token_id is None:

@@ -1,0 +1,63 @@
+"""The same command started several times at once, at random offsets: all end well, with the same results."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.torture.outcome import Case, told
+
+COMMAND = (sys.executable, "cli.py", "experiment=trime_ext", "size=tiny", "train.updates=3", "dataset.modules=20")
+SPREAD = 6.0  # seconds over which the starts are spread
+VOLATILE = ("command", "checksum", "train", "artefacts", "hardware", "subsets")  # times, memory and folders
+SECONDS = 900
+ROUNDS = 20  # by default
+
+
+def campaign(count: int | None, seed: int, processes: tuple[int, ...] = (2, 4)) -> list[Case]:
+    """Start 2 and 4 processes ``count`` times."""
+    draw = random.Random(seed)
+    return [one_round(number, size, draw) for number in range(count or ROUNDS) for size in processes]
+
+
+def one_round(number: int, size: int, draw: random.Random) -> Case:
+    """Start processes at random offsets in an empty folder, and compare what they report."""
+    what = f"round {number}, {size} processes"
+    with tempfile.TemporaryDirectory() as folder:
+        running = []
+        for wait in sorted(draw.uniform(0, SPREAD) for _ in range(size)):
+            time.sleep(wait / size)
+            running.append(start(Path(folder)))
+        for process in running:
+            output, _ = process.communicate(timeout=SECONDS)
+            if process.returncode or "Traceback" in output:
+                return told(what, output[-300:], "\n")._replace(outcome="wrong")
+        left = [*Path(folder).rglob("*.partial")]
+        results = [*Path(folder).rglob("results.json")]
+        good = len(results) == 1 and not left
+        return Case(what, "same" if good else "wrong", f"{len(results)} results, left behind: {left}")
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+    """Start the command with its artefacts in a folder."""
+    words = [*COMMAND, f"paths.data={folder}/data", f"paths.outputs={folder}/outputs", f"hydra.run.dir={folder}", *more]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(words, cwd=ROOT, env=environment, text=True, **out)  # type: ignore[call-overload, no-any-return]
+
+
+def comparable(file: Path) -> dict[str, object]:
+    """Return the results that do not depend on time and place."""
+    results = json.loads(file.read_text())
+    for rows in results["metrics"].values():
+        for row in rows:
+            for key in ("tokens_per_second", "peak_memory_mb"):
+                row.pop(key, None)
+    return {key: value for key, value in results.items() if key not in VOLATILE}
