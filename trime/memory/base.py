@@ -48,7 +48,9 @@ class Entries(NamedTuple):
 
 
 class Memory(ABC):
-    """A memory at test. Windows come in stream order; each is queried by ``evidence`` or ``experts``, then passed to ``write``.
+    """A memory at test. Windows come in stream order; each is queried, then passed to ``write``.
+
+    ``evidence``, ``experts`` and ``entries`` do not change the memory; ``write`` does.
 
     ``sizes``: the numbers of entries that one query evaluates, which are the axis s of masses.
     ``looks_ahead``: many windows can be queried at once by ``ahead``, for nothing depends on what was written before.
