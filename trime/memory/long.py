@@ -20,7 +20,7 @@ class LongMemory(Memory):
     a memory for each size (``evicting``).
     """
 
-    fills = True
+    stores_text = True
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class LongMemory(Memory):
         return self.memory.sizes
 
     @property
-    def remembers_all(self) -> bool:  # type: ignore[override]
+    def depends_on_whole_document(self) -> bool:  # type: ignore[override]
         return isinstance(self.memory, EvictingTokenMemory)
 
     def states_for(self, window: Window) -> list[MemoryState]:
@@ -53,7 +53,7 @@ class LongMemory(Memory):
     def reset(self) -> None:
         self.memory.reset()
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         return self.memory.evidence(window.query, divisor, overlap=window.context)
 
     def write(self, window: Window) -> None:
