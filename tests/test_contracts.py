@@ -60,10 +60,10 @@ def test_nothing_later_moves_an_earlier_evidence(name: str) -> None:
 def test_recent_holds_no_more_than_its_capacity_and_forgets_the_oldest(sizes: list[int], overlap: int) -> None:
     memory, written = FifoTokenMemory(sizes), contexts(3, [(0, 0, 40)])
     for start in range(0, 40, 4):
-        memory.write(written.take(slice(start, start + 4)), overlap)
-        assert memory.seen is not None and len(memory.seen.token) <= sizes[-1] + overlap
-        assert memory.seen.place.position[-1] == start + 3
-        assert (memory.seen.place.position.diff() == 1).all()
+        memory.write(written.take(slice(start, start + 4)), keep_extra=overlap)
+        assert memory.contexts is not None and len(memory.contexts.token) <= sizes[-1] + overlap
+        assert memory.contexts.place.position[-1] == start + 3
+        assert (memory.contexts.place.position.diff() == 1).all()
     memory.reset()
     empty: Mass = memory.evidence(written.take(slice(0, 2)), DIVISOR)
     assert empty.total.shape == (len(sizes), 1, 2) and empty.total.isinf().all()
@@ -89,8 +89,8 @@ def test_selective_memory_by_age_is_the_recent_one(overlap: int, repeats: bool) 
             one, other = (memory.evidence(query, DIVISOR, overlap=own) for memory in (recent, selective))
             torch.testing.assert_close(one.total, other.total, rtol=0, atol=1e-12)
             torch.testing.assert_close(one.target, other.target, rtol=0, atol=1e-12)
-            for memory in (recent, selective):
-                memory.write(query, overlap + 4)
+            recent.write(query, keep_extra=overlap + 4)
+            selective.write(query, overlap=own)
 
 
 def test_selective_memory_keeps_what_received_mass() -> None:
@@ -98,16 +98,33 @@ def test_selective_memory_keeps_what_received_mass() -> None:
     memory = EvictingTokenMemory([3], LRASum(Constant(0.0), Raw()))
     whole = contexts(9, [(0, 0, 30)])
     wanted = whole.g[3].clone()
-    g = 0.01 * whole.g - wanted
-    g[3] = wanted
-    whole = whole._replace(g=g)
-    asked = whole.take(slice(20, 24))._replace(g=wanted.expand(4, -1))
+    g = 0.01 * whole.g + 0.1 * wanted
+    g[3] = 100 * wanted
     for start in range(0, 20, 4):
-        memory.write(whole.take(slice(start, start + 4)))
-        memory.evidence(asked, DIVISOR)
-    assert memory.states is not None and 3 in memory.states[0].ranking.position[0].tolist()
-    mass = memory.states[0].ranking.score[0, memory.states[0].ranking.position[0] == 3]
+        memory.write(whole._replace(g=g).take(slice(start, start + 4)))
+    assert memory.content.states
+    ranking = memory.content.states[0].ranking
+    assert 3 in ranking.position[0].tolist()
+    mass = ranking.score[0, ranking.position[0] == 3]
     assert 3.5 < float(mass) <= 4.0  # four queries, nearly all of their mass
+
+
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_queries_do_not_change_what_an_evicting_memory_keeps(overlap: int) -> None:
+    """``write`` alone updates the scores: queries in between, of this or another document, change nothing."""
+    asked, quiet = (EvictingTokenMemory([6], LRASum(Constant(0.0), Raw())) for _ in range(2))
+    for document in (0, 1):
+        whole = contexts(3 + document, [(document, 0, 24)])
+        for start in range(0, 24, 4):
+            query, own = whole.take(slice(start, start + 4)), min(start, overlap)
+            for elsewhere in (query, contexts(1, [(7, 0, 5)]), query):
+                asked.evidence(elsewhere, DIVISOR, overlap=own)
+                asked.entries(elsewhere, overlap=own)
+            for memory in (asked, quiet):
+                memory.write(query, overlap=own)
+            for one, other in zip(asked.content.states or [], quiet.content.states or [], strict=True):
+                assert torch.equal(one.ranking.score, other.ranking.score)
+                assert torch.equal(one.ranking.position, other.ranking.position)
 
 
 def test_one_entry_in_two_windows_counts_once_unless_repeats() -> None:

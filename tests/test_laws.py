@@ -175,7 +175,7 @@ def test_reading_segments_with_recent_is_one_batch_with_long(overlap: int) -> No
             local = blockwise_mass(query, window, Local(), divisor)
             memory = recent.evidence(query, divisor, overlap=start - low)
             found.append(union([Mass(local.target[None], local.total[None]), memory]))
-            recent.write(query, overlap=4 + overlap)
+            recent.write(query, keep_extra=4 + overlap)
     assert torch.allclose(torch.cat([part.target[0] for part in found], 1), expected.target)
     assert torch.allclose(torch.cat([part.total[0] for part in found], 1), expected.total)
 

@@ -47,13 +47,13 @@ def test_what_the_long_memory_holds(name: str, tmp_path: Path) -> None:
     assert isinstance(long, LongMemory) and isinstance(long.memory, FifoTokenMemory)
     recent, size = long.memory, long.sizes[-1]
     for number, (trace, (_, _)) in enumerate(zip(traced, case_scorer.scores(encoded(case)), strict=True)):
-        before = [] if recent.seen is None else recent.seen.token.tolist()
+        before = [] if recent.contexts is None else recent.contexts.token.tolist()
         if number and not before:
             cleared.append(number)
         else:
             assert before[-size:] == (trace["mem_before"] or [])
     assert cleared == case["mem_cleared_at"]
-    assert recent.seen is not None and recent.seen.token.tolist()[-size:] == traced[-1]["mem_after"]
+    assert recent.contexts is not None and recent.contexts.token.tolist()[-size:] == traced[-1]["mem_after"]
 
 
 def outputs_file(model: str, windows: str) -> str:

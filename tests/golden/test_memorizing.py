@@ -15,8 +15,8 @@ from tests.golden.published import copy, parametrized
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import MemoryState
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import Attention, AttentionConfig, AttentionState
-from trime.models.backbones.stateful import Layer, LayerSizes
+from trime.models.backbones.memorizing.transformer import AttentionConfig, AttentionState, KNNAttention
+from trime.models.backbones.stateful import LayerSizes, StatefulTransformerLayer
 from trime.models.layers import topk_attention as retrieval
 from trime.models.layers.relative import in_window
 from trime.models.layers.sliding import Window
@@ -33,13 +33,13 @@ def arrays(name: str) -> dict[str, torch.Tensor]:
     return tensors(f"mt_{name}")
 
 
-def attention(name: str, search: str, local_empty: bool, memory_empty: bool, bias: float | None = None) -> Attention:
+def attention(name: str, search: str, local_empty: bool, memory_empty: bool, bias: float | None = None) -> KNNAttention:
     """Return the layer in float64, to be called without its projections."""
     config, published = META[name]["config"], arrays(name)
     heads, width = config["H"], config["H"] * config["D"]
     memory = KeyValueMemory(heads, width, config["M"], FIFO(), config["k"], search, empty_take_mass=memory_empty)
     window = Window(config["W"], itself=False, empty_take_mass=local_empty)
-    layer = Attention(width, heads, 0.0, window, AttentionConfig(normalize=config.get("normalize", True)), memory).double()
+    layer = KNNAttention(width, heads, 0.0, window, AttentionConfig(normalize=config.get("normalize", True)), memory).double()
     copy(layer.bias.table, published["rel_embedding"])
     copy(memory.bias, published["memory_bias"] if bias is None else torch.full((heads,), bias))
     if layer.scale is not None:
@@ -62,7 +62,7 @@ class Step(NamedTuple):
     after: MemoryState
 
 
-def steps(name: str, layer: Attention) -> Iterator[Step]:
+def steps(name: str, layer: KNNAttention) -> Iterator[Step]:
     """Yield the segments in order; only the last one has a gradient."""
     published, config = arrays(name), META[name]["config"]
     state = layer.start(config["B"])
@@ -171,8 +171,8 @@ def test_the_whole_layer(name: str) -> None:
     options = AttentionConfig("rms", biases=False, normalize=config.get("normalize", True), head_width=config["D"])
     window = Window(config["W"], itself=False, empty_take_mass=True)
     memory = KeyValueMemory(config["H"], config["E"], config["M"], FIFO(), config["k"], "buckets", empty_take_mass=True)
-    attention = Attention(config["E"], config["H"], 0.0, window, options, memory)
-    layer = Layer(attention, LayerSizes(config["E"], config["F"]), options.norm, options.biases).double()
+    attention = KNNAttention(config["E"], config["H"], 0.0, window, options, memory)
+    layer = StatefulTransformerLayer(attention, LayerSizes(config["E"], config["F"]), options.norm, options.biases).double()
     load(layer, {key.removeprefix("param/"): value for key, value in published.items() if key.startswith("param/")})
     state: AttentionState = attention.start(config["B"])
     for number, (x, fresh) in enumerate(zip(published["xs"], published["start_of_sequence"], strict=True)):
@@ -183,19 +183,19 @@ def test_the_whole_layer(name: str) -> None:
     torch.testing.assert_close(keys, published["final_mem_keys"], rtol=0, atol=2e-6)
 
 
-def load(layer: Layer, weights: dict[str, torch.Tensor]) -> None:
+def load(layer: StatefulTransformerLayer, weights: dict[str, torch.Tensor]) -> None:
     """Copy the official layer's weights."""
     kernels = [weights[f"tbase/_kvq/{part}_layer/kernel"] for part in ("queries", "keys", "values")]
-    copy(layer.attention.inward.weight, torch.cat(kernels, 1).T)
-    copy(layer.attention.outward.weight, weights["tbase/post_attn_mlp/output_layer/kernel"].T)
+    copy(layer.attention.qkv_proj.weight, torch.cat(kernels, 1).T)
+    copy(layer.attention.out_proj.weight, weights["tbase/post_attn_mlp/output_layer/kernel"].T)
     copy(layer.attention.bias.table, weights["relative_positions/rel_embedding"])
     if layer.attention.scale is not None:
         copy(layer.attention.scale, weights["tbase/_kvq/attention_scale"])
     copy(layer.attention.memory.bias, weights["external_memory_bias"])
     copy(layer.attention_norm.weight, weights["tbase/_kvq/pre_attn_layernorm/scale"])
-    copy(layer.feed_norm.weight, weights["tbase/pre_ffn_layernorm/scale"])
-    copy(layer.feed[0].weight, weights["tbase/ffn/hidden0/kernel"].T)
-    copy(layer.feed[3].weight, weights["tbase/ffn/output_layer/kernel"].T)
+    copy(layer.ffn_norm.weight, weights["tbase/pre_ffn_layernorm/scale"])
+    copy(layer.ffn[0].weight, weights["tbase/ffn/hidden0/kernel"].T)
+    copy(layer.ffn[3].weight, weights["tbase/ffn/output_layer/kernel"].T)
 
 
 def test_grouped_search_is_exact(monkeypatch: Any) -> None:

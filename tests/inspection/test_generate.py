@@ -106,7 +106,7 @@ def test_attention_of_layers_is_explained(experiment: str, overrides: list[str],
     attentions, words = writer.continuation.network.backbone.attentions, "import os\nos.path.join(name)\n" * 40
     if experiment == "trime_xl":
         for attention in attentions:
-            for part in (*attention.query.parameters(), attention.content, attention.place):
+            for part in (*attention.q_proj.parameters(), attention.content_bias, attention.position_bias):
                 torch.nn.init.zeros_(part)
     read = len(writer.read(words))
     writer.continuation.next()

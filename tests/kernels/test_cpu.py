@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trime.kernels.cpu import MATH_MAX_KEYS, MAX_ERROR, attend, matmul_error, select_matmul
+from trime.kernels.cpu import MAX_ERROR, matmul_error, select_matmul
+from trime.models.layers.attention import MATH_MAX_KEYS, fused_attention
 
 
 def test_products_stay_float32() -> None:
@@ -33,7 +34,7 @@ def test_attention_is_the_same_in_both_forms(length: int, masked: bool) -> None:
     results = []
     for precision in ("highest", "medium"):
         torch.set_float32_matmul_precision(precision)
-        output = attend(query, key, value, mask, causal=mask is None)
+        output = fused_attention(query, key, value, mask, causal=mask is None)
         results.append((output, *torch.autograd.grad(output.square().sum(), (query, key, value))))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -63,11 +63,11 @@ def test_it_is_the_model_itself(kind: str, tmp_path: Path) -> None:
         feed = layer.mlp(encoding.g)
         last = model.model.norm(feed + attended(layer, before, model))
         torch.testing.assert_close(last, encoding.f, rtol=0, atol=1e-5)
-    feed_inputs: list[torch.Tensor] = []
-    layer.mlp.register_forward_pre_hook(lambda _, inputs: feed_inputs.append(inputs[0]))
+    ffn_inputs: list[torch.Tensor] = []
+    layer.mlp.register_forward_pre_hook(lambda _, inputs: ffn_inputs.append(inputs[0]))
     with torch.no_grad():
         model(tokens)
-    torch.testing.assert_close(encoding.g, feed_inputs[0])
+    torch.testing.assert_close(encoding.g, ffn_inputs[0])
 
 
 def attended(layer: Any, x: torch.Tensor, model: Any) -> torch.Tensor:

@@ -135,8 +135,8 @@ def test_a_layer_is_the_papers_equations(heads: int) -> None:
     x = torch.randn(1, 9, 16, dtype=torch.float64)
     state = layer(x[:, :5], layer.start(1), torch.arange(5)[None])[2]
     h, g, _ = layer(x[:, 5:], state, torch.arange(5, 9)[None])
-    q = layer.norm(x[0]) @ layer.inward.weight.T
-    k, v = (q @ layer.remembered.weight.T).chunk(2, 1)
+    q = layer.norm(x[0]) @ layer.q_proj.weight.T
+    k, v = (q @ layer.kv_proj.weight.T).chunk(2, 1)
     attended, head_width = torch.zeros_like(q), 8 // heads
     for i in range(9):
         for part in (slice(n * head_width, (n + 1) * head_width) for n in range(heads)):
@@ -144,7 +144,7 @@ def test_a_layer_is_the_papers_equations(heads: int) -> None:
             attended[i, part] = weight @ v[: i + 1, part]
     projected = layer.inner_norm(q + 0.7 * attended)
     torch.testing.assert_close(g[0], projected[5:], rtol=0, atol=1e-12)
-    u = projected @ layer.outward.weight.T
+    u = projected @ layer.out_proj.weight.T
     ones, zeros = torch.ones(1, 16, dtype=torch.float64), torch.zeros(1, 16, dtype=torch.float64)
     expected = by_steps(u[None], x, layer.weight, layer.bias, ones, zeros)[0]
     torch.testing.assert_close(h, expected[:, 5:], rtol=0, atol=1e-12)

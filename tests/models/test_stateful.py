@@ -60,7 +60,7 @@ def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> StatefulBackbone
     torch.manual_seed(0)
     backbone = transformer_xl(PlainInput(WORDS, 16), 2, 2, 32, 64, BoundedMemory(size, policy), longest=longest).double()
     for attention in backbone.attentions:
-        for bias in (attention.content, attention.place):
+        for bias in (attention.content_bias, attention.position_bias):
             torch.nn.init.normal_(bias)
     return backbone.eval()
 
@@ -126,18 +126,18 @@ def test_relative_attention_is_the_papers_sum() -> None:
     _, state = attention(x[:, :5], attention.start(1), torch.arange(5)[None])
     output, _ = attention(x[:, 5:], state, torch.arange(5, 9)[None])
     expected = torch.zeros(4, 16, dtype=torch.float64)
-    key, value = attention.remembered(x[0]).chunk(2, -1)
+    key, value = attention.kv_proj(x[0]).chunk(2, -1)
     for i in range(5, 9):
         for head in range(2):
             part = slice(8 * head, 8 * head + 8)
-            query = attention.query(x[0, i])[part]
+            query = attention.q_proj(x[0, i])[part]
             scores = []
             for j in range(i + 1):
-                distant = attention.distant(attention.sinusoids[i - j])[part]
-                u, v = attention.content[head, 0], attention.place[head, 0]
+                distant = attention.r_proj(attention.sinusoids[i - j])[part]
+                u, v = attention.content_bias[head, 0], attention.position_bias[head, 0]
                 scores.append((query @ key[j, part] + query @ distant + u @ key[j, part] + v @ distant) / 8**0.5)
             expected[i - 5, part] = torch.stack(scores).softmax(0) @ value[: i + 1, part]
-    torch.testing.assert_close(output[0], attention.outward(expected), rtol=0, atol=1e-12)
+    torch.testing.assert_close(output[0], attention.out_proj(expected), rtol=0, atol=1e-12)
 
 
 def test_a_large_memory_is_attention_to_all_segments_before() -> None:

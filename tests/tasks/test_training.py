@@ -116,7 +116,7 @@ def test_gradients_reach_every_in_batch_memory() -> None:
     model, rows = module(InBatch(Local())), batch(7, rows=1)
     outputs: list[torch.Tensor] = []
     backbone = model.network.backbone
-    backbone.layers[0].feed_norm.register_forward_hook(lambda m, i, out: (out.retain_grad(), outputs.append(out))[0])
+    backbone.layers[0].ffn_norm.register_forward_hook(lambda m, i, out: (out.retain_grad(), outputs.append(out))[0])
     rows.targets[:] = 4
     losses, _ = model.losses(rows, 1.0, False)
     losses[-1].backward()
@@ -165,7 +165,7 @@ def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_p
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     config = tiny(*options, f"paths.outputs={tmp_path}/two", "trainer.devices=2")
     two = train(config)
-    difference = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("inward.bias")}
+    difference = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")}
     assert max(difference.values()) < 5e-5, difference  # the gradient of the keys' biases is noise, which Adam amplifies
     reports = [
         json.loads((Plan(c).model.path() / "train.json").read_text())
@@ -196,7 +196,7 @@ def test_training_resumes_with_another_number_of_processes(
     with crash_before(5, monkeypatch):
         train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
     other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
-    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("inward.bias")) < 5e-5
+    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_sharded_training_makes_the_model_of_one_process(
         train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
     other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
     assert len(shared) == (before > 1) + (after > 1)
-    difference = torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("inward.bias")])
+    difference = torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("qkv_proj.bias")])
     assert difference.mean() < 1e-7 and difference.max() < 2e-4  # Adam amplifies gradients that are only noise
 
 
@@ -243,7 +243,7 @@ def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: 
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert "this machine is done" in outputs[0] and "encode: made" in outputs[1] and "encode: made" not in outputs[0]
     other = load_weights(tiny(*options, *two))
-    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("inward.bias")) < 5e-5
+    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
 
 
 def test_several_machines_must_know_one_another(tiny: Tiny, tmp_path: Path) -> None:

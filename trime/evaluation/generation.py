@@ -134,7 +134,7 @@ class Continuation:
 
     def close_window(self, skip_history: bool = False) -> None:
         """Write the new contexts of a full window to the memories, and update the history unless ``skip_history``."""
-        filling = [memory for memory in self.memories.values() if memory.fills]
+        filling = [memory for memory in self.memories.values() if memory.stores_text]
         if not (filling or self.network.is_stateful or (self.history and not skip_history)):
             self.history_length = len(self.tokens)
             return
@@ -142,18 +142,15 @@ class Continuation:
         if self.network.is_stateful:
             self.state = self.next_state
         if self.history and not skip_history:
-            evidence = self.update_history(window, self.memories)
+            evidence = self.update_history(window)
             if self.mixture and self.learned_history and self.mixture.learns:  # window by window, as in evaluation
                 self.mixture.learn(evidence, self.learned_history.features(0, evidence.log_probability))
         else:
             self.history_length = len(self.tokens)
-            divisor = window.contexts.g.new_tensor([scales(window.contexts.g.shape[1], True)[0]])
-            for memory in filling:
-                memory.evidence(window, divisor)  # attention scores decide what an eviction policy keeps
         for memory in filling:
             memory.write(window)
 
-    def update_history(self, window: Window, memories: dict[str, Memory]) -> Evidence:
+    def update_history(self, window: Window) -> Evidence:
         """Add the window's tokens that the history has not seen; return the experts' evidence for all of them."""
         assert isinstance(self.row, FittedRow) and self.history
         targets = window.query.token
@@ -161,7 +158,7 @@ class Continuation:
         divisor = window.contexts.g.new_tensor(
             self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled_interpolation))
         )
-        masses = {name: memories[name].experts(window, divisor) for name in self.row.joint}
+        masses = {name: self.memories[name].experts(window, divisor) for name in self.row.joint}
         largest = {name: Mass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
         evidence = stack_evidence(mass, largest, window.query.place.document)
         self.history.features(0, evidence.log_probability[max(self.history_length - window.scored_from, 0) :])
@@ -172,10 +169,8 @@ class Continuation:
     def next(self) -> tuple[Attribution, dict[str, Entries]]:
         """Return the attributed distribution of the next token, and the entries of the memories."""
         window = self.encode_window(self.first)
-        if self.history and self.history_length < len(self.tokens):  # with copies of the memories, which must not change here
-            read = window._replace(contexts=window.contexts.take(slice(0, -1)))
-            memories = {name: copy.deepcopy(memory) if memory.fills else memory for name, memory in self.memories.items()}
-            self.update_history(read, memories)
+        if self.history and self.history_length < len(self.tokens):
+            self.update_history(window._replace(contexts=window.contexts.take(slice(0, -1))))
         entries = {name: self.memories[name].entries(window) for name in sorted(self.row.memories)}
         any_token = torch.zeros(1, dtype=torch.long, device=self.device)
         mass = self.network.vocabulary_mass(self.f[-1:], any_token)

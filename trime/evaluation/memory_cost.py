@@ -17,19 +17,20 @@ class MeteredMemory(Memory):
     def __init__(self, memory: Memory):
         self.memory, self.seconds, self.peak_bytes = memory, 0.0, 0
         self.sizes, self.expert_names = memory.sizes, memory.expert_names
-        self.looks_ahead, self.fills, self.remembers_all = memory.looks_ahead, memory.fills, memory.remembers_all
+        self.supports_batched_queries, self.stores_text = memory.supports_batched_queries, memory.stores_text
+        self.depends_on_whole_document = memory.depends_on_whole_document
 
     def reset(self) -> None:
         self.memory.reset()
 
-    def ahead(self, windows: list[Window]) -> list[Any]:
-        return self.timed(self.memory.ahead, windows)
+    def prefetch(self, windows: list[Window]) -> list[Any]:
+        return self.timed(self.memory.prefetch, windows)
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
-        return self.timed(self.memory.evidence, window, divisor, ahead)
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+        return self.timed(self.memory.evidence, window, divisor, prefetched)
 
-    def experts(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
-        return self.timed(self.memory.experts, window, divisor, ahead)
+    def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+        return self.timed(self.memory.experts, window, divisor, prefetched)
 
     def write(self, window: Window) -> None:
         self.timed(self.memory.write, window)

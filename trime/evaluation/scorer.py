@@ -12,7 +12,7 @@ from trime.evaluation.rows import Row, scales
 from trime.memory.base import Memory, Window
 from trime.types import Float, Mass, Tensor
 
-AHEAD = 4096  # minimum number of queries per lookahead, for memories that allow it
+PREFETCHED_QUERIES = 4096  # minimum number of queries in a call of ``prefetch``, but for the last one
 
 
 class WindowMasses(NamedTuple):
@@ -48,13 +48,13 @@ class Scorer:
         """Yield each window in stream order with the masses [s t n] of each row's memories."""
         self.reset()
         expected = 0
-        for window, ahead in self.with_lookahead(windows):
+        for window, prefetched in self.with_prefetched(windows):
             if self.jumps_clear and window.scored_from != expected:
                 self.reset()
             expected = window.scored_from + len(window.query.token)
             divisors = self.divisors(window.contexts.g.shape[1])
             distinct = torch.tensor(sorted({value for values in divisors for value in values}), device=window.contexts.g.device)
-            masses = self.query_memories(window, distinct, ahead)
+            masses = self.query_memories(window, distinct, prefetched)
             yield window, [self.row_masses(masses, row, distinct, own) for row, own in zip(self.rows, divisors, strict=True)]
             for memory in self.memories.values():
                 memory.write(window)
@@ -68,19 +68,19 @@ class Scorer:
         """Return each row's divisors of raw similarities, for keys of a width."""
         return [row.divisors(*scales(width, self.scaled_interpolation)) for row in self.rows]
 
-    def with_lookahead(self, windows: Iterator[Window]) -> Iterator[tuple[Window, dict[str, Any]]]:
+    def with_prefetched(self, windows: Iterator[Window]) -> Iterator[tuple[Window, dict[str, Any]]]:
         """Yield each window with the results of memories that can be queried for many windows at once."""
-        queried = {name: memory for name, memory in self.memories.items() if memory.looks_ahead}
-        for group in group_windows(windows, AHEAD if queried else 1):
-            results = {name: memory.ahead(group) for name, memory in queried.items()}
+        queried = {name: memory for name, memory in self.memories.items() if memory.supports_batched_queries}
+        for group in group_windows(windows, PREFETCHED_QUERIES if queried else 1):
+            results = {name: memory.prefetch(group) for name, memory in queried.items()}
             for number, window in enumerate(group):
                 yield window, {name: result[number] for name, result in results.items()}
 
-    def query_memories(self, window: Window, divisors: Float[Tensor, " t"], ahead: dict[str, Any]) -> WindowMasses:
+    def query_memories(self, window: Window, divisors: Float[Tensor, " t"], prefetched: dict[str, Any]) -> WindowMasses:
         """Query each memory for a window, under every divisor or under its own experts, as the rows need."""
         result = WindowMasses({}, {})
         for name, memory in self.memories.items():
-            arguments = window, divisors, ahead.get(name)
+            arguments = window, divisors, prefetched.get(name)
             if any(name in row.memories and row.uses_experts for row in self.rows) and memory.expert_names:
                 result.experts[name] = memory.experts(*arguments)
             if any(name in row.memories and not (row.uses_experts and memory.expert_names) for row in self.rows):

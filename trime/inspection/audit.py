@@ -69,7 +69,7 @@ class Audit:
         scored = self.windows.length - self.windows.context
         while first > 0 and room > -int(self.windows.context[last]):
             first, room = first - 1, room - int(scored[first - 1])
-        if self.network.is_stateful or any(memory.remembers_all for memory in self.scorer.memories.values()):
+        if self.network.is_stateful or any(memory.depends_on_whole_document for memory in self.scorer.memories.values()):
             # from the start of its document
             first = min(first, int(np.searchsorted(self.windows.begin, self.windows.begin[last])))
         return list(range(first, last + 1))

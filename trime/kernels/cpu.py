@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from contextlib import nullcontext
 
 import torch
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from trime.types import Float, Tensor
 
 PROBE_SHAPES = ((512, 256, 512), (64, 1024, 96), (33, 65, 17))  # of products that are tried: rows, terms of a sum, columns
 MAX_ERROR = 2e-6  # relative error of float32 sums of so many terms; bfloat16's is 3e-3
-MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with oneDNN; their memory grows with L^2
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # parameters of mallopt, from malloc.h
 TRIM_BYTES = 2**29  # bytes of free memory that glibc may keep at the end of its heap
 
@@ -54,20 +48,3 @@ def keep_freed_memory() -> None:
     if mallopt:
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, TRIM_BYTES)
-
-
-def attend(
-    query: Float[Tensor, "... l e"],
-    key: Float[Tensor, "... m e"],
-    value: Float[Tensor, "... m e"],
-    mask: Tensor | None = None,
-    dropout: float = 0.0,
-    causal: bool = False,
-    scale: float | None = None,
-) -> Float[Tensor, "... l e"]:
-    """Return softmax(q k^T / sqrt(e)) v by the faster of PyTorch's implementations; arguments are those of its function."""
-    use_math = (
-        query.device.type == "cpu" and key.shape[-2] <= MATH_MAX_KEYS and torch.get_float32_matmul_precision() == "medium"
-    )
-    with sdpa_kernel(SDPBackend.MATH) if use_math else nullcontext():
-        return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal, scale=scale)

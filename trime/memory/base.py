@@ -48,35 +48,38 @@ class Entries(NamedTuple):
 
 
 class Memory(ABC):
-    """A memory at test. Windows come in stream order; each is queried by ``evidence`` or ``experts``, then passed to ``write``.
+    """A memory at test. Windows come in stream order; each is queried, then passed to ``write``.
+
+    ``evidence``, ``experts`` and ``entries`` do not change the memory; ``write`` does.
 
     ``sizes``: the numbers of entries that one query evaluates, which are the axis s of masses.
-    ``looks_ahead``: many windows can be queried at once by ``ahead``, for nothing depends on what was written before.
-    ``fills``: the text that is read is written to the memory.
-    ``remembers_all``: evidence depends on the whole document so far, not only on its last contexts.
+    ``supports_batched_queries``: True: many windows can be queried in one call of ``prefetch``, because results do not
+    depend on what was written.
+    ``stores_text``: the text that is read is written to the memory.
+    ``depends_on_whole_document``: evidence depends on the whole document so far, not only on its last contexts.
     ``expert_names``: the names of the memory's experts; empty: there is one expert for each temperature.
     """
 
     sizes: list[int] = [0]
-    looks_ahead = False
-    fills = False
-    remembers_all = False
+    supports_batched_queries = False
+    stores_text = False
+    depends_on_whole_document = False
     expert_names: list[str] = []
 
     def reset(self) -> None:  # noqa: B027 (most memories store nothing of the text)
         """Forget the text that was read."""
 
-    def ahead(self, windows: list[Window]) -> list[Any]:
-        """Return for each window what ``evidence`` takes as ``ahead``; only where ``looks_ahead``."""
+    def prefetch(self, windows: list[Window]) -> list[Any]:
+        """Return for each window what ``evidence`` takes as ``prefetched``; only where ``supports_batched_queries``."""
         raise NotImplementedError
 
     @abstractmethod
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         """Return the masses [s t n] for the window's queries, with similarities divided by each divisor."""
 
-    def experts(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
+    def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         """Return the masses [s e n] under each expert of the memory: one for each divisor, or those of ``expert_names``."""
-        return self.evidence(window, divisor, ahead)
+        return self.evidence(window, divisor, prefetched)
 
     def write(self, window: Window) -> None:  # noqa: B027
         """Add the scored contexts of a window, after it was scored."""

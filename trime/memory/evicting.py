@@ -5,6 +5,8 @@ Policies score an entry by the attention that it receives: its softmax weight wi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from trime.eviction.base import EvictionPolicy
@@ -32,59 +34,59 @@ class EvictingTokenMemory:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.states: list[MemoryState] | None = None
-        self.waiting: Contexts | None = None
-        self.count = 0  # contexts that came before the waiting ones
+        self.content = Content(None, None, 0)
 
     @property
     def bytes(self) -> int:
         """Return the size of the largest memory's entries in bytes."""
-        return sum(column.nbytes for column in self.states[-1].columns) if self.states else 0
+        states = self.content.states
+        return sum(column.nbytes for column in states[-1].columns) if states else 0
 
-    def write(self, seen: Contexts, overlap: int = 0) -> None:
-        """Add the newest entries, oldest first; they are inserted when the next window is read."""
-        self.waiting = seen if self.waiting is None else Contexts.concat([self.waiting, seen])
+    def write(self, contexts: Contexts, overlap: int = 0) -> None:
+        """Update the policies' scores by the attention of a window's contexts, then add the contexts, oldest first.
 
-    def prepare(self, query: Contexts, overlap: int) -> None:
-        """Insert waiting entries before a query, and forget those of another document."""
-        if not self.crossing and self.waiting is not None and (self.waiting.place.document[-1] != query.place.document[0]):
-            self.reset()
-        self.insert_waiting(query, 0 if self.repeats else overlap)
+        The window itself contains the ``overlap`` newest entries. New entries are inserted before the next window is read.
+        """
+        states, waiting, inserted = self.content_for(contexts, overlap)
+        start = inserted + (0 if waiting is None else len(waiting.token))
+        position = start + torch.arange(len(contexts.token), device=contexts.g.device)
+        if states:
+            pairs = zip(self.memories, states, strict=True)
+            states = [self.observe_attention(memory.policy, state, contexts, position) for memory, state in pairs]
+        self.content = Content(states, contexts if waiting is None else Contexts.concat([waiting, contexts]), inserted)
 
     def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
         """Return the entries that queries of a document see at the largest size."""
-        self.prepare(query, overlap)
-        return to_contexts(self.states[-1]) if self.states else query.take(slice(0, 0))
+        states = self.content_for(query, overlap).states
+        return to_contexts(states[-1]) if states else query.take(slice(0, 0))
 
     def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
-        """Return the mass [s t n] at every size, in order; the attention of the queries then updates the policies' scores."""
-        self.prepare(query, overlap)
-        start = self.count + (0 if self.waiting is None else len(self.waiting.token))
-        position = start + torch.arange(len(query.token), device=query.g.device)
-        masses = []
-        for number, memory in enumerate(self.memories):
-            state = self.states[number] if self.states else memory.empty(to_columns(query.take(slice(0, 0))))
-            masses.append(blockwise_mass(query, to_contexts(state), self.visibility, divisor, metric=self.metric))
-            if self.states and memory.policy.uses_attention:
-                self.states[number] = self.observe_attention(memory.policy, state, query, position)
+        """Return the mass [s t n] at every size, in order."""
+        empty = [memory.empty(to_columns(query.take(slice(0, 0)))) for memory in self.memories]
+        states = self.content_for(query, overlap).states or empty
+        masses = [blockwise_mass(query, to_contexts(state), self.visibility, divisor, metric=self.metric) for state in states]
         return Mass(torch.stack([mass.target for mass in masses]), torch.stack([mass.total for mass in masses]))
 
-    def insert_waiting(self, query: Contexts, overlap: int) -> None:
-        """Insert the waiting entries but for the ``overlap`` newest."""
-        if self.waiting is None or len(self.waiting.token) <= overlap:
-            return
-        ready = len(self.waiting.token) - overlap
-        columns = to_columns(self.waiting.take(slice(0, ready)))
-        position = self.count + torch.arange(ready, device=query.g.device)
-        before = self.states or [memory.empty(columns) for memory in self.memories]
-        pairs = zip(self.memories, before, strict=True)
-        self.states = [memory.update(state, columns, position[None]) for memory, state in pairs]
-        self.waiting, self.count = self.waiting.take(slice(ready, None)), self.count + ready
+    def content_for(self, query: Contexts, overlap: int) -> Content:
+        """Return the content that a query sees: nothing of another document, and the waiting entries that it may see."""
+        states, waiting, inserted = self.content
+        if not self.crossing and waiting is not None and (waiting.place.document[-1] != query.place.document[0]):
+            return Content(None, None, 0)
+        ready = 0 if waiting is None else len(waiting.token) - (0 if self.repeats else overlap)
+        if waiting is None or ready <= 0:
+            return self.content
+        columns = to_columns(waiting.take(slice(0, ready)))
+        position = inserted + torch.arange(ready, device=query.g.device)
+        pairs = zip(self.memories, states or [memory.empty(columns) for memory in self.memories], strict=True)
+        updated = [memory.update(state, columns, position[None]) for memory, state in pairs]
+        return Content(updated, waiting.take(slice(ready, None)), inserted + ready)
 
     def observe_attention(
         self, policy: EvictionPolicy, state: MemoryState, query: Contexts, position: Int[Tensor, " n"]
     ) -> MemoryState:
         """Return the state after the attention of a window's queries, whose positions count all contexts read so far."""
+        if not policy.uses_attention:
+            return state
         place, filled = TokenPosition(*(column[0] for column in state.columns[2:])), state.ranking.position[0] >= 0
         summary = policy.begin(state.ranking)
         for rows in torch.arange(len(position), device=position.device).split(BLOCK):
@@ -93,6 +95,14 @@ class EvictingTokenMemory:
             mass = score.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, -torch.inf)
             summary = policy.observe(summary, AttentionBlock(mass[None, None], position[rows][None]))
         return state._replace(ranking=policy.finalize(state.ranking, summary))
+
+
+class Content(NamedTuple):
+    """The state of the memory of each size, the contexts that are still to be inserted, and how many were inserted in all."""
+
+    states: list[MemoryState] | None
+    waiting: Contexts | None
+    inserted: int
 
 
 def to_columns(seen: Contexts) -> tuple[Tensor, ...]:

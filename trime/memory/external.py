@@ -12,7 +12,7 @@ from trime.types import Contexts, Float, Mass, Tensor
 class ExternalMemory(Memory):
     """The nearest entries of a datastore, searched for many windows at once; ``size``: bytes of the datastore and its index."""
 
-    looks_ahead = True
+    supports_batched_queries = True
 
     def __init__(self, nearest: KNNMemory, size: int = 0):
         self.nearest, self.size = nearest, size
@@ -21,15 +21,15 @@ class ExternalMemory(Memory):
     def bytes(self) -> int:
         return self.size
 
-    def ahead(self, windows: list[Window]) -> list[Any]:
+    def prefetch(self, windows: list[Window]) -> list[Any]:
         """Return the scores and tokens of the entries nearest to each window's contexts."""
         queries = [window.query for window in windows]
         score, token, _ = self.nearest.entries(Contexts.concat(queries))
         sizes = [len(query.token) for query in queries]
         return list(zip(score.split(sizes), token.split(sizes), strict=True))
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
-        score, token = self.ahead([window])[0] if ahead is None else ahead
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+        score, token = self.prefetch([window])[0] if prefetched is None else prefetched
         mass = retrieved_mass(score, token, window.query.token, divisor)
         return Mass(mass.target[None], mass.total[None])
 

@@ -23,32 +23,32 @@ class FifoTokenMemory:
     def __init__(self, sizes: list[int], crossing: bool = False, repeats: bool = False, metric: str = "ip"):
         self.sizes, self.repeats, self.metric = check_sizes(sizes), repeats, metric
         self.visibility = Everything() if crossing else SameDocument()
-        self.seen: Contexts | None = None
+        self.contexts: Contexts | None = None
 
     def reset(self) -> None:
         """Forget everything."""
-        self.seen = None
+        self.contexts = None
 
-    def write(self, seen: Contexts, overlap: int = 0) -> None:
-        """Add the newest entries, oldest first; keep ``overlap`` more than the largest size."""
-        joined = seen if self.seen is None else Contexts.concat([self.seen, seen])
-        self.seen = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - overlap), None))
+    def write(self, contexts: Contexts, keep_extra: int = 0) -> None:
+        """Add the newest entries, oldest first; keep ``keep_extra`` more than the largest size, for overlaps to come."""
+        joined = contexts if self.contexts is None else Contexts.concat([self.contexts, contexts])
+        self.contexts = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - keep_extra), None))
 
     @property
     def bytes(self) -> int:
         """Return the size of all entries in bytes."""
-        return 0 if self.seen is None else self.seen.bytes
+        return 0 if self.contexts is None else self.contexts.bytes
 
     def visible_count(self, overlap: int) -> int:
         """Return the number of entries that a window sees which itself contains the ``overlap`` newest."""
-        return 0 if self.seen is None else max(0, len(self.seen.token) - (0 if self.repeats else overlap))
+        return 0 if self.contexts is None else max(0, len(self.contexts.token) - (0 if self.repeats else overlap))
 
     def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
         """Return the entries that queries of a document see at the largest size."""
-        if self.seen is None:
+        if self.contexts is None:
             return query.take(slice(0, 0))
         count = self.visible_count(overlap)
-        newest = self.seen.take(slice(max(0, count - self.sizes[-1]), count))
+        newest = self.contexts.take(slice(max(0, count - self.sizes[-1]), count))
         return newest.take(self.visibility.sees(query.place, newest.place)[0])
 
     def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
@@ -63,10 +63,10 @@ class FifoTokenMemory:
 
     def band(self, query: Contexts, divisor: Tensor, low: int, high: int) -> Mass:
         """Return the mass [t n] of the entries ``low`` to ``high``, counted from the oldest."""
-        if self.seen is None or low >= high:
+        if self.contexts is None or low >= high:
             empty = query.g.new_full((len(divisor), len(query.token)), -math.inf)
             return Mass(empty, empty)
-        return blockwise_mass(query, self.seen.take(slice(low, high)), self.visibility, divisor, metric=self.metric)
+        return blockwise_mass(query, self.contexts.take(slice(low, high)), self.visibility, divisor, metric=self.metric)
 
 
 def check_sizes(sizes: list[int]) -> list[int]:

@@ -20,7 +20,7 @@ class LongMemory(Memory):
     a memory for each size (``evicting``).
     """
 
-    fills = True
+    stores_text = True
 
     def __init__(
         self,
@@ -42,22 +42,25 @@ class LongMemory(Memory):
         return self.memory.sizes
 
     @property
-    def remembers_all(self) -> bool:  # type: ignore[override]
+    def depends_on_whole_document(self) -> bool:  # type: ignore[override]
         return isinstance(self.memory, EvictingTokenMemory)
 
-    @property
-    def states(self) -> list[MemoryState]:
-        """Return the state of the memory of each size, where there is one for each size."""
-        return (self.memory.states or []) if isinstance(self.memory, EvictingTokenMemory) else []
+    def states_for(self, window: Window) -> list[MemoryState]:
+        """Return the states that a window sees, where each size has its own; none before the first insertion."""
+        evicting = isinstance(self.memory, EvictingTokenMemory)
+        return (self.memory.content_for(window.query, window.context).states or []) if evicting else []  # type: ignore[union-attr]
 
     def reset(self) -> None:
         self.memory.reset()
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         return self.memory.evidence(window.query, divisor, overlap=window.context)
 
     def write(self, window: Window) -> None:
-        self.memory.write(window.scored, overlap=len(window.contexts.token))
+        if isinstance(self.memory, FifoTokenMemory):
+            self.memory.write(window.scored, keep_extra=len(window.contexts.token))
+        else:
+            self.memory.write(window.scored, overlap=window.context)
 
     @property
     def bytes(self) -> int:

@@ -77,7 +77,7 @@ class Ngrams(Memory):
     Counts have no temperature: ``evidence`` is that of the longest context that occurred.
     """
 
-    fills = True
+    stores_text = True
 
     def __init__(self, orders: list[int]):
         if not orders or sorted(set(orders)) != list(orders) or orders[0] < 1:
@@ -96,11 +96,11 @@ class Ngrams(Memory):
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         """Return how often the context of each order occurs before the target, and before any token: [e n] each."""
 
-    def experts(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
+    def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         of_target, total = (torch.as_tensor(part).to(window.contexts.g).log()[None] for part in self.context_counts(window))
         return Mass(of_target, total)
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], ahead: Any = None) -> Mass:
+    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         experts = self.experts(window, divisor)
         known = experts.total[0].isfinite().sum(0)  # where a context occurs, its shorter suffixes do too
         longest = (known - 1).clamp(min=0)[None]
@@ -167,7 +167,7 @@ class TextNgrams(Ngrams):
 class DocumentNgrams(Ngrams):
     """n-grams of the document up to each token; contexts whose 63-bit hashes collide share their counts."""
 
-    remembers_all = True
+    depends_on_whole_document = True
 
     def __init__(self, orders: list[int]):
         super().__init__(orders)

@@ -54,7 +54,7 @@ class Services(NamedTuple):
 class Fit(Artefact):
     """The trained model: ``model.safetensors``, ``model.json``, ``train.json``, ``metrics.csv``."""
 
-    kind = "fit"
+    kind, format = "fit", 2
     depends_on = ("seed", "train")
     unhashed = (
         *("task", "model", "segments.length", "evaluate.block", "evaluate.context", "trainer", "callbacks", "logger"),

@@ -28,7 +28,7 @@ RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tok
 class ImportedModel(Artefact):
     """An imported model: ``model.safetensors``, ``model.json``, ``vocabulary.json``, and its origin in ``imported.json``."""
 
-    kind, unhashed = "import", ("checkpoint", "dictionary")
+    kind, format, unhashed = "import", 2, ("checkpoint", "dictionary")
 
     @property
     def file(self) -> Path:

@@ -13,32 +13,31 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trime.kernels.cpu import attend
 from trime.models.backbones.transformer import FIRST_POSITION
-from trime.models.layers.attention import feed_forward, head_width
+from trime.models.layers.attention import feed_forward, fused_attention, head_width, split_heads
 from trime.models.layers.embeddings import PlainInput, sinusoids
 from trime.types import Bool, Encoding, Float, Int, Tensor, UserError
 
 KEYS = ("g", "f")
 
 
-class Attention(nn.Module):
+class CrossAttention(nn.Module):
     """Multi-head attention of queries to given keys and values."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
         head_width(width, heads)
         self.heads, self.dropout = heads, dropout
-        self.query, self.outward = nn.Linear(width, width), nn.Linear(width, width)
-        self.keyed = nn.Linear(width, 2 * width)  # key, value
-        for part in (self.query.weight, *self.keyed.weight.chunk(2)):
+        self.q_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.kv_proj = nn.Linear(width, 2 * width)  # key, value
+        for part in (self.q_proj.weight, *self.kv_proj.weight.chunk(2)):
             nn.init.xavier_uniform_(part, gain=2**-0.5)
-        nn.init.xavier_uniform_(self.outward.weight)
-        nn.init.zeros_(self.outward.bias)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
 
     def keys(self, x: Float[Tensor, "b m d"]) -> Float[Tensor, "2 b h m e"]:
         """Return keys and values."""
-        return self.keyed(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return split_heads(self.kv_proj(x), 2, self.heads)
 
     def forward(
         self,
@@ -48,10 +47,10 @@ class Attention(nn.Module):
         causal: bool = False,
     ) -> Float[Tensor, "b l d"]:
         """Return attended values."""
-        query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        (query,) = split_heads(self.q_proj(x), 1, self.heads)
         dropout = self.dropout if self.training else 0.0
-        attended = attend(query, keys[0], keys[1], mask, dropout, causal)
-        return self.outward(attended.transpose(1, 2).flatten(2))
+        attended = fused_attention(query, keys[0], keys[1], mask, dropout, causal)
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
 
 
 class ResidualLayer(nn.Module):
@@ -76,15 +75,15 @@ class EncoderLayer(ResidualLayer):
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float, norm_first: bool = True):
         super().__init__(norm_first, dropout)
-        self.attention_norm, self.feed_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, inner_dropout)
-        self.feed = feed_forward(width, inner, inner_dropout)
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = CrossAttention(width, heads, inner_dropout)
+        self.ffn = feed_forward(width, inner, inner_dropout)
 
     def forward(self, x: Float[Tensor, "b s d"], is_token: Bool[Tensor, "b 1 1 s"]) -> Float[Tensor, "b s d"]:
         """Return the layer's output; ``is_token`` is false on padding."""
         inputs = self.sublayer_input(self.attention_norm, x)
         x = self.add(self.attention_norm, x, self.attention(inputs, self.attention.keys(inputs), is_token))
-        return self.add(self.feed_norm, x, self.feed(self.sublayer_input(self.feed_norm, x)))
+        return self.add(self.ffn_norm, x, self.ffn(self.sublayer_input(self.ffn_norm, x)))
 
 
 class DecoderLayer(ResidualLayer):
@@ -92,9 +91,9 @@ class DecoderLayer(ResidualLayer):
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float, norm_first: bool = True):
         super().__init__(norm_first, dropout)
-        self.attention_norm, self.cross_norm, self.feed_norm = (nn.LayerNorm(width) for _ in range(3))
-        self.attention, self.cross = (Attention(width, heads, inner_dropout) for _ in range(2))
-        self.feed = feed_forward(width, inner, inner_dropout)
+        self.attention_norm, self.cross_norm, self.ffn_norm = (nn.LayerNorm(width) for _ in range(3))
+        self.attention, self.cross = (CrossAttention(width, heads, inner_dropout) for _ in range(2))
+        self.ffn = feed_forward(width, inner, inner_dropout)
 
     def forward(
         self,
@@ -113,8 +112,8 @@ class DecoderLayer(ResidualLayer):
         x = self.add(self.attention_norm, x, self.attention(inputs, keys, causal=x.shape[1] > 1))
         query = self.sublayer_input(self.cross_norm, x).view(len(is_token), -1, x.shape[2])  # rows of one source are adjacent
         x = self.add(self.cross_norm, x, self.cross(query, source, is_token).view_as(x))
-        g = self.sublayer_input(self.feed_norm, x)
-        return self.add(self.feed_norm, x, self.feed(g)), g, keys
+        g = self.sublayer_input(self.ffn_norm, x)
+        return self.add(self.ffn_norm, x, self.ffn(g)), g, keys
 
 
 class EncodedSource(NamedTuple):

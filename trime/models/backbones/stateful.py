@@ -64,14 +64,14 @@ class LayerSizes(NamedTuple):
     inner_dropout: float = 0.0  # of attention weights and of the feed-forward block's ReLU outputs
 
 
-class Layer(nn.Module):
+class StatefulTransformerLayer(nn.Module):
     """A pre-norm layer: x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
 
     def __init__(self, attention: StatefulAttention, sizes: LayerSizes, norm: str = "layer", biases: bool = True):
         super().__init__()
-        self.attention_norm, self.feed_norm = (NORMS[norm](sizes.width, eps=1e-6) for _ in range(2))
+        self.attention_norm, self.ffn_norm = (NORMS[norm](sizes.width, eps=1e-6) for _ in range(2))
         self.attention = attention
-        self.feed = feed_forward(sizes.width, sizes.inner, sizes.inner_dropout, biases)
+        self.ffn = feed_forward(sizes.width, sizes.inner, sizes.inner_dropout, biases)
         self.dropout, self.width = nn.Dropout(sizes.dropout), sizes.width
 
     @property
@@ -85,8 +85,8 @@ class Layer(nn.Module):
         """Return the layer's output, its g, and the new state."""
         attended, state = self.attention(self.attention_norm(x), state, position)
         x = x + self.dropout(attended)
-        g = self.feed_norm(x)
-        return x + self.dropout(self.feed(g)), g, state
+        g = self.ffn_norm(x)
+        return x + self.dropout(self.ffn(g)), g, state
 
 
 class State(NamedTuple):
@@ -165,9 +165,9 @@ class StatefulBackbone(nn.Module):
         return [trace for attention in self.attentions for trace in attention.attention_traces or []]
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Return what the layers report of themselves, named by layer."""
+        """Return what the layers report of themselves, as ``layer0/NAME`` and so on."""
         metrics = ((number, attention.training_metrics()) for number, attention in enumerate(self.attentions))
-        return {name.replace("layer", f"layer{number}"): value for number, values in metrics for name, value in values.items()}
+        return {f"layer{number}/{name}": value for number, values in metrics for name, value in values.items()}
 
 
 def refuse_padding(pad: int | None) -> None:

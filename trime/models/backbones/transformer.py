@@ -13,15 +13,15 @@ from trime.types import Bool, Encoding, Float, Int, Tensor
 FIRST_POSITION = 2  # the position number of a row's first token, as in fairseq's checkpoints
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """A pre-norm layer: x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, inner_dropout: float):
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
         self.attention = CausalAttention(width, heads, inner_dropout)
-        self.feed_norm = nn.LayerNorm(width)
-        self.feed = feed_forward(width, inner, inner_dropout)
+        self.ffn_norm = nn.LayerNorm(width)
+        self.ffn = feed_forward(width, inner, inner_dropout)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -29,8 +29,8 @@ class Layer(nn.Module):
     ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
         """Return the layer's output, and the input of its feed-forward block."""
         x = x + self.dropout(self.attention(self.attention_norm(x), padding))
-        g = self.feed_norm(x)
-        return x + self.dropout(self.feed(g)), g
+        g = self.ffn_norm(x)
+        return x + self.dropout(self.ffn(g)), g
 
 
 class Transformer(nn.Module):
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         self.embedding, self.positions, self.width, self.pad = embedding, positions, width, pad
         self.register_buffer("position", sinusoids(positions, width, FIRST_POSITION), persistent=False)
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(Layer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(TransformerLayer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
     def start(self, rows: int) -> None:

@@ -15,8 +15,14 @@ from torch.nn import functional as F
 from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.models.attention_trace import AttentionTrace
 from trime.models.backbones.segment_cache import concat_cache, update_cache
-from trime.models.backbones.stateful import Layer, LayerSizes, StatefulBackbone, refuse_padding, unsharded_zeros
-from trime.models.layers.attention import head_width
+from trime.models.backbones.stateful import (
+    LayerSizes,
+    StatefulBackbone,
+    StatefulTransformerLayer,
+    refuse_padding,
+    unsharded_zeros,
+)
+from trime.models.layers.attention import head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.types import Bool, Float, Int, Tensor
 
@@ -32,19 +38,19 @@ class RelativeAttention(nn.Module):
         d = head_width(width, heads)
         self.heads, self.dropout, self.cache = heads, nn.Dropout(dropout), cache
         self.attention_traces: list[AttentionTrace] | None = None
-        self.query, self.outward = nn.Linear(width, width), nn.Linear(width, width)
-        self.remembered = nn.Linear(width, 2 * width)  # key, value
-        self.distant = nn.Linear(width, width, bias=False)
-        self.content, self.place = (nn.Parameter(torch.zeros(heads, 1, d)) for _ in range(2))  # u, v
+        self.q_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.kv_proj = nn.Linear(width, 2 * width)  # key, value
+        self.r_proj = nn.Linear(width, width, bias=False)
+        self.content_bias, self.position_bias = (nn.Parameter(torch.zeros(heads, 1, d)) for _ in range(2))  # u, v
         self.sinusoids: Tensor
         self.register_buffer("sinusoids", sinusoids(longest + 1, width, 0), persistent=False)
-        for layer in (self.query, self.remembered, self.distant, self.outward):
+        for layer in (self.q_proj, self.kv_proj, self.r_proj, self.out_proj):
             nn.init.xavier_uniform_(layer.weight)
-        nn.init.zeros_(self.outward.bias)
+        nn.init.zeros_(self.out_proj.bias)
 
     def start(self, rows: int) -> MemoryState:
         """Return an empty cache."""
-        return self.cache.empty((unsharded_zeros(self.outward.weight, rows, 0, self.outward.weight.shape[0]),))
+        return self.cache.empty((unsharded_zeros(self.out_proj.weight, rows, 0, self.out_proj.weight.shape[0]),))
 
     def reset(self, state: MemoryState, rows: Bool[Tensor, " b"]) -> MemoryState:
         """Return the cache with the chosen rows cleared."""
@@ -59,30 +65,26 @@ class RelativeAttention(nn.Module):
     ) -> tuple[Float[Tensor, "b l d"], MemoryState]:
         """Return attended values, and the cache with this segment."""
         context = concat_cache(state, x, position)
-        key, value = self.split_heads(self.remembered(context.states), 2)
-        (query,) = self.split_heads(self.query(x), 1)
-        logits = (query + self.content) @ key.transpose(-1, -2)
-        logits = logits + self.distance_logits(query + self.place, context.distance(position))
+        key, value = split_heads(self.kv_proj(context.states), 2, self.heads)
+        (query,) = split_heads(self.q_proj(x), 1, self.heads)
+        logits = (query + self.content_bias) @ key.transpose(-1, -2)
+        logits = logits + self.distance_logits(query + self.position_bias, context.distance(position))
         logits = (logits / query.shape[-1] ** 0.5).masked_fill(~context.visible(position), -torch.inf)
         weight = logits.softmax(-1)
         if self.attention_traces is not None:
             self.attention_traces[:] = [context.attention_trace(weight)]
         attended = self.dropout(weight) @ value
         new_state = update_cache(self.cache, state, x, position, logits, context.slot)
-        return self.outward(attended.transpose(1, 2).flatten(2)), new_state
-
-    def split_heads(self, x: Float[Tensor, "b k e"], parts: int) -> Tensor:
-        """Return x as [parts b h k d]."""
-        return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.out_proj(attended.transpose(1, 2).flatten(2)), new_state
 
     def distance_logits(self, query: Float[Tensor, "b h q d"], distance: Int[Tensor, "b q k"]) -> Float[Tensor, "b h q k"]:
         """Return (q + v) W r. Where the cache is a window, all rows have the same distances, shifted: r is projected once."""
         longest = len(self.sinusoids) - 1
         if self.cache.policy.is_window:
             keys = distance.shape[2]
-            (projected,) = self.split_heads(self.distant(self.sinusoids[:keys].flip(0))[None], 1)
+            (projected,) = split_heads(self.r_proj(self.sinusoids[:keys].flip(0))[None], 1, self.heads)
             return relative_shift(query @ projected.transpose(-1, -2))
-        (projected,) = self.split_heads(self.distant(self.sinusoids)[None], 1)
+        (projected,) = split_heads(self.r_proj(self.sinusoids)[None], 1, self.heads)
         index = distance.clamp(0, longest)[:, None].expand(-1, self.heads, -1, -1)
         return (query @ projected.transpose(-1, -2)).gather(-1, index)
 
@@ -112,8 +114,8 @@ def transformer_xl(
         longest = max(longest, memory.size + positions)
     sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
 
-    def layer() -> Layer:
-        return Layer(RelativeAttention(sizes.width, heads, inner_dropout, memory, longest), sizes)
+    def layer() -> StatefulTransformerLayer:
+        return StatefulTransformerLayer(RelativeAttention(sizes.width, heads, inner_dropout, memory, longest), sizes)
 
     norm: Any = nn.LayerNorm(sizes.width) if final_norm else nn.Identity()
     return StatefulBackbone(embedding, [layer() for _ in range(layers)], positions, dropout, norm)

@@ -195,16 +195,16 @@ def source_names(name: str) -> list[str]:
 
 
 def layer_sources(name: str) -> list[str]:
-    """Return the same for a parameter of a layer."""
+    """Return the names of a layer's weights that are concatenated in a parameter; all without the name of the layer."""
     module, _, kind = name.rpartition(".")
-    if module == "attention.inward":
+    if module == "attention.qkv_proj":
         return [f"self_attn.{part}_proj.{kind}" for part in "qkv"]
     names = {
-        "attention.outward": "self_attn.out_proj",
+        "attention.out_proj": "self_attn.out_proj",
         "attention_norm": "self_attn_layer_norm",
-        "feed_norm": "final_layer_norm",
-        "feed.0": "fc1",
-        "feed.3": "fc2",
+        "ffn_norm": "final_layer_norm",
+        "ffn.0": "fc1",
+        "ffn.3": "fc2",
     }
     return [f"{names[module]}.{kind}"]
 

@@ -31,11 +31,11 @@ SUBLAYERS = {
     "cross": "encoder_attn",
     "attention_norm": "self_attn_layer_norm",
     "cross_norm": "encoder_attn_layer_norm",
-    "feed_norm": "final_layer_norm",
-    "feed.0": "fc1",
-    "feed.3": "fc2",
+    "ffn_norm": "final_layer_norm",
+    "ffn.0": "fc1",
+    "ffn.3": "fc2",
 }
-PROJECTIONS = {"query": "q", "keyed": "kv", "outward": "out"}
+PROJECTIONS = {"q_proj": "q", "kv_proj": "kv", "out_proj": "out"}
 
 
 def translation_network_from_checkpoint(checkpoint: FairseqCheckpoint) -> tuple[Network, dict[str, Any]]:
@@ -96,6 +96,6 @@ def source_names(name: str) -> list[str]:
     layer = f"{'encoder.' if module == 'encoder' else ''}layers.{number}"
     if sublayer[-1] in PROJECTIONS:
         attention = f"{layer}.{SUBLAYERS[sublayer[0]]}"
-        projections = ("k", "v") if sublayer[-1] == "keyed" else (PROJECTIONS[sublayer[-1]],)
+        projections = ("k", "v") if sublayer[-1] == "kv_proj" else (PROJECTIONS[sublayer[-1]],)
         return [f"{attention}.{projection}_proj.{kind}" for projection in projections]
     return [f"{layer}.{SUBLAYERS['.'.join(sublayer)]}.{kind}"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trime.kernels.cpu import attend
 from trime.types import Bool, Float, Tensor
+
+MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with oneDNN; their memory grows with L^2
 
 
 class CausalAttention(nn.Module):
@@ -20,21 +25,42 @@ class CausalAttention(nn.Module):
         super().__init__()
         head_width(width, heads)
         self.heads, self.dropout = heads, dropout
-        self.inward = nn.Linear(width, 3 * width)  # query, key, value
-        self.outward = nn.Linear(width, width)
-        for part in self.inward.weight.chunk(3):
+        self.qkv_proj = nn.Linear(width, 3 * width)  # query, key, value
+        self.out_proj = nn.Linear(width, width)
+        for part in self.qkv_proj.weight.chunk(3):
             nn.init.xavier_uniform_(part, gain=2**-0.5)
-        nn.init.xavier_uniform_(self.outward.weight)
-        nn.init.zeros_(self.outward.bias)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l d"]:
         """Return attended values."""
-        b, length, width = x.shape
-        query, key, value = self.inward(x).view(b, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)
         dropout = self.dropout if self.training else 0.0
         mask = None if padding is None else causal_padding_mask(padding)
-        attended = attend(query, key, value, mask, dropout, causal=mask is None)
-        return self.outward(attended.transpose(1, 2).reshape(b, length, width))
+        attended = fused_attention(query, key, value, mask, dropout, causal=mask is None)
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
+
+
+def split_heads(x: Float[Tensor, "b l e"], parts: int, heads: int) -> Float[Tensor, "{parts} b {heads} l d"]:
+    """Return projections that stand side by side in the last axis one by one, divided into heads."""
+    return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4)
+
+
+def fused_attention(
+    query: Float[Tensor, "... l e"],
+    key: Float[Tensor, "... m e"],
+    value: Float[Tensor, "... m e"],
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Float[Tensor, "... l e"]:
+    """Return softmax(q k^T / sqrt(e)) v by the faster of PyTorch's implementations; arguments are those of its function."""
+    use_math = (
+        query.device.type == "cpu" and key.shape[-2] <= MATH_MAX_KEYS and torch.get_float32_matmul_precision() == "medium"
+    )
+    with sdpa_kernel(SDPBackend.MATH) if use_math else nullcontext():
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal, scale=scale)
 
 
 def head_width(width: int, heads: int) -> int:
@@ -53,9 +79,9 @@ def causal_padding_mask(padding: Bool[Tensor, "b l"]) -> Bool[Tensor, "b 1 l l"]
 
 def feed_forward(width: int, inner: int, dropout: float, biases: bool = True) -> nn.Sequential:
     """Return the feed-forward block: linear, ReLU, dropout, linear."""
-    inward, outward = nn.Linear(width, inner, bias=biases), nn.Linear(inner, width, bias=biases)
-    for layer in (inward, outward):
+    up_proj, down_proj = nn.Linear(width, inner, bias=biases), nn.Linear(inner, width, bias=biases)
+    for layer in (up_proj, down_proj):
         nn.init.xavier_uniform_(layer.weight)
         if biases:
             nn.init.zeros_(layer.bias)
-    return nn.Sequential(inward, nn.ReLU(), nn.Dropout(dropout), outward)
+    return nn.Sequential(up_proj, nn.ReLU(), nn.Dropout(dropout), down_proj)

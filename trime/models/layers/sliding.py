@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from trime.kernels.cpu import attend
+from trime.models.layers.attention import fused_attention
 from trime.models.layers.relative import RelativeBias, in_window
 from trime.types import Bool, Float, Tensor
 
@@ -90,7 +90,7 @@ def block_attention(
     if not window.itself:  # the first token of a document sees nothing
         empty = (mask[:, :1] == -torch.inf).all(-1, keepdim=True)
         mask = mask.masked_fill(empty, 0.0)
-    attended = attend(query, keys.key, keys.value, mask, dropout, scale=1.0)
+    attended = fused_attention(query, keys.key, keys.value, mask, dropout, scale=1.0)
     return attended if empty is None else attended.masked_fill(empty, 0.0)
 
 

@@ -10,7 +10,7 @@ from trime.types import Float, Int, Tensor, UserError
 
 
 @runtime_checkable
-class Layer(Protocol):
+class SplitLayer(Protocol):
     """A layer, before and after its attention; queries may wait in between, with ``x``, the residual stream."""
 
     def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -24,7 +24,7 @@ class Layer(Protocol):
 class Family(Protocol):
     """A stack that reads tokens: a decoder, or the encoder of an encoder-decoder."""
 
-    layers: list[Layer]
+    layers: list[SplitLayer]
     causal: bool  # whether the model was trained with causal attention
     windows: list[int | None]  # sliding window of each layer, None where it was trained without one
 

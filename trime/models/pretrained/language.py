@@ -52,7 +52,7 @@ class PretrainedDecoder(nn.Module):
         self.updates = None if lora is None else [add_lora(self.model, **lora)]  # a list: not registered as a submodule
 
     @property
-    def feed(self) -> nn.Module:
+    def ffn(self) -> nn.Module:
         """The last layer's feed-forward block."""
         return self.family.stack.layers[-1].mlp
 
@@ -102,8 +102,8 @@ class PretrainedBackbone(nn.Module):
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None = None, fresh: Bool[Tensor, " b"] | None = None
     ) -> tuple[Encoding, PretrainedState | None]:
         """Encode the next window of each row; rows marked ``fresh`` start a new document."""
-        feed_inputs: list[Tensor] = []
-        hook = self.decoder.feed.register_forward_pre_hook(lambda _, inputs: feed_inputs.append(inputs[0]))
+        ffn_inputs: list[Tensor] = []
+        hook = self.decoder.ffn.register_forward_pre_hook(lambda _, inputs: ffn_inputs.append(inputs[0]))
         try:
             if not self.is_stateful:
                 f = self.decoder.family.stack(input_ids=tokens, use_cache=False).last_hidden_state
@@ -111,7 +111,7 @@ class PretrainedBackbone(nn.Module):
                 f, state = self.read(tokens, state, fresh)
         finally:
             hook.remove()
-        return Encoding(f, torch.cat(feed_inputs, 1)), state
+        return Encoding(f, torch.cat(ffn_inputs, 1)), state
 
     @torch.no_grad()
     def read(

@@ -8,7 +8,7 @@ from typing import Any
 
 from trime.choices import EXTENSIONS, STORED_KEYS
 from trime.models.layers.rotary import Rotary, RotaryScore, interpolate_positions, ntk_aware, yarn
-from trime.models.pretrained.family import Layer, model_class
+from trime.models.pretrained.family import SplitLayer, model_class
 from trime.types import Float, Int, Tensor, UserError
 
 
@@ -50,7 +50,7 @@ class NeoXLayer:
         return residual + self.layer.mlp(self.layer.post_attention_layernorm(mlp_input))
 
 
-KINDS: dict[str, tuple[str, Callable[[Any], Layer]]] = {  # class: the attribute of its stack, and the class of its layers
+KINDS: dict[str, tuple[str, Callable[[Any], SplitLayer]]] = {  # class: the attribute of its stack, and the class of its layers
     "LlamaForCausalLM": ("model", LlamaLayer),
     "MistralForCausalLM": ("model", LlamaLayer),
     "Qwen2ForCausalLM": ("model", LlamaLayer),
@@ -75,7 +75,7 @@ class RopeDecoder:
                 f"a factor of at least 1, and from {', '.join(STORED_KEYS)}"
             )
         self.model, self.stack = model, getattr(model, stack)
-        self.layers: list[Layer] = [layer_class(layer) for layer in self.stack.layers]
+        self.layers: list[SplitLayer] = [layer_class(layer) for layer in self.stack.layers]
         self.windows = sliding_windows(model.config, len(self.layers))
         rotary, longest = rotary_of(self.stack.rotary_emb), model.config.max_position_embeddings
         stretched: dict[str, Callable[..., Rotary]] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trime.models.pretrained.family import Layer, model_class
+from trime.models.pretrained.family import SplitLayer, model_class
 from trime.types import Bool, Float, Int, Tensor
 
 SUPPORTED = ("T5ForConditionalGeneration", "T5EncoderModel")
@@ -42,7 +42,7 @@ class T5Encoder:
     def __init__(self, model: Any):
         model_class(model, SUPPORTED)
         self.model, self.stack = model, model.encoder
-        self.layers: list[Layer] = [T5Layer(block) for block in self.stack.block]
+        self.layers: list[SplitLayer] = [T5Layer(block) for block in self.stack.block]
         self.windows: list[int | None] = [None] * len(self.layers)
         self.first = self.stack.block[0].layer[0].SelfAttention
 

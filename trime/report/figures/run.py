@@ -75,11 +75,11 @@ def read_gates(history: Path) -> dict[str, list[tuple[int, float]]]:
         return {}
     with open(history, newline="") as file:
         rows = list(csv.DictReader(file))
-    names = [name for name in (rows[0] if rows else {}) if name.startswith("train/gate/")]
-    return {
-        name.removeprefix("train/gate/"): [(int(row["update"]), float(row[name])) for row in rows if row[name]]
-        for name in names
+    columns = rows[0] if rows else {}
+    gates = {name: name.removeprefix("train/").replace("/gate/", ", ") for name in columns if "/gate/" in name}
+        name: name.removeprefix("train/").replace("/gate/", ", ") for name in (rows[0] if rows else {}) if "/gate/" in name
     }
+    return {label: [(int(row["update"]), float(row[name])) for row in rows if row[name]] for name, label in gates.items()}
 
 
 def gate_curves(axis: Any, gates: dict[str, list[tuple[int, float]]]) -> None:

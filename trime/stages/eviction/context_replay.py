@@ -96,9 +96,9 @@ class ContextDocument:
         memories = {"local": LocalMemory(metric), "long": memory}
         scorer = Scorer([self.row], memories, self.config.evaluate.scaled_interpolation)
         mass, loss = [0.0] * len(sizes), torch.zeros(len(sizes), dtype=torch.float64)
-        for step, (_, (score,)) in enumerate(scorer.scores(iter(self.windows))):
+        for step, (window, (score,)) in enumerate(scorer.scores(iter(self.windows))):
             loss -= score[:, 0].double().sum(-1).cpu()
-            for number, state in enumerate(memory.states):
+            for number, state in enumerate(memory.states_for(window)):
                 position: Int[Tensor, " m"] = state.ranking.position[0].cpu()
                 mass[number] += float(self.mass[step, position[position >= 0]].sum())
         return [ReplayResult(*sums, len(self.g)) for sums in zip(mass, loss.tolist(), strict=True)]

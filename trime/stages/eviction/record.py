@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from trime.data.segments import Segments, collate
 from trime.io import write_tensors
-from trime.models.backbones.memorizing.transformer import Attention
+from trime.models.backbones.memorizing.transformer import KNNAttention
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, open_network
@@ -98,7 +98,7 @@ class Record(Artefact):
 class QueryKeyRecorder:
     """Records the queries and keys of an attention layer as it computes them."""
 
-    def __init__(self, attention: Attention):
+    def __init__(self, attention: KNNAttention):
         self.attention = attention
         self.parts: list[tuple[Tensor, Tensor]] = []
         attention.register_forward_hook(self.record)

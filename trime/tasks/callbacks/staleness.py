@@ -17,7 +17,7 @@ import torch
 from trime.io import write_atomically
 from trime.memory.bounded import MemoryState, take_slots
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import Attention
+from trime.models.backbones.memorizing.transformer import KNNAttention
 from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.network import Network
 from trime.types import Batch, Bool, Float, Int, Tensor
@@ -56,12 +56,12 @@ class Staleness(pl.Callback):
 def memory_layers(backbone: StatefulBackbone) -> list[int]:
     """Return the numbers of the layers with a key-value memory."""
     layers = enumerate(backbone.attentions)
-    return [number for number, attention in layers if isinstance(attention, Attention) and attention.memory is not None]
+    return [number for number, attention in layers if isinstance(attention, KNNAttention) and attention.memory is not None]
 
 
 def attention_reach(backbone: StatefulBackbone, number: int) -> int:
     """Return how many earlier tokens a layer's key may depend on, not counting memories in lower layers."""
-    return sum(attention.window.length for attention in backbone.attentions[:number] if isinstance(attention, Attention))
+    return sum(attention.window.length for attention in backbone.attentions[:number] if isinstance(attention, KNNAttention))
 
 
 @torch.no_grad()

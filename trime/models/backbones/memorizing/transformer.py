@@ -18,8 +18,15 @@ from torch import nn
 from trime.memory.distributed import as_full_tensor
 from trime.models.attention_trace import AttentionTrace
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory, KeyValueState
-from trime.models.backbones.stateful import NORMS, Layer, LayerSizes, StatefulBackbone, refuse_padding, unsharded_zeros
-from trime.models.layers.attention import head_width
+from trime.models.backbones.stateful import (
+    NORMS,
+    LayerSizes,
+    StatefulBackbone,
+    StatefulTransformerLayer,
+    refuse_padding,
+    unsharded_zeros,
+)
+from trime.models.layers.attention import head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.layers.relative import RelativeBias
 from trime.models.layers.sliding import Cache, Window, sliding_attention
@@ -51,7 +58,7 @@ class AttentionState(NamedTuple):
     memory: tuple[KeyValueState, ...]
 
 
-class Attention(nn.Module):
+class KNNAttention(nn.Module):
     """Local attention and, in layers with a memory, attention to it."""
 
     def __init__(
@@ -62,19 +69,19 @@ class Attention(nn.Module):
         self.heads, self.dropout, self.window = heads, dropout, window
         self.memory = memory
         self.attention_traces: list[AttentionTrace] | None = None
-        self.inward = nn.Linear(width, 3 * heads * d, bias=config.biases)  # query, key, value
-        self.outward = nn.Linear(heads * d, width, bias=config.biases)
+        self.qkv_proj = nn.Linear(width, 3 * heads * d, bias=config.biases)  # query, key, value
+        self.out_proj = nn.Linear(heads * d, width, bias=config.biases)
         self.bias = RelativeBias(heads)
         self.scale = nn.Parameter(torch.full((heads,), d**0.5)) if config.normalize else None
-        for part in self.inward.weight.chunk(3):
+        for part in self.qkv_proj.weight.chunk(3):
             nn.init.xavier_uniform_(part, gain=2**-0.5)
-        nn.init.xavier_uniform_(self.outward.weight)
+        nn.init.xavier_uniform_(self.out_proj.weight)
         if config.biases:
-            nn.init.zeros_(self.outward.bias)
+            nn.init.zeros_(self.out_proj.bias)
 
     def start(self, rows: int) -> AttentionState:
         """Return the state of rows that have read nothing."""
-        weight = self.outward.weight
+        weight = self.out_proj.weight
         like = unsharded_zeros(weight, rows, self.heads, 0, weight.shape[1] // self.heads)
         return AttentionState(Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.start(like),))
 
@@ -88,11 +95,11 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "b l d"], AttentionState]:
         """Return attended values, and the new state."""
         attended, state = self.attend(x, self.project(x), state, position)
-        return self.outward(attended.transpose(1, 2).flatten(2)), state
+        return self.out_proj(attended.transpose(1, 2).flatten(2)), state
 
     def project(self, x: Float[Tensor, "b l d"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values [b h l d]."""
-        query, key, value = self.inward(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)
         return query, key, value
 
     def attend(
@@ -132,9 +139,8 @@ class Attention(nn.Module):
         """Return each head's share of the memory, sigmoid(b_g)."""
         if self.memory is None:
             return {}
-        return {
-            f"gate/layer/head{head}": share for head, share in enumerate(as_full_tensor(self.memory.bias.detach()).sigmoid())
-        }
+        shares = as_full_tensor(self.memory.bias.detach()).sigmoid()
+        return {f"gate/head{head}": share for head, share in enumerate(shares)}
 
 
 def normalize(x: Float[Tensor, "*s d"]) -> Float[Tensor, "*s d"]:
@@ -173,10 +179,10 @@ def memorizing_transformer(
         raise ValueError(f"memory_layers={chosen}: name layers 0..{layers - 1}, as model.backbone.layers has them")
     sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
 
-    def layer(number: int) -> Layer:
+    def layer(number: int) -> StatefulTransformerLayer:
         layer_memory = memory(heads=heads, width=sizes.width) if number in chosen else None
-        attention = Attention(sizes.width, heads, inner_dropout, window, form, layer_memory)
-        return Layer(attention, sizes, form.norm, form.biases)
+        attention = KNNAttention(sizes.width, heads, inner_dropout, window, form, layer_memory)
+        return StatefulTransformerLayer(attention, sizes, form.norm, form.biases)
 
     norm = NORMS[form.norm](sizes.width) if final_norm else nn.Identity()
     return StatefulBackbone(embedding, [layer(number) for number in range(layers)], positions, dropout, norm)

@@ -14,14 +14,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trime.kernels.cpu import attend
 from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.memory.distributed import as_full_tensor
 from trime.models.attention_trace import AttentionTrace
 from trime.models.backbones.segment_cache import CacheAndSegment, concat_cache, update_cache
 from trime.models.backbones.srupp.recurrence import recurrence
 from trime.models.backbones.stateful import StatefulBackbone, refuse_padding, unsharded_zeros
-from trime.models.layers.attention import head_width
+from trime.models.layers.attention import fused_attention, head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.types import Bool, Float, Int, Tensor
 
@@ -59,11 +58,11 @@ class SruLayer(nn.Module):
         self.highway_dropout = 0.0 if last else sizes.dropout
         self.attention_traces: list[AttentionTrace] | None = None
         self.norm, self.inner_norm, self.dropout = nn.LayerNorm(width), nn.LayerNorm(inner), nn.Dropout(sizes.dropout)
-        self.inward, self.remembered = nn.Linear(width, inner, bias=False), nn.Linear(inner, 2 * inner, bias=False)
-        self.outward = nn.Linear(inner, 3 * width, bias=False)
-        for layer in (self.inward, self.remembered, self.outward):
+        self.q_proj, self.kv_proj = nn.Linear(width, inner, bias=False), nn.Linear(inner, 2 * inner, bias=False)
+        self.out_proj = nn.Linear(inner, 3 * width, bias=False)
+        for layer in (self.q_proj, self.kv_proj, self.out_proj):
             nn.init.xavier_uniform_(layer.weight)
-        self.outward.weight.data *= math.sqrt(1 - sizes.dropout)
+        self.out_proj.weight.data *= math.sqrt(1 - sizes.dropout)
         self.alpha = nn.Parameter(torch.zeros(1))
         self.weight = nn.Parameter(torch.empty(2, width).uniform_(-math.sqrt(1.5), math.sqrt(1.5)))
         self.bias = nn.Parameter(torch.tensor([[0.0], [HIGHWAY_BIAS]]).repeat(1, width))
@@ -84,7 +83,7 @@ class SruLayer(nn.Module):
 
     def training_metrics(self) -> dict[str, Tensor]:
         """Return alpha, the weight of attention."""
-        return {"alpha/layer": as_full_tensor(self.alpha.detach()).squeeze(0)}
+        return {"alpha": as_full_tensor(self.alpha.detach()).squeeze(0)}
 
     def forward(
         self, x: Float[Tensor, "b l d"], state: SruState, position: Int[Tensor, "b l"]
@@ -92,12 +91,12 @@ class SruLayer(nn.Module):
         """Return h, g, and the new state."""
         normed = self.norm(x)
         context = concat_cache(state.cache, normed, position)
-        projected = self.inward(context.states)
+        projected = self.q_proj(context.states)
         query = projected[:, -x.shape[1] :]
         attended, logits = self.attend(query, projected, context, position)
         g = self.inner_norm(query + self.alpha * attended)
         mask = F.dropout(x.new_ones(len(x), x.shape[2]), self.highway_dropout, self.training)
-        h, cells = recurrence(self.outward(self.dropout(g)), x, self.weight, self.bias, mask, state.cell)
+        h, cells = recurrence(self.out_proj(self.dropout(g)), x, self.weight, self.bias, mask, state.cell)
         cache = update_cache(self.cache, state.cache, normed, position, logits, context.slot)
         return h, g, SruState(cells[:, -1].detach(), cache)
 
@@ -109,11 +108,11 @@ class SruLayer(nn.Module):
         position: Int[Tensor, "b l"],
     ) -> tuple[Float[Tensor, "b l e"], Tensor | None]:
         """Return softmax(q k / sqrt(d_h)) v over cache and segment, and the logits if a policy or an explanation needs them."""
-        key, value = split_heads(self.remembered(projected), 2, self.heads)
+        key, value = split_heads(self.kv_proj(projected), 2, self.heads)
         (queries,) = split_heads(query, 1, self.heads)
         mask = context.visible(position)
         dropout = self.attention_dropout if self.training else 0.0
-        attended = attend(queries, key, value, mask, dropout).transpose(1, 2).flatten(2)
+        attended = fused_attention(queries, key, value, mask, dropout).transpose(1, 2).flatten(2)
         if not self.cache.policy.uses_attention and self.attention_traces is None:
             return attended, None
         with torch.no_grad():
@@ -122,11 +121,6 @@ class SruLayer(nn.Module):
             if self.attention_traces is not None:
                 self.attention_traces[:] = [context.attention_trace(logits.softmax(-1))]
         return attended, logits
-
-
-def split_heads(x: Float[Tensor, "b k e"], parts: int, heads: int) -> Tensor:
-    """Return x as [parts b h k d]."""
-    return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4)
 
 
 def srupp(
