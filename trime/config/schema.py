@@ -188,13 +188,6 @@ class Mixture:
     kind: str = setting("none", "set by mixture=; all mixtures but none, joint and interpolated are fitted")
     path: str | None = setting(None, "take the folder mixture-… of another run instead of fitting")
     model: Any = setting(None, "the fitted mixture and its settings")
-    history: list[float] = setting(
-        [],
-        "the weights see decayed means of how well each expert did on earlier tokens; []: they do not",
-        at_least=0,
-        at_most=1,
-    )
-    online: Switch = switch(False, "keep learning from tokens once they are scored")
     temperatures: list[float] = setting(
         [1.0],
         "temperatures of each memory: one expert each (adaptive), or the best of them (calibrated)",

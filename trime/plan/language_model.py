@@ -86,7 +86,8 @@ class Plan:
         """The neighbours of training segments, if batches are made from them."""
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
         cut = partial(training_segments, length=self.config.segments.length, bounded=self.config.segments.bounded)
-        return Pack(self.config, self.corpus, cut) if needed and self.config.train.updates else None
+        trained = self.config.train.updates and not self.config.checkpoint
+        return Pack(self.config, self.corpus, cut) if needed and trained else None
 
     @cached_property
     def model(self) -> Artefact:
@@ -243,7 +244,7 @@ class Plan:
         """Return the artefacts that a stage makes for this experiment, in order."""
         nodes: dict[str, Callable[[], list[Artefact | None]]] = {
             "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
-            "prepare": lambda: [self.corpus, self.evaluated_corpus, self.stored_corpus if self.index else None],
+            "prepare": lambda: [self.corpus, self.evaluated_corpus, self.stored_corpus if self.memories.needs() else None],
             "pack": lambda: [self.pack],
             "fit": lambda: [None if self.config.checkpoint else self.model],
             "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],

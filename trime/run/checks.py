@@ -120,11 +120,11 @@ def check_fitted(config: DictConfig) -> None:
     given_mixture(config)
     model = config.mixture.model
     if config.task == "translation" and (model.get("history") or model.get("online")):
-        raise UserError("translations of a beam have no history: set mixture.history=[] and mixture.online=false")
+        raise UserError("translations of a beam have no history: set mixture.model.history=[] and mixture.model.online=false")
     if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
         raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
     if model.get("history") and config.compatibility.sorted_windows:
-        raise UserError("mixture.history knows a text in its order: set compatibility=none, or mixture.history=[]")
+        raise UserError("mixture.model.history knows a text in its order: set compatibility=none, or mixture.model.history=[]")
 
 
 def check_similarity(config: DictConfig) -> None:
