@@ -90,7 +90,7 @@ class Contestant:
         if self.index:
             self.index.make()
         self.scorer = scorer_of(
-            config, rows, Memories(config, Sources(self.index, plan.stored_corpus, config.datastore.split)), self.encoded
+            config, rows, Memories(config, rows, Sources(self.index, plan.stored_corpus, config.datastore.split)), self.encoded
         )
 
     def __call__(self) -> float:

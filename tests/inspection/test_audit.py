@@ -108,14 +108,14 @@ def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monke
         audit(Plan(honest))
 
 
-@pytest.mark.parametrize("setting", ["long.crossing=true", "mixture.online=true"])
+@pytest.mark.parametrize("setting", ["long.crossing=true", "mixture.model.online=true"])
 def test_documents_that_are_not_bounded_are_reported(
     setting: str, honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(*OPTIONS, setting, "stages=[import,prepare,pack,fit,encode,datastore,tune,evaluate,audit]")
     run(config)
     assert "not bounded" in capsys.readouterr().out
-    assert ("online" in Plan(config).evaluate.rows()[-1]["memories"]) == (setting == "mixture.online=true")
+    assert ("online" in Plan(config).evaluate.rows()[-1]["memories"]) == (setting == "mixture.model.online=true")
 
 
 def test_test_text_in_the_datastore_is_caught(tiny: Tiny, text_folder: Path) -> None:

@@ -33,7 +33,7 @@ SHORT = [
 FITTED = [
     ["experiment=trime_ext", "tune.memory_size=[24]"],
     ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
-    ["experiment=trime_long", "tune.memory_size=[24]", "mixture.online=true", "mixture.model.online_rate=0.1"],
+    ["experiment=trime_long", "tune.memory_size=[24]", "mixture.model.online=true", "mixture.model.online_rate=0.1"],
     ["experiment=cache", "mixture=calibrated", "evaluate.memories=[local,ngram]"],
     ["experiment=trime_xl", "evaluate.memories=[local,ngram,ngram_document]"],
     ["experiment=knn_lm", "mixture.model.history=[]", "evaluate.memories=[external,ngram_document]"],

@@ -16,6 +16,7 @@ from trime.config.schema import Settings
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.compose import compose_config
+from trime.pipeline.config_hash import config_hash
 from trime.pipeline.settings import plain_settings, select_settings, without
 from trime.plan.by_task import plan_of
 from trime.plan.translation import TranslationPlan
@@ -109,6 +110,7 @@ OTHERS = {
     "index.factory": None,
     "eviction._target_": "trime.eviction.lru.LRU",
 }
+ELSEWHERE = ("replay", "taught", "answering", "questions", "translation", "train.memory_size", "train.eviction", "memories")
 KEPT = ("task", "stages", "mixture.kind", "train.updates", "checkpoint")  # with others of these it is another experiment
 EXPERIMENTS: list[tuple[Sequence[str], Sequence[str] | None, dict[str, frozenset[str]]]] = [
     (("experiment=trime_ext", "dataset=stdlib_tiny"), None, LANGUAGE_MODEL),
@@ -167,6 +169,11 @@ def settings_of(config: DictConfig) -> dict[str, str]:
     return {name: repr(artefact.settings()) for name, artefact in artefacts_of(config).items()}
 
 
+def elsewhere(change: dict[str, Any]) -> bool:
+    """Return True if all these settings are of other experiments, or of parts that this one does not use."""
+    return all(any(f"{key}.".startswith(f"{other}.") for other in ELSEWHERE) for key in change)
+
+
 def by_section(changes: dict[str, Any], expected: dict[str, frozenset[str]]) -> Iterator[dict[str, Any]]:
     """Yield changes one at a time, but those of a section that nothing is expected to depend on all at once."""
     for section, keys in groupby(changes, lambda key: key.split(".")[0]):
@@ -188,7 +195,7 @@ def test_a_setting_moves_the_hashes_of_what_depends_on_it_and_no_others(
     others = {key: other_value(value, rules.get(key, Rule())) for key, value in values.items()} | OTHERS
     changes = {key: other for key, other in others.items() if key in values and key not in KEPT and other != values[key]}
     assert len(changes) > 0.6 * len(values)
-    before, wrong = settings_of(changed(config, {})), {}
+    before, wrong, same = settings_of(changed(config, {})), {}, config_hash(changed(config, {}))
     for change in by_section(changes, expected):
         after = settings_of(changed(config, change))
         names = [name for name in expected if name in change or any(key.startswith(f"{name}.") for key in change)]
@@ -196,6 +203,8 @@ def test_a_setting_moves_the_hashes_of_what_depends_on_it_and_no_others(
         moved = {name for name in before if before[name] != after.get(name)}
         if moved != named:
             wrong[", ".join(change)] = f"changed {sorted(moved)}, expected {sorted(named)}"
+        if not moved and not elsewhere(change) and config_hash(changed(config, change)) != same:
+            wrong[", ".join(change)] = "changed config_hash, but no artefact"
     assert not wrong, "\n".join(f"{keys}: {text}" for keys, text in wrong.items())
 
 

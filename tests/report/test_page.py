@@ -103,6 +103,15 @@ def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> 
     assert not Samples(plan).make()
 
 
+def test_a_passage_may_be_read_without_the_tokens_before_it(tiny: Tiny) -> None:
+    """report.samples.before=0 is a number of tokens, not the default."""
+    config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1")
+    config.report.samples.before = 0
+    run(config)
+    (sample,) = samples_of(Plan(config))
+    assert sample["before"] == "" and len(sample["tokens"]) == 8
+
+
 def test_memorys_share_is_what_the_vocabulary_leaves(ran: tuple[Plan, str]) -> None:
     plan, _ = ran
     plain, *rows = json.loads((plan.run_folder / "results.json").read_text())["metrics"]["test"]

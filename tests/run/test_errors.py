@@ -206,9 +206,9 @@ def test_impossible_settings(said: Said) -> None:
         assert wrong.split("=")[0] in said("experiment=trime", wrong)
     assert "mixture.model.history" in said("experiment=trime", "mixture.model.history=[2]")
     assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[1024,512]")
-    assert "in its order" in said("experiment=trime", "compatibility=published", "mixture.history=[0.5]")
+    assert "in its order" in said("experiment=trime", "compatibility=published", "mixture.model.history=[0.5]")
     assert "from the lowest" in said("experiment=trime", "mixture.temperatures=[1,0.5]")
-    assert "mixture.online=false" in said("experiment=knn_mt", "mixture.model.online=true")
+    assert "mixture.model.online=false" in said("experiment=knn_mt", "mixture.model.online=true")
     assert "frontier.gb" in said("report.runs=nowhere", "frontier.gb=-1")
 
 

@@ -16,7 +16,7 @@ from trime.plan.language_model import Plan
 from trime.report.figures.weights import weights_panel
 from trime.report.frontier import Point, advice, frontier_points, group_by_model, pareto_front
 from trime.report.memories import memories_table, memory_contribution
-from trime.report.results import write_results
+from trime.report.results import find_runs, write_results
 from trime.report.several import report_several
 from trime.run.runner import report_sweep, run
 from trime.stages.analysis.subsets import select_memories, subsets
@@ -151,7 +151,7 @@ def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path]
     other["subsets"]["selection"], other["name"] = "leave_one_out", "other"
     (folder / "other").mkdir()
     write_results(folder / "other" / "results.json", other)
-    report_several(plan.config, [str(plan.run_folder), str(folder / "other")])
+    report_several(plan.config, find_runs([str(plan.run_folder), str(folder / "other")]))
     output = capsys.readouterr().out
     assert "Pareto fronts of 8" in output and all(name in output for name in ("| other", "| trime_ext"))
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field
 from typing import Any
 
+from trime.quantities import parse_quantity
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -96,12 +98,12 @@ def is_number(value: Any) -> bool:
 
 
 def is_quantity(text: str) -> bool:
-    """Return True for a number above 0, with k, M or G behind it or without."""
-    digits = text[:-1] if text[-1:] in ("k", "M", "G") else text
+    """Return True for a number of at least 1, with k, M or G behind it or without."""
     try:
-        return float(digits) > 0 and math.isfinite(float(digits))
+        parse_quantity(text)
     except ValueError:
         return False
+    return True
 
 
 def setting(default: Any, help: str, **rule: Any) -> Any:

@@ -188,13 +188,6 @@ class Mixture:
     kind: str = setting("none", "set by mixture=; all mixtures but none, joint and interpolated are fitted")
     path: str | None = setting(None, "take the folder mixture-… of another run instead of fitting")
     model: Any = setting(None, "the fitted mixture and its settings")
-    history: list[float] = setting(
-        [],
-        "the weights see decayed means of how well each expert did on earlier tokens; []: they do not",
-        at_least=0,
-        at_most=1,
-    )
-    online: Switch = switch(False, "keep learning from tokens once they are scored")
     temperatures: list[float] = setting(
         [1.0],
         "temperatures of each memory: one expert each (adaptive), or the best of them (calibrated)",
@@ -222,7 +215,7 @@ class Tune:
         [0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0, 2.0, 4.0], "τ' of Eq. 8", filled=True, above=0
     )
     interpolation_share: list[float] = setting(
-        [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], "λ of Eq. 8", filled=True, at_least=0, at_most=1
+        [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], "λ of Eq. 8", filled=True, above=0, below=1
     )
     memory_size: list[int] = setting(
         [512, 1024, 2048, 4096, 8192], "M of the long memory", filled=True, at_least=1, whole=True, rising=True

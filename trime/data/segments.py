@@ -13,9 +13,8 @@ import torch
 
 from trime.data.corpus import Split
 from trime.data.vocabulary import SpecialIds
+from trime.quantities import parse_quantity
 from trime.types import Batch, UserError
-
-SCALES = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 class Segments(NamedTuple):
@@ -46,15 +45,10 @@ def parse_token_count(tokens: int | float | str | None) -> int | None:
     """Parse a number of tokens, with an optional suffix k, M or G (100k, 2M); UserError where it is none. None stays None."""
     if tokens is None:
         return None
-    text = str(tokens)
-    digits, scale = (text[:-1], SCALES[text[-1]]) if text[-1:] in SCALES else (text, 1)
     try:
-        count = int(float(digits) * scale)
-    except (ValueError, OverflowError):
-        count = 0
-    if count < 1:
-        raise UserError(f"tokens={tokens} is not a number of tokens: write 100000, 100k or 2M, or null for all")
-    return count
+        return parse_quantity(tokens)
+    except ValueError:
+        raise UserError(f"tokens={tokens} is not a number of tokens: write 100000, 100k or 2M, or null for all") from None
 
 
 def document_offsets(split: Split, bounded: bool) -> np.ndarray:

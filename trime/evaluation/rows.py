@@ -137,7 +137,7 @@ def rows_from_config(specifications: Any, grid: Any, known: tuple[str, ...]) -> 
 
 
 def parse_row(specification: Any, grid: Any, known: tuple[str, ...]) -> Row:
-    """Parse one row: {joint: [names], interpolate: [[names], ...]}; UserError where it or the grid is invalid."""
+    """Parse one row: {joint: [names], interpolate: [[names], ...]}; UserError where it is invalid."""
     fields = dict(specification) if isinstance(specification, dict) else {f"{specification}": None}
     joined = tuple(fields.pop("joint", None) or ())
     interpolations = tuple(
@@ -153,12 +153,6 @@ def parse_row(specification: Any, grid: Any, known: tuple[str, ...]) -> Row:
             f"evaluate.rows: {unknown or interpolations} is not understood: a row is {{joint: [...], interpolate: [[...]]}} "
             f"over the memories {', '.join(known)}, with at most two interpolations"
         )
-    if any(not 0 < share < 1 for part in interpolations for share in part.share):
-        raise UserError(f"tune.interpolation_share={list(grid.interpolation_share)} must lie strictly between 0 and 1")
-    if any(t <= 0 for t in (*row.temperature, *grid.interpolation_temperature)):
-        raise UserError("tune.temperature and tune.interpolation_temperature must be positive")
-    if "long" in row.memories and (not grid.memory_size or min(grid.memory_size) < 1):
-        raise UserError(f"tune.memory_size={list(grid.memory_size)}: a long-term memory holds at least one context")
     return Row(joined, interpolations, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
 
 

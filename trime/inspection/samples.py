@@ -43,9 +43,11 @@ class Samples(Artefact):
 
     def before(self) -> int:
         """Return the number of tokens read before a passage; by default enough to fill the memories."""
+        if (before := self.config.report.samples.before) is not None:
+            return int(before)
         row, evaluate = self.plan.tune.rows()[-1], self.config.evaluate
         model_memory = plain(self.config.model.get("memory_size")) or 0
-        return self.config.report.samples.before or max(*row.sizes, model_memory) + evaluate.block + evaluate.context
+        return max(*row.sizes, model_memory) + evaluate.block + evaluate.context
 
     def passage(self, document: int, before: list[int], tokens: list[int]) -> dict[str, Any]:
         """Return a passage whose tokens are annotated with their attribution, given the tokens before it."""

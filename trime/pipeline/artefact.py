@@ -38,6 +38,11 @@ class Artefact(Configured, ABC):
         """Return the artefacts that this one is made from."""
         return []
 
+    def build_order(self) -> list[Artefact]:
+        """Return this artefact after those of its needs that the same stage makes, each of them in its own build order."""
+        needs = [each for need in self.needs() if need.stage == self.stage for each in need.build_order()]
+        return [*dict.fromkeys(needs), self]
+
     @abstractmethod
     def build(self, folder: Path) -> None:
         """Write the content into ``folder``, resuming from the files that a killed build left there."""

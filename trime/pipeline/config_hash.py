@@ -12,9 +12,12 @@ from trime.io import plain
 from trime.pipeline.settings import without
 
 IGNORED = (  # settings and sections that no result depends on
-    *("paths", "logger", "report", "frontier", "stages", "seed", "expected", "name", "dictionary"),
+    *("paths", "artefacts", "logger", "report", "frontier", "stages", "seed", "expected", "name", "dictionary"),
+    *("trained", "tested", "choice", "choices", "initial_c", "domain", "generate", "explain", "prompt_file"),
     *("train.checkpoint_every", "train.log_every", "evaluate.batch_tokens", "evaluate.analysis", "evaluate.subsets"),
-    *("trainer.accelerator", "trainer.devices", "trainer.enable_progress_bar", "batching.seed", "answering.batch"),
+    *("trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar"),
+    *("index.engine", "index.address", "index.cores", "index.device"),
+    *("batching.seed", "answering.batch", "translation.sentences_at_once"),
     *("questions.path", "questions.babi", "questions.background"),
 )
 VALIDATION = ("train.validate_every", "train.validate_tokens")  # they decide which weights are best, not the last ones

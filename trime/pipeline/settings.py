@@ -14,12 +14,13 @@ ABSENT = object()
 
 
 class Configured:
-    """What sees only the settings that its class names.
+    """Part of a run that sees only the settings that its class names.
 
     Those of ``depends_on`` determine what it makes and are hashed; those of ``unhashed`` do not (devices, intervals of
     logging), or enter the hash by ``settings()`` in another form; ``paths`` and ``artefacts`` are given to all. Names are
     dotted keys or whole sections; where one list names a part of a section in the other list, the part counts. Any other
-    setting cannot be read, so that the hash cannot miss one.
+    setting cannot be read, so that the hash cannot miss one. Only ``Samples`` reads more, through its plan: what the artefacts
+    that it needs have hashed already.
     """
 
     depends_on: ClassVar[Keys] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,8 @@ class Plan:
         """The neighbours of training segments, if batches are made from them."""
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
         cut = partial(training_segments, length=self.config.segments.length, bounded=self.config.segments.bounded)
-        return Pack(self.config, self.corpus, cut) if needed and self.config.train.updates else None
+        trained = self.config.train.updates and not self.config.checkpoint
+        return Pack(self.config, self.corpus, cut) if needed and trained else None
 
     @cached_property
     def model(self) -> Artefact:
@@ -172,7 +173,7 @@ class Plan:
     @cached_property
     def memories(self) -> Memories:
         """The memories that rows use at test."""
-        return Memories(self.config, Sources(self.index, self.stored_corpus, self.config.datastore.split))
+        return Memories(self.config, self.table, Sources(self.index, self.stored_corpus, self.config.datastore.split))
 
     @cached_property
     def evaluate(self) -> TestResults:
@@ -241,19 +242,19 @@ class Plan:
 
     def made_by(self, stage: str) -> list[Artefact]:
         """Return the artefacts that a stage makes for this experiment, in order."""
-        nodes: dict[str, Callable[[], list[Artefact | None]]] = {
+        nodes: dict[str, Callable[[], Sequence[Artefact | None]]] = {
             "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
-            "prepare": lambda: [self.corpus, self.evaluated_corpus, self.stored_corpus if self.index else None],
+            "prepare": lambda: [self.corpus, self.evaluated_corpus, self.stored_corpus if self.memories.needs() else None],
             "pack": lambda: [self.pack],
             "fit": lambda: [None if self.config.checkpoint else self.model],
             "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
             "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
-            "tune": lambda: [*self.tune.prerequisites(), self.tune],
-            "evaluate": lambda: [self.test, self.evaluate, self.subsets, self.analysis],
+            "tune": lambda: self.tune.build_order(),
+            "evaluate": lambda: [*self.evaluate.build_order(), self.subsets, self.analysis],
             "initialize": lambda: [Initialize(self.config, self.corpus.dataset)],
             "teach": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
-            "record": lambda: [self.test, *self.tune.prerequisites(), self.tune] if self.has_long_memory_row else [self.record],
+            "record": lambda: [self.test, *self.tune.build_order()] if self.has_long_memory_row else [self.record],
             "replay": lambda: [self.replay],
         }
         return list(dict.fromkeys(node for node in nodes[stage]() if node is not None))

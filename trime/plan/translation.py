@@ -8,7 +8,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.io import plain
-from trime.pipeline.artefact import Artefact
 from trime.plan.language_model import Plan
 from trime.stages.datastore import Index, uses_external
 from trime.stages.evaluate import Evaluate
@@ -66,7 +65,7 @@ class TranslationPlan(Plan):
         """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
         index = Index(config, self.store, self.max_neighbours) if uses_external(config) else None
-        memories = Memories(config, Sources(index, self.corpus, config.datastore.split))
+        memories = Memories(config, self.table, Sources(index, self.corpus, config.datastore.split))
         return tune_of(config, self.table, self.valid, memories)
 
     @cached_property
@@ -90,8 +89,3 @@ class TranslationPlan(Plan):
                     raise UserError(
                         f"split {split} has a sentence of {longest} pieces: raise model.backbone.positions={positions}"
                     )
-
-    def made_by(self, stage: str) -> list[Artefact]:
-        if stage == "evaluate":
-            return [self.test, self.evaluate.losses, self.evaluate.translations, self.evaluate]
-        return super().made_by(stage)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,29 @@ def results_in(folders: list[Path]) -> list[dict[str, Any]]:
     """Return the content of every results.json below some folders, the oldest first."""
     paths = sorted({path for folder in folders for path in folder.rglob("results.json")}, key=lambda path: path.stat().st_mtime)
     return [read_run(path) for path in paths]
+
+
+def read_runs(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the content of some results.json files, each once, by the order of their paths."""
+    return [read_run(path) for path in sorted({path.resolve() for path in files})]
+
+
+def find_runs(patterns: list[str]) -> list[dict[str, Any]]:
+    """Return the results of all runs that some patterns match, each once."""
+    paths: set[Path] = set()
+    for pattern in patterns:
+        files = map(results_file, map(Path, glob.glob(os.path.expanduser(pattern), recursive=True)))
+        paths |= {file for file in files if file}
+    return read_runs(paths)
+
+
+def results_file(path: Path) -> Path | None:
+    """Return the results.json of a run's folder, or the path itself if it is one or a kept result; else None."""
+    if path.is_dir():
+        file = path / "results.json"
+        return file if file.exists() else None
+    is_kept = path.suffix == ".json" and path.parent.parent.name == "tables"
+    return path if path.name == "results.json" or is_kept else None
 
 
 def read_run(path: Path) -> dict[str, Any]:

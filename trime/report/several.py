@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,18 +18,15 @@ from trime.report.figures.several import compare_picture, curves_picture, polici
 from trime.report.frontier import report_frontier
 from trime.report.groups import group_runs, is_fitted, split_by_mixture
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
-from trime.report.results import read_run, write_results
+from trime.report.results import write_results
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, evaluated_text, markdown, to_csv
 from trime.types import UserError
 
 
-def report_several(config: DictConfig, patterns: list[str]) -> None:
-    """Write table (Markdown and CSV), picture and page of the runs that some patterns match; UserError if there are none."""
+def report_several(config: DictConfig, runs: list[dict[str, Any]]) -> None:
+    """Write table (Markdown and CSV), picture and page of some runs."""
     if config.report.keep and Path(config.report.keep).is_file():
         raise UserError(f"report.keep={config.report.keep} is a file: name a folder")
-    runs = find_runs(patterns)
-    if not runs:
-        raise UserError(f"report.runs={', '.join(patterns)} matches no results.json: name folders of finished runs")
     folder = Path(config.paths.outputs) / "reports" / config.report.name
     folder.mkdir(parents=True, exist_ok=True)
     if answering := [run for run in runs if "questions" in run]:
@@ -140,21 +135,3 @@ def verdict_summary(lines: Lines) -> str:
         "no interval": "have no interval",
     }
     return f"Of {len(lines)} pairs, {', '.join(f'{counts[name]} {words}' for name, words in phrases.items() if counts[name])}."
-
-
-def find_runs(patterns: list[str]) -> list[dict[str, Any]]:
-    """Return the results of all runs that some patterns match, each once."""
-    paths: set[Path] = set()
-    for pattern in patterns:
-        files = map(results_file, map(Path, glob.glob(os.path.expanduser(pattern), recursive=True)))
-        paths |= {file for file in files if file}
-    return [read_run(path) for path in sorted(path.resolve() for path in paths)]
-
-
-def results_file(path: Path) -> Path | None:
-    """Return the results.json of a run's folder, or the path itself if it is one or a kept result; else None."""
-    if path.is_dir():
-        file = path / "results.json"
-        return file if file.exists() else None
-    is_kept = path.suffix == ".json" and path.parent.parent.name == "tables"
-    return path if path.name == "results.json" or is_kept else None

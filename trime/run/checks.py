@@ -12,7 +12,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.config.check import check_settings
-from trime.data.segments import parse_token_count
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.io import plain
@@ -40,8 +39,6 @@ def check(config: DictConfig) -> None:
     if not config.train.updates and not pretrained:
         raise UserError("train.updates=0: a model of this suite is trained; only model=pretrained can be taken as it is")
     check_mixture(config)
-    for key in ("evaluate.tokens", "datastore.tokens", "train.validate_tokens"):
-        parse_token_count(OmegaConf.select(config, key))
     node(config)
     added_callbacks(config)
     trains = {"fit", "teach"} & {*config.stages}
@@ -108,7 +105,6 @@ def check_mixture(config: DictConfig) -> None:
     model = plain(config.mixture.model)
     if not isinstance(model, dict) or "_target_" not in model:
         raise UserError(f"mixture.model={model}: mixture.kind={config.mixture.kind} needs a model, as in conf/mixture")
-    parse_token_count(config.mixture.tokens)
     instantiated(config.mixture.model)
 
 
@@ -120,11 +116,11 @@ def check_fitted(config: DictConfig) -> None:
     given_mixture(config)
     model = config.mixture.model
     if config.task == "translation" and (model.get("history") or model.get("online")):
-        raise UserError("translations of a beam have no history: set mixture.history=[] and mixture.online=false")
+        raise UserError("translations of a beam have no history: set mixture.model.history=[] and mixture.model.online=false")
     if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
         raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
     if model.get("history") and config.compatibility.sorted_windows:
-        raise UserError("mixture.history knows a text in its order: set compatibility=none, or mixture.history=[]")
+        raise UserError("mixture.model.history knows a text in its order: set compatibility=none, or mixture.model.history=[]")
 
 
 def check_similarity(config: DictConfig) -> None:
@@ -151,6 +147,8 @@ def check_translation(config: DictConfig) -> None:
         or "tokens" not in config.batching
     ):
         raise UserError("translation wants model=translation and batching=budget or budget_bm25: leave others out")
+    if config.vocabulary.limit is None and not config.dataset.get("cut"):
+        raise UserError("vocabulary.limit=null: the number of byte pairs to learn is needed: set vocabulary.limit=10000")
     if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
         raise UserError("translation has no evaluate.dataset, datastore.dataset, evaluate.analysis: leave them out")
     memories = [row.memories for row in rows_of(config)]

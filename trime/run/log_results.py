@@ -30,8 +30,7 @@ def log_report(logger: WandbLogger, results: dict[str, Any], samples: list[dict[
     if lines := [line for sample in samples for line in sample_lines(sample)]:
         logger.log_table("samples", columns=["document", "token", "probability", "from memories", "entries"], data=lines)
     for name, path in figures.items():
-        if path.exists():
-            logger.log_image(name, [str(path)])
+        logger.log_image(name, [str(path)])
 
 
 def sample_lines(sample: dict[str, Any]) -> list[list[Any]]:

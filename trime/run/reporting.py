@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -26,11 +26,16 @@ from trime.stages.evaluate import policy_name
 from trime.stages.prepare import PreparedText
 
 
-def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, and print the table and the paths.
+class RunReport(NamedTuple):
+    """What was reported of a run: its results, the samples on its page, and the file of each figure by the figure's name."""
 
-    Return the results, and the samples shown on the page.
-    """
+    results: dict[str, Any]
+    samples: list[dict[str, Any]]
+    figures: dict[str, Path]
+
+
+def report_run(plan: Plan) -> RunReport:
+    """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, and print the table and the paths."""
     config, folder = plan.config, plan.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     results = collect_results(plan)
@@ -57,7 +62,7 @@ def report_run(plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     print(f"results: {folder / 'results.json'}")
     for name, path in [*drawn.items(), ("page", page)]:
         print(f"{name}: {path}")
-    return results, samples
+    return RunReport(results, samples, drawn)
 
 
 def draw_figures(figures: dict[str, Figure], results: dict[str, Any], folder: Path) -> dict[str, Path]:

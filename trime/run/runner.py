@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from trime.pipeline.processes import device_of, is_worker
 from trime.pipeline.tracking import finishing_wandb_run
 from trime.plan.by_task import plan_of
 from trime.plan.language_model import Plan
+from trime.report.results import find_runs, read_runs
 from trime.report.several import report_several
 from trime.run.checks import check
 from trime.run.log_results import log_results
@@ -47,7 +47,7 @@ class RunOutcome(NamedTuple):
 def report_sweep(config: DictConfig, folders: list[Path]) -> None:
     """Report all runs of a sweep together; a single run only if it is to be kept or has a frontier."""
     if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
-        report_several(config, [glob.escape(str(folder)) for folder in dict.fromkeys(folders)])
+        report_several(config, read_runs(folder / "results.json" for folder in folders))
 
 
 def run(config: DictConfig) -> RunOutcome:
@@ -82,7 +82,10 @@ def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
     patterns = patterns if isinstance(patterns, list) else [patterns]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise UserError(f"report.runs={config.report.runs}: it must be a pattern of run folders, or a list of them")
-    report_several(config, patterns)
+    runs = find_runs(patterns)
+    if not runs:
+        raise UserError(f"report.runs={', '.join(patterns)} matches no results.json: name folders of finished runs")
+    report_several(config, runs)
 
 
 def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
@@ -145,11 +148,10 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
         case "generate":
             generate(plan)
         case "report":
-            results, samples = report_run(plan)
-            figures = {name: plan.run_folder / f"{name}.png" for name in plan.config.report.figures}
+            report = report_run(plan)
             for logger in plan.loggers:
-                log_results(logger, results, samples, figures)
-            return RunOutcome(results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
+                log_results(logger, *report)
+            return RunOutcome(report.results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
         case "fit":
             plan.check_text()
             make_artefacts(plan, stage)

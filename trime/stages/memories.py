@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.evaluation.scorer import memory_names
 from trime.io import plain
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import TextNgrams
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.rows import memories_of
-from trime.pipeline.settings import plain_settings
+from trime.pipeline.rows import Table
+from trime.pipeline.settings import Configured, plain_settings
 from trime.stages.datastore import Index
 from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
@@ -80,17 +80,16 @@ class TextNgram(StoredMemory):
         return TextNgrams(suffixes.array(), self.orders)
 
 
-class Memories:
-    """All memories that a row uses, by name."""
+class Memories(Configured):
+    """All memories that a row of the table uses, by name."""
 
-    def __init__(self, config: DictConfig, sources: Sources):
-        self.config, self.sources = config, sources
+    unhashed = ("memories", *SEARCH)  # settings() has those of the memories in use
 
-    @cached_property
-    def names(self) -> list[str]:
-        """The names of the memories, in the order of the configuration."""
-        named = memories_of(self.config)
-        return [name for name in self.config.memories if name in named]
+    def __init__(self, config: DictConfig, table: Table, sources: Sources):
+        super().__init__(config)
+        self.sources = sources
+        used = memory_names(table)
+        self.names = [name for name in self.config.memories if name in used]  # in the order of the configuration
 
     def needs(self) -> list[Artefact]:
         """Return the artefacts that the memories are read from."""

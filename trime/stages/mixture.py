@@ -43,9 +43,6 @@ class TuneMixture(TunedRows):
     def needs(self) -> list[Artefact]:
         return [self.grid]
 
-    def prerequisites(self) -> list[Artefact]:
-        return [self.grid]
-
     def settings(self) -> Any:
         given = given_mixture(self.config)
         content = given and [content_hash(given.with_name(name)) for name in (given.name, "mixture.safetensors")]
@@ -70,7 +67,8 @@ class TuneMixture(TunedRows):
 
     def row(self) -> FittedRow:
         """Return the row of the mixture, not fitted."""
-        (row,) = self.grid.fitted_rows()
+        row = self.grid.fitted_row
+        assert row is not None
         return row
 
     def information(self) -> dict[str, Any]:
@@ -90,7 +88,7 @@ class TuneMixture(TunedRows):
 def tune_of(config: DictConfig, table: Table, encoded: Encode, memories: Memories) -> TunedRows:
     """Return the artefact that tunes the rows of an experiment, and fits its mixture if it has one to be fitted."""
     grid = Tune(config, table, encoded, memories)
-    return TuneMixture(config, grid) if grid.fitted_rows() else grid
+    return TuneMixture(config, grid) if grid.fitted_row else grid
 
 
 def given_mixture(config: DictConfig) -> Path | None:

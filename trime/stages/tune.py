@@ -64,10 +64,6 @@ class TunedRows(Artefact):
     def tuned(self) -> dict[str, Any]:
         """Return the best settings of all rows, with their loss."""
 
-    def prerequisites(self) -> list[Artefact]:
-        """Return the artefacts that the stage makes before this one."""
-        return []
-
     def for_row(self, row: int) -> TunedRows:
         """Return the pass whose settings apply to a row."""
         return self
@@ -88,15 +84,17 @@ class Tune(TunedRows):
         return [self.encoded, *self.memories.needs()]
 
     def settings(self) -> Any:
-        limit = {"tokens": self.config.mixture.tokens} if self.fitted_rows() else {}
+        limit = {"tokens": self.config.mixture.tokens} if self.fitted_row else {}
         rows = [repr(row) for row in self.grid_rows()]
-        fitted = [(row.joint, row.temperatures, row.sizes) for row in self.fitted_rows()]  # what their evidence depends on
+        row = self.fitted_row
+        fitted = [(row.joint, row.temperatures, row.sizes)] if row else []  # what its evidence depends on
         settings = {"rows": rows, "fitted": fitted, "memories": self.memories.settings(), "sampled": SAMPLE}
         return super().settings() | settings | limit
 
-    def fitted_rows(self) -> list[FittedRow]:
-        """Return the row whose mixture is fitted to the evidence of this pass, if there is one."""
-        return [row for row in self.table if isinstance(row, FittedRow)]
+    @property
+    def fitted_row(self) -> FittedRow | None:
+        """The row whose mixture is fitted to the evidence of this pass, if there is one."""
+        return next((row for row in self.table if isinstance(row, FittedRow)), None)
 
     def grid_rows(self) -> list[Row]:
         """Return the rows whose settings are searched on the grid."""
@@ -104,7 +102,7 @@ class Tune(TunedRows):
 
     def build(self, folder: Path) -> None:
         meter, encoded = ResourceUsage(), self.encoded
-        rows, fitted = self.grid_rows(), self.fitted_rows()
+        rows, fitted = self.grid_rows(), [self.fitted_row] if self.fitted_row else []
         scorer = scorer_of(self.config, [*rows, *fitted], self.memories, encoded)
         sums = [LossSums() for _ in rows]
         collectors = [EvidenceCollector(row, parse_token_count(self.config.mixture.tokens)) for row in fitted]

@@ -38,10 +38,6 @@ class TuneByBleu(TunedRows):
     def needs(self) -> list[Artefact]:
         return [*self.tunes.values(), self.without_memory, *self.with_memory.values()]
 
-    def prerequisites(self) -> list[Artefact]:
-        tunes = (artefact for tune in self.tunes.values() for artefact in (*tune.prerequisites(), tune))
-        return [*tunes, self.without_memory, *self.with_memory.values()]
-
     def settings(self) -> Any:
         return super().settings() | {"k": list(self.tunes)}
 

@@ -1,0 +1,18 @@
+"""Numbers of tokens as settings write them: 500, 30k, 1.5M."""
+
+from __future__ import annotations
+
+SCALES = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def parse_quantity(value: int | float | str) -> int:
+    """Return a number of at least 1, with k, M or G behind it or without; ValueError where it is none."""
+    text = str(value)
+    digits, scale = (text[:-1], SCALES[text[-1]]) if text[-1:] in SCALES else (text, 1)
+    try:
+        count = int(float(digits) * scale)
+    except OverflowError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{value} is not at least 1")
+    return count
