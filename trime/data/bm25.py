@@ -166,7 +166,7 @@ def fill_weights(edges, term, count, queries, weight):  # type: ignore[no-untype
                 weight[row, term[j]] = count[j]
 
 
-@numba_jit(parallel=True, reorder=True)
+@numba_jit(parallel=True)
 def score_block(  # type: ignore[no-untyped-def]
     edges, term, count, queries, frequent, start, segment, impact, low, excluded, limit, sums, number, score
 ):
@@ -184,7 +184,7 @@ def score_block(  # type: ignore[no-untyped-def]
         keep_best(scores, low, number[row], score[row])
 
 
-@numba_jit(reorder=True)
+@numba_jit()
 def keep_best(scores, low, number, score):  # type: ignore[no-untyped-def]
     """Insert scores above the heap's worst; the maximum is taken lane by lane, which compiles to vector instructions."""
     maximum = np.empty(LANES, np.float32)

@@ -1,4 +1,4 @@
-"""How numba kernels are compiled and run, and the vectorised exponential that they share."""
+"""How numba kernels are compiled and run, and the vectorised exponential and sums that they share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from numpy.polynomial import Chebyshev, Polynomial
 
 from trime.types import Tensor
 
+LANES = 32  # partial sums, which vector instructions add to at once
+STEP = 4 * LANES  # terms that are added to the partial sums at once
 LOG2_E = np.float32(np.log2(np.e))
-ONE, HALF = np.float32(1), np.float32(0.5)
+ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
 # 2^r for r in [-1/2, 1/2], to 2e-9
 P0, P1, P2, P3, P4, P5, P6 = (
     np.float32(c) for c in Chebyshev.interpolate(np.exp2, 6, [-0.5, 0.5]).convert(kind=Polynomial).coef
@@ -23,13 +25,13 @@ P0, P1, P2, P3, P4, P5, P6 = (
 MIN_EXPONENT = np.float32(-87.0)  # e^-87 is close to the smallest normal float32
 
 
-def numba_jit(parallel: bool = False, reorder: bool = False) -> Callable[[Any], Any]:
+def numba_jit(parallel: bool = False) -> Callable[[Any], Any]:
     """Return a decorator that compiles a function by numba, without the wrapper of an import hook (shape checks in tests).
 
-    ``reorder`` allows sums in another order, which vector instructions need.
+    Arithmetic is strict (no fastmath): where the compiler may reorder a sum, it does so differently in code that it has just
+    compiled and in code from its cache, and the first run after installation would differ from later ones.
     """
-    fast = {"reassoc", "contract", "nsz"} if reorder else False
-    return lambda function: njit(inspect.unwrap(function), parallel=parallel, fastmath=fast, cache=True)
+    return lambda function: njit(inspect.unwrap(function), parallel=parallel, cache=True)
 
 
 def run_kernel(kernel: Any, *arguments: Any) -> Any:
@@ -53,3 +55,30 @@ def exponentials(x, scale, top, out, bits, power):  # type: ignore[no-untyped-de
         bits[j] = (np.int32(integer) + np.int32(127)) << np.int32(23)
     for j in range(len(x)):
         out[j] *= power[j]
+
+
+@numba_jit()
+def lane_sum(x, lanes):  # type: ignore[no-untyped-def]
+    """Return the float32 sum of ``x``; ``lanes`` is a buffer of LANES partial sums.
+
+    Its order is written out, so that strict arithmetic can use vector instructions, with the same result on every processor.
+    """
+    lanes[:] = ZERO
+    whole = len(x) // STEP * STEP
+    for first in range(0, whole, STEP):
+        part = x[first : first + STEP]
+        for i in range(LANES):
+            lanes[i] += (part[i] + part[i + LANES]) + (part[i + 2 * LANES] + part[i + 3 * LANES])
+    for first in range(whole, len(x), LANES):
+        for i in range(min(LANES, len(x) - first)):
+            lanes[i] += x[first + i]
+    return add_lanes(lanes)
+
+
+@numba_jit()
+def add_lanes(lanes):  # type: ignore[no-untyped-def]
+    """Return the sum of partial sums."""
+    total = ZERO
+    for i in range(LANES // 4):
+        total += (lanes[i] + lanes[i + LANES // 4]) + (lanes[i + LANES // 2] + lanes[i + 3 * LANES // 4])
+    return total

@@ -95,7 +95,7 @@ def given_mixture(config: DictConfig) -> Path | None:
     """Return the ``mixture.json`` of the mixture that ``mixture.path=`` names, if any; UserError if there is none."""
     if not config.mixture.get("path"):
         return None
-    file, remedy = Path(config.mixture.path).expanduser() / "mixture.json", "name a mixture-… folder of a run"
+    file, remedy = Path(config.mixture.path).expanduser() / "mixture.json", "name a mixture-… folder of a run, or fit it anew"
     if not (file.is_file() and file.with_name("mixture.safetensors").is_file()):
         raise UserError(f"mixture.path={config.mixture.path} is no mixture: {remedy}")
     check_manifest(file.parent, "mixture-.*", remedy, config.artefacts.verify)

@@ -19,13 +19,12 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import ONE, exponentials, numba_jit, run_kernel
+from trime.kernels.numba_kernels import LANES, ONE, STEP, ZERO, add_lanes, exponentials, lane_sum, numba_jit, run_kernel
 from trime.memory.objective.entries_cpu import entry_masses
 from trime.types import Tensor
 
 CHUNK = 64  # rows of a thread's job
 MIN_SUM = np.float32(1e-25)
-ZERO = np.float32(0)
 MAX_EXPONENT = 57.0  # e^57 is 1 / MIN_SUM
 
 
@@ -86,16 +85,35 @@ def kernel_inputs(product: Tensor, tile: Any, tiles: Any) -> tuple[Any, ...]:
     return seen, back, tile.both, rows, columns
 
 
-@numba_jit(reorder=True)
-def row_sums(e, seen, token, tokens):  # type: ignore[no-untyped-def]
+@numba_jit()
+def row_sums(e, seen, token, tokens, lanes):  # type: ignore[no-untyped-def]
     """Return the sum of the visible exponentials (all if ``seen`` is empty), and that of equal tokens."""
-    total, target = ZERO, ZERO
     for j in range(len(seen)):
         e[j] *= np.float32(seen[j])
-    for j in range(len(e)):
-        total += e[j]
-        target += e[j] if tokens[j] == token else ZERO
-    return total, target
+    return lane_sum(e, lanes), sum_of_equals(e, token, tokens, lanes)
+
+
+@numba_jit()
+def sum_of_equals(e, token, tokens, lanes):  # type: ignore[no-untyped-def]
+    """Return the sum of the exponentials whose token is ``token``, in the order of ``lane_sum``."""
+    lanes[:] = ZERO
+    whole = len(e) // STEP * STEP
+    for first in range(0, whole, STEP):
+        x, y = e[first : first + STEP], tokens[first : first + STEP]
+        for i in range(LANES):
+            left = if_equal(x[i], y[i], token) + if_equal(x[i + LANES], y[i + LANES], token)
+            right = if_equal(x[i + 2 * LANES], y[i + 2 * LANES], token) + if_equal(x[i + 3 * LANES], y[i + 3 * LANES], token)
+            lanes[i] += left + right
+    for first in range(whole, len(e), LANES):
+        for i in range(min(LANES, len(e) - first)):
+            lanes[i] += if_equal(e[first + i], tokens[first + i], token)
+    return add_lanes(lanes)
+
+
+@numba_jit()
+def if_equal(x, token, other):  # type: ignore[no-untyped-def]
+    """Return x if two tokens are equal, else 0."""
+    return x if token == other else ZERO
 
 
 @numba_jit()
@@ -140,14 +158,14 @@ def tile_sums(scores, scale, top, seen, back, row_token, column_token, rows, col
     nothing, partial = seen.ravel()[:0], np.zeros((chunks, 2, m), np.float32)
     small = np.zeros(max(n, m), np.uint8)
     for chunk in prange(chunks):
-        e, bits = np.empty(m, np.float32), np.empty(m, np.int32)
+        e, bits, lanes = np.empty(m, np.float32), np.empty(m, np.int32), np.empty(LANES, np.float32)
         power = bits.view(np.float32)
         for i in range(chunk * CHUNK, min(n, (chunk + 1) * CHUNK)):
             exponentials(scores[i], scale, top, e, bits, power)
             mask = back[i] if len(back) else nothing
             add_to_columns(e, mask, row_token[i], column_token, partial[chunk, 0], partial[chunk, 1])
             mask = seen[i] if len(seen) else nothing
-            rows[0, i], rows[1, i] = row_sums(e, mask, row_token[i], column_token)
+            rows[0, i], rows[1, i] = row_sums(e, mask, row_token[i], column_token, lanes)
             small[i] = too_small(rows[0, i], rows[1, i], mask, row_token[i], column_token)
     for j in prange(m):
         columns[0, j], columns[1, j] = partial[:, 0, j].sum(), partial[:, 1, j].sum()

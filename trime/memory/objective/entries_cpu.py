@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from trime.kernels.numba_kernels import exponentials, numba_jit, run_kernel
+from trime.kernels.numba_kernels import LANES, exponentials, lane_sum, numba_jit, run_kernel
 from trime.types import Float, Int, Mass, Tensor
 
 
@@ -49,29 +49,25 @@ def add_row(score, token, target, divisor, of_target, total):  # type: ignore[no
     log_sum_exps(target_scores[:hits], divisor, out[:hits], bits[:hits], of_target)
 
 
-@numba_jit(reorder=True)
+@numba_jit()
 def log_sum_exps(scores, divisor, out, bits, result):  # type: ignore[no-untyped-def]
     """Write log Σ e^(x / d) for each divisor d, -inf without scores; where d is half of the next one, e is squared."""
-    top, before = largest(scores), np.float32(0)
+    top, before, lanes = largest(scores), np.float32(0), np.empty(LANES, np.float32)
     for t in range(len(divisor) - 1, -1, -1):
         scale = np.float32(1) / divisor[t]
         if top == -np.inf:
             result[t] = top
             continue
-        total = np.float32(0)
         if abs(scale - 2 * before) <= np.float32(1e-6) * scale:
             for j in range(len(out)):
                 out[j] *= out[j]
-                total += out[j]
         else:
             exponentials(scores, scale, scale * top, out, bits, bits.view(np.float32))
-            for x in out:
-                total += x
-        result[t] = scale * top + np.log(total)
+        result[t] = scale * top + np.log(lane_sum(out, lanes))
         before = scale
 
 
-@numba_jit(reorder=True)
+@numba_jit()
 def largest(scores):  # type: ignore[no-untyped-def]
     """Return the largest score, or -inf; eight running maxima let vector instructions compare at once."""
     tops = np.full(8, -np.inf, np.float32)
