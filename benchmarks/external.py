@@ -22,11 +22,11 @@ from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
 from trime.metrics import perplexity
 from trime.pipeline.compose import compose_config
+from trime.pipeline.mixture_specs import rows_of
 from trime.pipeline.processes import device_of
-from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.datastore import Index, cell_count, complete_factory, uses_external
+from trime.stages.datastore import BuildIndex, cell_count, complete_factory, uses_external
 from trime.stages.encode import windows_of
 from trime.stages.memories import Memories, Sources
 from trime.stages.tune import LossSums, sample_queries, scorer_of
@@ -86,7 +86,7 @@ class Contestant:
         self.config, plan = config, Plan(config)
         self.encoded, self.device = plan.valid, device_of(config)
         rows = rows_of(config)
-        self.index = Index(config, plan.store) if uses_external(config) else None
+        self.index = BuildIndex(config, plan.store) if uses_external(config) else None
         if self.index:
             self.index.make()
         self.scorer = scorer_of(

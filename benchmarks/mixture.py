@@ -17,8 +17,8 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.pipeline.compose import compose_config
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
@@ -95,7 +95,7 @@ def fit_of(plan: Plan) -> dict[str, Any]:
     return plan.tune.information()
 
 
-def score(plan: Plan, row: Row | FittedRow) -> None:
+def score(plan: Plan, row: MixtureSpec | FittedMixtureSpec) -> None:
     """Score the encoded text once with a row."""
     scorer = scorer_of(plan.config, [row], plan.memories, plan.valid)
     for _ in scorer.scores(windows_of(plan.valid.path(), device_of(plan.config))):

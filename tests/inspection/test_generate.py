@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from trime.evaluation.attribution import Entries, grid_attribution
 from trime.evaluation.generation import TokenSampler
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.inspection.generate import extend_shown
 from trime.inspection.writers import LongWriter, Writer, open_writer, tuned_last_row
 from trime.models.pretrained.answering import greedy
@@ -136,7 +136,7 @@ def test_parts_follow_the_equations() -> None:
         "long": Entries(torch.zeros(0), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)),
     }
     grid = {"temperature": 0.7, "interpolation_temperature": 0.3, "lambda": 0.25}
-    specification = Row(("local", "long"), (layer("external"),)).at(grid | {"memory_size": 4})
+    specification = MixtureSpec(("local", "long"), (layer("external"),)).at(grid | {"memory_size": 4})
     result = grid_attribution(specification, vocabulary, entries, 16, True)
     inside = [
         (entries["local"].similarity / (4 * 0.7)).double().exp(),
@@ -150,7 +150,7 @@ def test_parts_follow_the_equations() -> None:
         for name, share in expected.items():
             torch.testing.assert_close(result.parts[name][token], share, rtol=1e-6, atol=1e-9)
     assert result.probability.sum() == pytest.approx(1) and not result.parts["long"].any()
-    alone = grid_attribution(Row((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, entries, 16, True)
+    alone = grid_attribution(MixtureSpec((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, entries, 16, True)
     torch.testing.assert_close(alone.probability, vocabulary.softmax(0))
 
 

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, composed
 from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.data.parallel.base import Parallel
 from trime.models.network import build_network
-from trime.pipeline.rows import rows_of
+from trime.pipeline.mixture_specs import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages import datastore, encode

@@ -17,7 +17,7 @@ from trime.plan.language_model import Plan
 from trime.report.answers import match_by_policy
 from trime.run.runner import run
 from trime.stages.long_context.teach import spread_positions
-from trime.tasks.answering import Answering, QuestionBatch, extend_positions
+from trime.tasks.answering import AnsweringModule, QuestionBatch, extend_positions
 from trime.types import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -98,14 +98,14 @@ def test_spread_prompts_are_learned_at_their_positions(
     tiny: Tiny, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor] = []
-    decoder_loss = Answering.decoder_loss
+    decoder_loss = AnsweringModule.decoder_loss
 
-    def record_batch(task: Answering, batch: QuestionBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def record_batch(task: AnsweringModule, batch: QuestionBatch) -> tuple[torch.Tensor, torch.Tensor]:
         assert batch.position is not None
         seen.append(batch.position)
         return decoder_loss(task, batch)
 
-    monkeypatch.setattr(Answering, "decoder_loss", record_batch)
+    monkeypatch.setattr(AnsweringModule, "decoder_loss", record_batch)
     run(tiny("experiment=attendre_decoder", *settings, "taught.spread=true", "taught.model.longest=5000"))
     assert len(seen) == 4 and 500 < max(int(part.max()) for part in seen) < 5000
 

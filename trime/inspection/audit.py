@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
-from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.io import write_atomically
 from trime.memory.base import Window
 from trime.memory.external import ExternalMemory
@@ -123,7 +123,7 @@ class Audit:
 
     def change_by_target(self, number: int) -> float:
         """Return the change in the weights of fitted mixtures, up to and at a token, when another target is scored there."""
-        fitted = [(index, row) for index, row in enumerate(self.scorer.rows) if isinstance(row, FittedRow)]
+        fitted = [(index, row) for index, row in enumerate(self.scorer.rows) if isinstance(row, FittedMixtureSpec)]
         windows, weights = list(self.encode(self.text, self.relevant_windows(number))), []
         last = windows[-1]
         assert last.targets is not None
@@ -211,7 +211,7 @@ def is_bounded(checks: Audit) -> bool:
     """Return True if evaluation treats documents as independent of one another."""
     config, rows = checks.plan.config, checks.scorer.rows
     crosses = config.long.crossing and any("long" in row.memories for row in rows)
-    learns_online = any(isinstance(row, FittedRow) and row.online for row in rows)
+    learns_online = any(isinstance(row, FittedMixtureSpec) and row.online for row in rows)
     return config.evaluate.bounded and not learns_online and not crosses
 
 

@@ -12,9 +12,9 @@ import torch
 
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
-from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.generation import Continuation, Step, TokenSampler, WindowLengths, top_attention, top_entries
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.io import plain
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
@@ -22,10 +22,10 @@ from trime.memory.ngrams import TextNgrams
 from trime.memory.retrieval.datastore import Datastore
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
+from trime.pipeline.mixture_specs import rows_of
 from trime.pipeline.model_io import open_network
 from trime.pipeline.pretrained import answerer_of, is_pretrained
 from trime.pipeline.processes import device_of
-from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.stages.evaluate import policy_name
 from trime.types import UserError
@@ -241,7 +241,7 @@ class DatastoreText(StoredText):
         return super().locate(int(self.corpus.split(self.split).offsets[document]) + position)
 
 
-def tuned_last_row(plan: Plan) -> Row | FittedRow:
+def tuned_last_row(plan: Plan) -> MixtureSpec | FittedMixtureSpec:
     """Return the experiment's last row, with the settings tuned on valid if it has memories."""
     if last_row_memories(plan):
         return plan.tune.rows()[-1]

@@ -14,14 +14,14 @@ from trime.data.corpus import VocabularySource
 from trime.data.segments import training_segments
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.mixture_specs import MixtureSpecs, memories_of, rows_of
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.processes import launch_workers
-from trime.pipeline.rows import Table, memories_of, rows_of
 from trime.pipeline.tracking import build_loggers
 from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
-from trime.stages.datastore import ExternalStore, Index, check_index, uses_external
+from trime.stages.datastore import BuildIndex, ExternalStore, check_index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.eviction.context_replay import ContextReplay
@@ -156,9 +156,9 @@ class Plan:
         return self.encode("datastore", self.config.datastore.split, self.stored_corpus)
 
     @cached_property
-    def index(self) -> Index | None:
+    def index(self) -> BuildIndex | None:
         """The index of the datastore, if a row uses external memory."""
-        return Index(self.config, self.store, self.max_neighbours) if uses_external(self.config) else None
+        return BuildIndex(self.config, self.store, self.max_neighbours) if uses_external(self.config) else None
 
     @cached_property
     def tune(self) -> TunedRows:
@@ -166,7 +166,7 @@ class Plan:
         return tune_of(self.config, self.table, self.valid, self.memories)
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> MixtureSpecs:
         """The rows of the experiment's table."""
         return rows_of(self.config)
 

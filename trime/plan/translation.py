@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.io import plain
 from trime.plan.language_model import Plan
-from trime.stages.datastore import Index, uses_external
+from trime.stages.datastore import BuildIndex, uses_external
 from trime.stages.evaluate import Evaluate
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import tune_of
@@ -64,7 +64,7 @@ class TranslationPlan(Plan):
     def tune_at(self, k: int) -> TunedRows:
         """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
-        index = Index(config, self.store, self.max_neighbours) if uses_external(config) else None
+        index = BuildIndex(config, self.store, self.max_neighbours) if uses_external(config) else None
         memories = Memories(config, self.table, Sources(index, self.corpus, config.datastore.split))
         return tune_of(config, self.table, self.valid, memories)
 

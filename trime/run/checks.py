@@ -12,14 +12,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.config.check import check_settings
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.io import plain
 from trime.models.network import build_network
+from trime.pipeline.mixture_specs import NOT_FITTED, rows_of
 from trime.pipeline.model_io import model_of, remember
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node
-from trime.pipeline.rows import NOT_FITTED, rows_of
 from trime.pipeline.training import added_callbacks
 from trime.stages.mixture import given_mixture
 from trime.types import UserError
@@ -86,7 +86,7 @@ def check_memories(config: DictConfig) -> None:
     pieces = config.task == "translation" or is_pretrained(config)
     if pieces and OmegaConf.select(config, "neighbours.analyzer") == "english":
         raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
-    rows = [row for row in rows_of(config) if isinstance(row, Row)]
+    rows = [row for row in rows_of(config) if isinstance(row, MixtureSpec)]
     check_similarity(config)
     check_fitted(config)
     joined = [names for row in rows for names in (("vocabulary", *row.joint), *(part.memories for part in row.interpolations))]
@@ -110,7 +110,7 @@ def check_mixture(config: DictConfig) -> None:
 
 def check_fitted(config: DictConfig) -> None:
     """Raise UserError if the memories of an experiment cannot be mixed as asked."""
-    fitted = [row for row in rows_of(config) if isinstance(row, FittedRow)]
+    fitted = [row for row in rows_of(config) if isinstance(row, FittedMixtureSpec)]
     if not fitted:
         return
     given_mixture(config)

@@ -23,7 +23,7 @@ from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
-from trime.pipeline.rows import memories_of
+from trime.pipeline.mixture_specs import memories_of
 from trime.types import Float, Tensor, UserError
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ SAMPLE = 256  # stored keys used as queries to choose the number of cells that i
 GAIN = 0.01  # the gain of recall for which it visits twice as many cells
 
 
-class Index(Artefact):
+class BuildIndex(Artefact):
     """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force."""
 
     kind, depends_on = "datastore", ("index.factory", "index.metric")

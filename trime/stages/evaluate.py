@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.frequency import TokenMeans, dev_frequency
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.io import plain, write_atomically
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
@@ -50,7 +50,7 @@ class Evaluate(TestResults):
         results = [self.evaluate_row(number, row, folder / f"row-{number}.json") for number, row in enumerate(self.tune.rows())]
         (folder / "rows.json").write_text(json.dumps(results, indent=1))
 
-    def evaluate_row(self, number: int, row: Row | FittedRow, file: Path) -> dict[str, Any]:
+    def evaluate_row(self, number: int, row: MixtureSpec | FittedMixtureSpec, file: Path) -> dict[str, Any]:
         """Return the results of one row over the whole split; a killed run finds them in ``file`` and resumes after it."""
         if file.exists():
             return json.loads(file.read_text())

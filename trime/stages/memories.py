@@ -15,9 +15,9 @@ from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import TextNgrams
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.rows import Table
+from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.pipeline.settings import Configured, plain_settings
-from trime.stages.datastore import Index
+from trime.stages.datastore import BuildIndex
 from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
 from trime.types import UserError
@@ -29,7 +29,7 @@ SEARCH = ("index.k", "index.probe", "index.rescore")  # the settings that decide
 class Sources:
     """What memories are made from: the index of the datastore, if a row uses it, and the text of the datastore."""
 
-    index: Index | None
+    index: BuildIndex | None
     text: PreparedText
     split: str
 
@@ -46,7 +46,7 @@ class StoredMemory(ABC):
         """Return the memory for the queries of an encoded split, whose description is ``queries``."""
 
 
-class External(StoredMemory):
+class DatastoreMemory(StoredMemory):
     """The nearest entries of a datastore, with the settings index= and datastore.*."""
 
     def needs(self, sources: Sources) -> list[Artefact]:
@@ -85,7 +85,7 @@ class Memories(Configured):
 
     unhashed = ("memories", *SEARCH)  # settings() has those of the memories in use
 
-    def __init__(self, config: DictConfig, table: Table, sources: Sources):
+    def __init__(self, config: DictConfig, table: MixtureSpecs, sources: Sources):
         super().__init__(config)
         self.sources = sources
         used = memory_names(table)

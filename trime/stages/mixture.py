@@ -14,14 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from trime.data.corpus import content_hash
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.io import write_tensors
 from trime.metrics import ResourceUsage
 from trime.mixtures.experts import Evidence, History, Mixture, log_mixture
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
-from trime.pipeline.rows import Table
+from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import PART_TOKENS, LossSums, Tune, TunedRows, summarize_row
@@ -65,7 +65,7 @@ class TuneMixture(TunedRows):
         content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}
         (folder / "mixture.json").write_text(json.dumps(content, indent=1))
 
-    def row(self) -> FittedRow:
+    def row(self) -> FittedMixtureSpec:
         """Return the row of the mixture, not fitted."""
         row = self.grid.fitted_row
         assert row is not None
@@ -79,13 +79,13 @@ class TuneMixture(TunedRows):
         tuned = self.grid.tuned()
         return tuned | {"rows": [*tuned["rows"], self.information()["row"]]}
 
-    def rows(self) -> list[Row | FittedRow]:
+    def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
         mixture = mixture_of(self.config, self.information()["experts"])
         mixture.load(load_file(self.path() / "mixture.safetensors"))
         return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
 
 
-def tune_of(config: DictConfig, table: Table, encoded: Encode, memories: Memories) -> TunedRows:
+def tune_of(config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories) -> TunedRows:
     """Return the artefact that tunes the rows of an experiment, and fits its mixture if it has one to be fitted."""
     grid = Tune(config, table, encoded, memories)
     return TuneMixture(config, grid) if grid.fitted_row else grid
@@ -102,7 +102,7 @@ def given_mixture(config: DictConfig) -> Path | None:
     return file
 
 
-def read_mixture(file: Path, experts: dict[str, int], row: FittedRow, mixture: Mixture) -> dict[str, Tensor]:
+def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mixture: Mixture) -> dict[str, Tensor]:
     """Return the state of a mixture fitted elsewhere; UserError if it is another kind of mixture, or of other memories."""
     try:
         stored = json.loads(file.read_text())

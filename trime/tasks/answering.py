@@ -27,7 +27,7 @@ class QuestionBatch(NamedTuple):
     position: Int[Tensor, "b l"] | None = None  # of the prompts' tokens; None: 0, 1, ...
 
 
-class Answering(pl.LightningModule):
+class AnsweringModule(pl.LightningModule):
     """Trains on question batches. ``schedule``: learning rate by update; ``prompt_share``: weight of a decoder's prompt loss.
 
     The prompt loss is of a random share ``PROMPT_SAMPLE`` of the prompts' tokens, drawn at every update, since the output

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trime.evaluation.frequency import BUCKETS, TokenMeans, dev_frequency
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
@@ -50,7 +50,7 @@ class Analysis(Artefact):
     def analyse(self, encoded: Encode) -> dict[str, Any]:
         """Return the analysis of one split."""
         rows = list(self.tune.rows())
-        sized = max(number for number, row in enumerate(rows) if isinstance(row, Row))  # the last of the papers' rows
+        sized = max(number for number, row in enumerate(rows) if isinstance(row, MixtureSpec))  # the last of the papers' rows
         tuned_size = [0] * len(rows)  # the index of a row's tuned memory size among its sizes
         long = "long" in rows[sized].memories
         if long:

@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 from omegaconf import DictConfig
 
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.eviction.base import EvictionPolicy
 from trime.memory.base import Window
@@ -43,9 +43,9 @@ class ContextReplay(Replay):
     def needs(self) -> list[Artefact]:
         return [self.encoded, self.tune]
 
-    def row(self) -> Row:
+    def row(self) -> MixtureSpec:
         """Return the last row with long and without external memory, at its best settings; UserError if there is none."""
-        grid_rows = [row for row in self.tune.rows() if isinstance(row, Row)]
+        grid_rows = [row for row in self.tune.rows() if isinstance(row, MixtureSpec)]
         rows = [row for row in grid_rows if "long" in row.memories and "external" not in row.memories]
         if not rows:
             raise UserError(NO_ROW)
@@ -72,7 +72,7 @@ class ContextReplay(Replay):
 class ContextDocument:
     """The windows between two resets of the memory, with the attention mass that each gives to earlier contexts."""
 
-    def __init__(self, windows: list[Window], row: Row, config: DictConfig):
+    def __init__(self, windows: list[Window], row: MixtureSpec, config: DictConfig):
         self.windows, self.row, self.config = windows, row, config
         lengths = torch.tensor([len(window.query.token) for window in windows])
         self.starts = lengths.cumsum(0) - lengths

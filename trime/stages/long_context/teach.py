@@ -22,7 +22,7 @@ from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
-from trime.tasks.answering import Answering, QuestionBatch
+from trime.tasks.answering import AnsweringModule, QuestionBatch
 from trime.types import Tensor, UserError
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class TrainSmall(Artefact):
         log.info(f"teach: {parameters:,} parameters, {updates:,} updates")
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         schedule = instantiate(self.config.schedule, _convert_="all")
-        task = Answering(model, optimizer, schedule, taught.prompt_share, self.config.seed)
+        task = AnsweringModule(model, optimizer, schedule, taught.prompt_share, self.config.seed)
         without_context = instantiate(OmegaConf.merge(self.questions, {"words": 0, "least": None}), _convert_="all")
         first = round(taught.alone_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()

@@ -6,11 +6,11 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig
 
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.stages.translation.pairs import ParallelCorpus
 from trime.stages.translation.translate import Translator, score_translations
 
-MODEL_ALONE = Row((), ())
+MODEL_ALONE = MixtureSpec((), ())
 
 
 class BleuValidation(pl.Callback):

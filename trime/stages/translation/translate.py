@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from trime.evaluation.attribution import expert_distributions, fitted_attribution, grid_attribution
 from trime.evaluation.beam import Beam
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.io import complete_lines
 from trime.memory.base import Entries
 from trime.memory.retrieval.datastore import KNNMemory
@@ -125,11 +125,16 @@ class Translator:
     """Translates sentences by beam search under a row's mixture of vocabulary and external memory."""
 
     def __init__(
-        self, network: Network, row: Row | FittedRow, nearest: KNNMemory | None, corpus: ParallelCorpus, config: DictConfig
+        self,
+        network: Network,
+        row: MixtureSpec | FittedMixtureSpec,
+        nearest: KNNMemory | None,
+        corpus: ParallelCorpus,
+        config: DictConfig,
     ):
         self.network, self.row, self.nearest, self.corpus = network, row, nearest, corpus
         self.device = next(network.parameters()).device
-        self.mixture = row.mixture_on(self.device) if isinstance(row, FittedRow) else None
+        self.mixture = row.mixture_on(self.device) if isinstance(row, FittedMixtureSpec) else None
         search = config.translation
         self.beam, self.longest = Beam(search.beam, search.penalty, search.shortest), search.longest
         self.scaled, self.unweighted = config.evaluate.scaled_interpolation, search.unweighted_external
@@ -181,7 +186,7 @@ class Translator:
         zeros = torch.zeros(len(g), dtype=torch.long, device=g.device)
         similarity, token, number = self.nearest.entries(Contexts(g.float(), zeros, TokenPosition(sentence, sentence, zeros)))
         entries = {"external": Entries(similarity, token, number.to(token.device))}
-        if isinstance(self.row, FittedRow):
+        if isinstance(self.row, FittedMixtureSpec):
             assert self.mixture is not None
             experts = expert_distributions(self.row, logits, entries, g.shape[1], self.scaled)
             weights = self.mixture.log_weights(experts.total.float(), experts.total.new_empty(len(g), 0).float())

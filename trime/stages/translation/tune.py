@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.pipeline.artefact import Artefact
 from trime.stages.translation.translate import Translate
 from trime.stages.tune import TunedRows
@@ -65,5 +65,5 @@ class TuneByBleu(TunedRows):
         k = self.tuned()["k"][row]
         return next(iter(self.tunes.values())) if k is None else self.tunes[k]
 
-    def rows(self) -> Sequence[Row | FittedRow]:
+    def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         return [self.for_row(number).rows()[number] for number in range(len(self.tuned()["rows"]))]
