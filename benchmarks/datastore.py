@@ -116,7 +116,7 @@ def measure_compression(options: argparse.Namespace) -> list[dict[str, Any]]:
         run(make_config(options, "stages=[encode]", *overrides))
         contestant = Contestant(make_config(options, *overrides))
         assert contestant.index
-        index = contestant.index.statistics()
+        index = contestant.index.summary()
         contestant()  # warm-up
         start, loss = time.perf_counter(), contestant()
         rows.append(

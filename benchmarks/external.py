@@ -139,7 +139,7 @@ def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]
         losses[name] = contestants[name]()
 
     results = alternately({name: partial(evaluate, name) for name in contestants}, options.rounds, warmup=0)
-    encoded = contestants["none"].encoded.information()
+    encoded = contestants["none"].encoded.summary()
     queries = sample_queries(contestants["none"].encoded.path()).to(contestants["none"].device)
     scores, exact = kinds["exact"].search(queries)
     scale = queries.shape[1] ** 0.5
@@ -154,6 +154,6 @@ def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]
             score, number = contestant.search(queries)
             mass = ((score / scale).logsumexp(1) - (scores / scale).logsumexp(1)).exp().mean()
             row |= {"recall": recall_of(exact, number), "mass": round(float(mass), 4)}
-            row |= {"index s": contestant.index.statistics()["build_seconds"]}
+            row |= {"index s": contestant.index.summary()["build_seconds"]}
         rows.append(row | {"peak_memory_mb": results[name]["peak_memory_mb"]})
     return rows

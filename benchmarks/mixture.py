@@ -63,7 +63,7 @@ def measure(options: argparse.Namespace) -> Measured:
         for row in plan.tune.rows():
             contestants[memories, row.mixture] = partial(score, plan, row)
     results = alternately(contestants, options.rounds, warmup=1)
-    encoded = next(iter(plans.values())).valid.information()
+    encoded = next(iter(plans.values())).valid.summary()
     seconds = {key: [encoded["seconds"] + scoring for scoring in results[key]["rounds"]] for key in contestants}
     lines = [
         {
@@ -92,7 +92,7 @@ def measure(options: argparse.Namespace) -> Measured:
 def fit_of(plan: Plan) -> dict[str, Any]:
     """Return the record of a plan's fitted mixture."""
     assert isinstance(plan.tune, TuneMixture)
-    return plan.tune.information()
+    return plan.tune.summary()
 
 
 def score(plan: Plan, row: MixtureSpec | FittedMixtureSpec) -> None:

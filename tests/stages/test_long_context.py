@@ -114,7 +114,7 @@ def test_spread_prompts_are_learned_at_their_positions(
 def test_experiments_run_on_the_embedded_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(f"experiment={experiment}", "train.updates=2", f"paths.outputs={tmp_path}")
     run(config)
-    assert Plan(config).answer.results()["questions"] == config.questions.count
+    assert Plan(config).answer.summary()["questions"] == config.questions.count
 
 
 def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, settings: list[str]) -> None:

@@ -72,7 +72,7 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
     network, _ = open_network(plan.model.path(), config)
     for number, row in enumerate(plan.tune.rows()):
         index = plan.tune.for_row(number).memories.sources.index
-        nearest = index.knn_memory(plan.test.information()) if row.memories and index else None
+        nearest = index.knn_memory(plan.test.summary()) if row.memories and index else None
         translator = Translator(network, row, nearest, corpus, config)
         check_search(plan, network, translator, plan.evaluate.rows()[number]["documents"])
 

@@ -228,7 +228,7 @@ class DatastoreText(StoredText):
         assert plan.index is not None
         self.store = store
         super().__init__(plan)
-        information = plan.index.information()
+        information = plan.index.store_summary()
         self.split = information["split"]
         self.known = information["text"] == self.corpus.fingerprint(self.split)
         self.position = self.store.keys.shards.column("position")

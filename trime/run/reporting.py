@@ -105,7 +105,7 @@ def run_page(results: dict[str, Any], history: Path, figures: list[Figure], samp
 
 def report_replay(plan: Plan) -> None:
     """Write and print the table and the picture of what every eviction policy retains."""
-    folder, results = plan.run_folder, plan.replay.results()
+    folder, results = plan.run_folder, plan.replay.summary()
     folder.mkdir(parents=True, exist_ok=True)
     text = replay_text(results)
     write_atomically(folder / "replay.json", json.dumps(results, indent=1))
@@ -117,7 +117,7 @@ def report_answers(plan: Plan) -> Path:
     """Write results.json of an answering run and print its table line; return the run's folder."""
     config, folder = plan.config, plan.answers_folder
     folder.mkdir(parents=True, exist_ok=True)
-    row = plan.answer.results() | plan.answer.reading()
+    row = plan.answer.summary() | plan.answer.reading()
     row |= {"eviction": policy_name(plain(config.eviction)), "last": config.answering.last}
     results = provenance(config) | {
         "questions": plain(config.questions),
@@ -138,7 +138,7 @@ def collect_results(plan: Plan) -> dict[str, Any]:
     config, model = plan.config, plan.model.path()
     train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
     tuned = plan.tune.tuned()
-    characters = plan.test.information()["characters"]
+    characters = plan.test.summary()["characters"]
     results = provenance(config) | {
         "dataset": dataset_of(plan.corpus),
         "parameters": train.pop("parameters", None),
@@ -153,19 +153,17 @@ def collect_results(plan: Plan) -> dict[str, Any]:
     if (model / "staleness.json").exists():
         results["staleness"] = json.loads((model / "staleness.json").read_text())
     if plan.subsets:
-        results["subsets"] = plan.subsets.results()
+        results["subsets"] = plan.subsets.summary()
     if plan.analysis:
-        results["analysis"] = plan.analysis.results()
+        results["analysis"] = plan.analysis.summary()
     if (model / "imported.json").exists():
         results["imported"] = json.loads((model / "imported.json").read_text())
         results["parameters"] = results["imported"]["parameters"]
     if plan.evaluated_corpus is not plan.corpus:
         results["evaluation_dataset"] = dataset_of(plan.evaluated_corpus)
     if plan.index:
-        source = plan.index.information()
-        results["datastore"] = (
-            plan.index.statistics() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
-        )
+        source = plan.index.store_summary()
+        results["datastore"] = plan.index.summary() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
     return results
 
 

@@ -39,6 +39,7 @@ class BuildIndex(Artefact):
 
     kind, depends_on = "datastore", ("index.factory", "index.metric")
     unhashed = ("index",)
+    summary_file = "datastore.json"
 
     def __init__(self, config: DictConfig, store: Artefact, largest_k: int | None = None):
         """``largest_k``: the largest K of any search, for which index=auto chooses how much to visit; by default index.k."""
@@ -55,7 +56,7 @@ class BuildIndex(Artefact):
 
     def build(self, folder: Path) -> None:
         meter, store, index = ResourceUsage(), self.store.path(), self.config.index
-        entries, width = len(Keys(Shards(store))), self.information()["width"]
+        entries, width = len(Keys(Shards(store))), self.store_summary()["width"]
         factory = check_index(index, entries, width)
         parts = split_into_parts(store, index.parts, folder, factory, index.metric)
         if factory:
@@ -67,7 +68,7 @@ class BuildIndex(Artefact):
             "bytes": size,
             "index": factory or "exact",
             "metric": index.metric,
-            "build_seconds": round(meter.seconds + self.information()["seconds"], 1),
+            "build_seconds": round(meter.seconds + self.store_summary()["seconds"], 1),
         }
         if index.factory == AUTO:
             content |= self.choose_probe(parts)
@@ -99,18 +100,18 @@ class BuildIndex(Artefact):
         log.info(f"datastore: index=auto chose {factory}, probe {probe}: recall {expected:.2f} expected of {len(keys):,} keys")
         return {"probe": probe, "expected_recall": expected}
 
-    def information(self) -> dict[str, Any]:
-        """Return the description of the encoded corpus."""
-        return self.store.read("encode.json")
+    def store_summary(self) -> dict[str, Any]:
+        """Return the summary of the encoded corpus."""
+        return self.store.summary()
 
-    def statistics(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return the description of the index, with the number of cells a search visits (chosen at build, or configured)."""
-        built = self.read("datastore.json")
+        built = super().summary()
         return built if built["index"] == "exact" else {"probe": self.config.index.probe} | built
 
     def search(self) -> Search:
         """Return the search over the index, in this process or on the workers of a Ray cluster."""
-        index, built = self.config.index, self.statistics()
+        index, built = self.config.index, self.summary()
         factory = None if built["index"] == "exact" else built["index"]
         parts = split_into_parts(self.store.path(), index.parts, self.path(), factory, index.metric)
         probe = built.get("probe", index.probe)
@@ -123,7 +124,7 @@ class BuildIndex(Artefact):
 
         UserError if the datastore holds that very split, and documents cannot be told apart to hide their own entries.
         """
-        store, index, stored = Datastore(self.store.path()), self.config.index, self.information()
+        store, index, stored = Datastore(self.store.path()), self.config.index, self.store_summary()
         same = stored["text"] == queries["text"]
         if same and not (stored["bounded"] and queries["bounded"]):
             raise UserError(
@@ -194,6 +195,7 @@ class ExternalStore(Artefact):
     """A datastore that another run encoded with the same model."""
 
     kind, unhashed = "encode", ("datastore.path",)
+    summary_file = "encode.json"
 
     def __init__(self, config: DictConfig, model: Artefact):
         super().__init__(config)
@@ -206,10 +208,10 @@ class ExternalStore(Artefact):
 
     def settings(self) -> Any:
         remedy = "name an encode-… folder of a run in datastore.path="
-        if not (self.folder / "encode.json").is_file():
+        if not (self.folder / self.summary_file).is_file():
             raise UserError(f"datastore.path={self.folder} is no datastore: {remedy}")
         check_manifest(self.folder, "encode-.*", remedy, self.config.artefacts.verify)
-        return json.loads((self.folder / "encode.json").read_text())
+        return json.loads((self.folder / self.summary_file).read_text())
 
     @cached_property
     def weights(self) -> str:

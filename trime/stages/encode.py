@@ -48,6 +48,7 @@ class Encode(Artefact):
     """A portion of a corpus encoded by the model, window by window."""
 
     kind, format = "encode", 2
+    summary_file = "encode.json"
     depends_on = ("evaluate.bounded", "compatibility.dropped_in_band", "compatibility.sorted_windows", "model.backbone.key")
     unhashed = (*NETWORK, *POSITIONS, "evaluate.batch_tokens", *DEVICE)
 
@@ -206,10 +207,6 @@ class Encode(Artefact):
             "position": contexts.place.position.int(),
         }
         return {name: column.cpu() for name, column in columns.items()}
-
-    def information(self) -> dict[str, Any]:
-        """Return the content of ``encode.json``."""
-        return self.read("encode.json")
 
 
 def save_reader_state(reader: Reader, shard: Path) -> None:

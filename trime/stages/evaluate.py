@@ -67,7 +67,7 @@ class Evaluate(TestResults):
         result = summarize_row(row, sums)
         if row.memories:  # the share of P(target) that comes from memories
             result["memory_share"] = shares.buckets(dev_frequency(corpus))
-        information = self.encoded.information()
+        information = self.encoded.summary()
         seconds = meter.seconds + information["seconds"]
         result |= {
             **describe_search(scorer.memories),

@@ -54,7 +54,7 @@ class DatastoreMemory(StoredMemory):
 
     def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
         assert sources.index is not None
-        return ExternalMemory(sources.index.knn_memory(queries), sources.index.statistics()["bytes"])
+        return ExternalMemory(sources.index.knn_memory(queries), sources.index.summary()["bytes"])
 
 
 class TextNgram(StoredMemory):
@@ -72,7 +72,7 @@ class TextNgram(StoredMemory):
 
     def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
         suffixes = self.suffixes(sources)
-        if suffixes.information()["text"] == queries["text"]:
+        if suffixes.summary()["text"] == queries["text"]:
             raise UserError(
                 f"memory ngram: its text is the {queries['split']} split that is scored, so that it would know the answers: "
                 "choose another datastore.split, or leave ngram out of evaluate.memories"

@@ -34,6 +34,7 @@ class TuneMixture(TunedRows):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
     kind, stage, format = "mixture", "tune", 3
+    summary_file = "mixture.json"
     depends_on, unhashed = ("mixture", "seed"), ("mixture.path",)
 
     def __init__(self, config: DictConfig, grid: Tune):
@@ -71,16 +72,12 @@ class TuneMixture(TunedRows):
         assert row is not None
         return row
 
-    def information(self) -> dict[str, Any]:
-        """Return the content of ``mixture.json``."""
-        return self.read("mixture.json")
-
     def tuned(self) -> dict[str, Any]:
         tuned = self.grid.tuned()
-        return tuned | {"rows": [*tuned["rows"], self.information()["row"]]}
+        return tuned | {"rows": [*tuned["rows"], self.summary()["row"]]}
 
     def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
-        mixture = mixture_of(self.config, self.information()["experts"])
+        mixture = mixture_of(self.config, self.summary()["experts"])
         mixture.load(load_file(self.path() / "mixture.safetensors"))
         return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
 

@@ -275,14 +275,14 @@ def scorer_of(
 ) -> Scorer:
     """Return a scorer of rows, with the memories that they use opened for the queries of an encoded split."""
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
-    opened = memories.open_all(encoded.information(), sizes, memory_names(rows))
+    opened = memories.open_all(encoded.summary(), sizes, memory_names(rows))
     return Scorer(rows, opened, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 
 def with_progress(encoded: Encode, title: str) -> Iterator[Window]:
     """Yield the windows of an encoded split under a progress bar."""
     folder = encoded.path()
-    total = encoded.information()["tokens"]
+    total = encoded.summary()["tokens"]
     with tqdm(total=total, unit="tok", unit_scale=True, desc=f"{title} {encoded.split}", mininterval=1) as bar:
         for window in windows_of(folder, device_of(encoded.config)):
             yield window

@@ -31,6 +31,7 @@ class Analysis(Artefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
     kind, stage, format = "analysis", "evaluate", 2
+    summary_file = "analysis.json"
     depends_on = ("tune.memory_size", *SCORING)
 
     def __init__(self, config: Any, test: Encode, tune: TunedRows):
@@ -80,10 +81,6 @@ class Analysis(Artefact):
             "retrieval": hits.accuracy() if hits else {},
             "by_memory_size": by_size if long else {},  # the other settings as tuned
         }
-
-    def results(self) -> dict[str, Any]:
-        """Return the content of ``analysis.json``."""
-        return self.read("analysis.json")
 
 
 def bucket_losses(bucket: dict[str, Any]) -> dict[str, Any]:

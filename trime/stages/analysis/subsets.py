@@ -32,6 +32,7 @@ class Subsets(Artefact):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
     kind, stage, format = "subsets", "evaluate", 2
+    summary_file = "subsets.json"
     depends_on, unhashed = ("evaluate.subsets", "mixture", "seed", *SCORING), ("mixture.path",)
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TuneMixture):
@@ -69,7 +70,7 @@ class Subsets(Artefact):
             "mixture": full_row.kind,
             "selection": self.config.evaluate.subsets,
             "external_search": search,
-            "encode_seconds_per_token": self.encoded.information()["seconds"] / tokens,
+            "encode_seconds_per_token": self.encoded.summary()["seconds"] / tokens,
             "costs": costs,
             "weights": weights.summary(dev_frequency(corpus)),
             "subsets": [
@@ -87,7 +88,7 @@ class Subsets(Artefact):
         for names in subsets(full_row.memory_order, self.config.evaluate.subsets):
             if names == full_row.memory_order:
                 rows.append(self.tune.rows()[-1])
-                losses.append(self.tune.information()["row"]["loss"])
+                losses.append(self.tune.summary()["row"]["loss"])
                 continue
             if not names:
                 rows.append(MixtureSpec((), ()))
@@ -98,10 +99,6 @@ class Subsets(Artefact):
             rows.append(replace(full_row, memory_order=names, sizes=sizes, fitted=mixture))
             losses.append(summarize_row(rows[-1], sum_by_document(evidence.document, -score))["loss"])
         return rows, losses
-
-    def results(self) -> dict[str, Any]:
-        """Return the content of ``subsets.json``."""
-        return self.read("subsets.json")
 
 
 def subset_result(row: MixtureSpec | FittedMixtureSpec, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:

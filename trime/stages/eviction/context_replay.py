@@ -55,7 +55,7 @@ class ContextReplay(Replay):
         return True
 
     def unit(self) -> str:
-        return "bits/char" if self.encoded.information()["characters"] else "perplexity"
+        return "bits/char" if self.encoded.summary()["characters"] else "perplexity"
 
     def memories(self) -> list[str]:
         return ["long memory"]

@@ -54,6 +54,7 @@ class Replay(Artefact):
     """Retained mass, and loss for the long memory, by memory, policy and size: ``replay.json``."""
 
     kind = "replay"
+    summary_file = "replay.json"
     depends_on: ClassVar[Keys] = ("replay.sizes",)
 
     def __init__(self, config: DictConfig, policies: dict[str, DictConfig]):
@@ -107,10 +108,6 @@ class Replay(Artefact):
         """Yield the documents of a memory."""
         raise NotImplementedError
 
-    def results(self) -> dict[str, Any]:
-        """Return the content of ``replay.json``."""
-        return self.read("replay.json")
-
 
 def replayed_policies(config: DictConfig) -> dict[str, DictConfig]:
     """Return the configurations of ``replay.policies``; those with an initial score, at every c of ``replay.c``."""
@@ -160,14 +157,14 @@ class KeyReplay(Replay):
         return int(self.config.model.backbone.memory.top_k)
 
     def exact(self) -> bool:
-        information = self.record.information()
+        information = self.record.summary()
         return len(information["layers"]) == 1 and information["as_replayed"]
 
     def memories(self) -> list[str]:
-        return [f"layer {number}" for number in self.record.information()["layers"]]
+        return [f"layer {number}" for number in self.record.summary()["layers"]]
 
     def documents(self, memory: str) -> Iterator[Document]:
-        segment = self.record.information()["segment"]
+        segment = self.record.summary()["segment"]
         for file in sorted(self.record.path().glob("[0-9]*.safetensors")):
             yield KeyDocument(load_file(file), int(memory.split()[-1]), segment, self.top_k)
 

@@ -41,6 +41,7 @@ class Answer(Artefact):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
     kind, depends_on = "answer", ("questions", "eviction", "answering")
+    summary_file = "answer.json"
     unhashed = ("answering.batch", "model", *DEVICE)
 
     def __init__(self, config: DictConfig, small_model: Artefact | None):
@@ -100,7 +101,3 @@ class Answer(Artefact):
             {"name": row.name, "answer": text, "right": exact_match(text, row), "tokens": len(tokens)}
             for row, text, tokens in zip(rows, texts, prompts, strict=True)
         ]
-
-    def results(self) -> dict[str, Any]:
-        """Return the content of ``answer.json``."""
-        return self.read("answer.json")

@@ -38,6 +38,7 @@ class Translate(Artefact):
     """Translations of a split by some rows of a table, in ``row-N.jsonl``, and their BLEU, in ``bleu.json``."""
 
     kind = "translate"
+    summary_file = "bleu.json"
     depends_on = (*(f"translation.{name}" for name in SEARCH), "evaluate.scaled_interpolation")
     unhashed = ("translation.sentences_at_once", *NETWORK, *DEVICE)
 
@@ -63,7 +64,7 @@ class Translate(Artefact):
         references, results = corpus.references(self.encoded.split)[: self.config.translation.sentences], []
         for number, row in [*enumerate(all_rows)][self.rows]:
             index = self.tune.for_row(number).memories.sources.index
-            nearest = index.knn_memory(self.encoded.information()) if row.memories and index else None
+            nearest = index.knn_memory(self.encoded.summary()) if row.memories and index else None
             translator = Translator(network, row, nearest, corpus, self.config)
             file, meter = folder / f"row-{number}.jsonl", ResourceUsage()
             done, texts = len(read_translations(file)), self.translate(file, translator, corpus, len(references))
@@ -86,11 +87,11 @@ class Translate(Artefact):
                 bar.update(len(new))
         return texts
 
-    def results(self) -> list[dict[str, Any]]:
+    def scores(self) -> list[dict[str, Any]]:
         """Return BLEU of every row."""
-        return self.read("bleu.json")["rows"]
+        return self.summary()["rows"]
 
-    def statistics(self, number: int) -> list[list[int]]:
+    def bleu_statistics(self, number: int) -> list[list[int]]:
         """Return the statistics of BLEU for each translation of a row, as ``bleu_statistics`` does."""
         corpus = self.encoded.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
