@@ -77,7 +77,7 @@ def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]],
     def read_only() -> None:
         reader, batches = Reader(network), sequential_batches(windows, store.windows_per_batch(windows))
         with torch.autocast(device.type, torch.bfloat16, enabled=store.uses_bfloat16(device)):
-            for batch in store.reading.loader(corpus, store.split, windows, batches):
+            for batch in store.windowing.loader(corpus, store.split, windows, batches):
                 reader.encode(batch.to(device))
 
     def encode() -> None:

@@ -27,9 +27,9 @@ from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.datastore import BuildIndex, cell_count, complete_factory, uses_external
-from trime.stages.encode import windows_of
+from trime.stages.encode import read_windows
 from trime.stages.memories import Memories, Sources
-from trime.stages.tune import LossSums, sample_queries, scorer_of
+from trime.stages.tune import LossSums, build_scorer, sample_queries
 
 ENOUGH, BOUND = 0.8, 5.0  # minimal recall, and maximal time over evaluation without the external memory
 
@@ -89,14 +89,14 @@ class Contestant:
         self.index = BuildIndex(config, plan.store) if uses_external(config) else None
         if self.index:
             self.index.make()
-        self.scorer = scorer_of(
+        self.scorer = build_scorer(
             config, rows, Memories(config, rows, Sources(self.index, plan.stored_corpus, config.datastore.split)), self.encoded
         )
 
     def __call__(self) -> float:
         """Return the loss, the lowest of the grid."""
         sums = LossSums()
-        for window, (score,) in self.scorer.scores(windows_of(self.encoded.path(), self.device)):
+        for window, (score,) in self.scorer.scores(read_windows(self.encoded.path(), self.device)):
             sums.add(window, score)
         return float(sums.total.min()) / sums.tokens
 

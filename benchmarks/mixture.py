@@ -23,9 +23,9 @@ from trime.pipeline.compose import compose_config
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.encode import windows_of
+from trime.stages.encode import read_windows
 from trime.stages.mixture import TuneMixture
-from trime.stages.tune import scorer_of
+from trime.stages.tune import build_scorer
 
 MEMORIES = (("local",), ("local", "long"), ("local", "long", "external"))
 SLOWER, SECONDS = 1.05, 30.0  # maximal time over that of Eq. 6; maximal seconds of a fit to 100,000 tokens on one core
@@ -97,6 +97,6 @@ def fit_of(plan: Plan) -> dict[str, Any]:
 
 def score(plan: Plan, row: MixtureSpec | FittedMixtureSpec) -> None:
     """Score the encoded text once with a row."""
-    scorer = scorer_of(plan.config, [row], plan.memories, plan.valid)
-    for _ in scorer.scores(windows_of(plan.valid.path(), device_of(plan.config))):
+    scorer = build_scorer(plan.config, [row], plan.memories, plan.valid)
+    for _ in scorer.scores(read_windows(plan.valid.path(), device_of(plan.config))):
         pass

@@ -73,7 +73,7 @@ def test_a_row_starts_from_the_experiment_of_its_own_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("    row: Cache\n", "    raw: Cache\n", "table1.yaml: row cached has raw, which no row has"),
+        ("    row: Cache\n", "    raw: Cache\n", "table1.yaml: row cached has unknown keys: raw"),
         ("expected: {dev:", "expected: {valid:", "table1.yaml: row cached expects valid, not one of the columns"),
     ],
 )

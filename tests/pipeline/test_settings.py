@@ -18,7 +18,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.compose import compose_config
 from trime.pipeline.config_hash import config_hash
 from trime.pipeline.settings import plain_settings, select_settings, without
-from trime.plan.by_task import plan_of
+from trime.plan.by_task import build_plan
 from trime.plan.translation import TranslationPlan
 from trime.stages.mixture import TuneMixture
 from trime.stages.translation.translate import SEARCH
@@ -121,7 +121,7 @@ EXPERIMENTS: list[tuple[Sequence[str], Sequence[str] | None, dict[str, frozenset
 
 def artefacts_of(config: DictConfig) -> dict[str, Artefact]:
     """Return the artefacts of an experiment by their names in the plan."""
-    plan = plan_of(config)
+    plan = build_plan(config)
     made = {name: getattr(plan, name) for name in ("corpus", "pack", "fit", "valid", "test", "evaluate")}
     made |= {"store": plan.store, "index": plan.index} if plan.index else {}
     if isinstance(plan, TranslationPlan):

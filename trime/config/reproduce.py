@@ -89,7 +89,7 @@ def read_row(path: Path, name: str, common: Mapping[str, Any], own: Mapping[str,
     content = {"name": f"{PREFIX}_{path.stem}_{name}", "experiment": name, **merged(common, own)}
     content["deviations"] = [*common.get("deviations", []), *own.get("deviations", [])]
     if unknown := content.keys() - {entry.name for entry in fields(PublishedRow)}:
-        raise UserError(f"{path}: row {name} has {', '.join(sorted(unknown))}, which no row has")
+        raise UserError(f"{path}: row {name} has unknown keys: {', '.join(sorted(unknown))}")
     if unknown := content.get("expected", {}).keys() - content.get("columns", {}).keys():
         raise UserError(f"{path}: row {name} expects {', '.join(sorted(unknown))}, not one of the columns")
     return PublishedRow(**content)

@@ -75,7 +75,7 @@ def blank_mark(text: str) -> str:
     return next((mark for blank, mark in BLANKS.items() if blank in text), "·")
 
 
-def samples_of(plan: Plan) -> list[dict[str, Any]]:
+def make_samples(plan: Plan) -> list[dict[str, Any]]:
     """Return a run's samples, made if missing; none if its last row has no memories or one that holds the test text."""
     config = plan.config
     if config.task == "translation" or not config.report.samples.passages or not last_row_memories(plan) or holds_test(plan):

@@ -24,7 +24,7 @@ from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.pipeline.mixture_specs import rows_of
 from trime.pipeline.model_io import open_network
-from trime.pipeline.pretrained import answerer_of, is_pretrained
+from trime.pipeline.pretrained import build_answerer, is_pretrained
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.stages.evaluate import policy_name
@@ -94,7 +94,7 @@ class LongWriter:
         if not plain(self.config.model.memory_size):
             raise UserError("model.memory_size=0: reading a prompt with memories needs room for entries; set it larger")
         model = load_pretrained(source, self.config.model.dtype)
-        self.answerer = answerer_of(plan.config, model)
+        self.answerer = build_answerer(plan.config, model)
         self.prompt: list[int] = []
         self.written: list[int] = []
         policy, size = policy_name(plain(self.config.eviction)), self.config.model.memory_size

@@ -44,7 +44,7 @@ def added_to_training(config: DictConfig) -> dict[str, Any]:
 
 
 def added_callbacks(config: DictConfig) -> list[pl.Callback]:
-    """Return the callbacks of ``callbacks``; UserError at what is none."""
+    """Return the callbacks of ``callbacks``; UserError if an entry is not a Lightning callback."""
     callbacks = []
     for name, part in added_to_training(config).get("callbacks", {}).items():
         callback = instantiate(part, _convert_="all")

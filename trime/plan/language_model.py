@@ -33,7 +33,7 @@ from trime.stages.long_context.answer import Answer
 from trime.stages.long_context.initialize import Initialize
 from trime.stages.long_context.teach import TrainSmall
 from trime.stages.memories import Memories, Sources
-from trime.stages.mixture import TuneMixture, given_mixture, tune_of
+from trime.stages.mixture import TuneMixture, build_tune, given_mixture
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, PreparedText
 from trime.stages.training_task import LanguageModelTraining, TrainingTask
@@ -163,7 +163,7 @@ class Plan:
     @cached_property
     def tune(self) -> TunedRows:
         """The tuned settings of every row, with the fitted mixture if there is one."""
-        return tune_of(self.config, self.table, self.valid, self.memories)
+        return build_tune(self.config, self.table, self.valid, self.memories)
 
     @cached_property
     def table(self) -> MixtureSpecs:

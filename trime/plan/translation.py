@@ -12,7 +12,7 @@ from trime.plan.language_model import Plan
 from trime.stages.datastore import BuildIndex, uses_external
 from trime.stages.evaluate import Evaluate
 from trime.stages.memories import Memories, Sources
-from trime.stages.mixture import tune_of
+from trime.stages.mixture import build_tune
 from trime.stages.pack import Pack
 from trime.stages.translation.evaluate import EvaluateTranslations
 from trime.stages.translation.fit import TranslationTraining
@@ -66,7 +66,7 @@ class TranslationPlan(Plan):
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
         index = BuildIndex(config, self.store, self.max_neighbours) if uses_external(config) else None
         memories = Memories(config, self.table, Sources(index, self.corpus, config.datastore.split))
-        return tune_of(config, self.table, self.valid, memories)
+        return build_tune(config, self.table, self.valid, memories)
 
     @cached_property
     def evaluate(self) -> EvaluateTranslations:

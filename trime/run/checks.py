@@ -19,7 +19,7 @@ from trime.models.network import build_network
 from trime.pipeline.mixture_specs import NOT_FITTED, rows_of
 from trime.pipeline.model_io import model_of, remember
 from trime.pipeline.pretrained import is_pretrained
-from trime.pipeline.processes import node
+from trime.pipeline.processes import node_rank
 from trime.pipeline.training import added_callbacks
 from trime.stages.mixture import given_mixture
 from trime.types import UserError
@@ -34,12 +34,12 @@ def check(config: DictConfig) -> None:
     if config.task == "translation" and not config.model.head._target_.endswith(".Softmax"):  # others refer to what it lacks
         raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
     check_settings(plain(config))
-    check_words(config)
+    check_formats(config)
     pretrained = is_pretrained(config)
     if not config.train.updates and not pretrained:
         raise UserError("train.updates=0: a model of this suite is trained; only model=pretrained can be taken as it is")
     check_mixture(config)
-    node(config)
+    node_rank(config)
     added_callbacks(config)
     trains = {"fit", "teach"} & {*config.stages}
     if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -52,13 +52,13 @@ def check(config: DictConfig) -> None:
     if config.task == "translation":
         check_translation(config)
     if pretrained:
-        check_reading(config)
+        check_pretrained(config)
         return
     if not config.checkpoint:
         check_model(config)
 
 
-def check_words(config: DictConfig) -> None:
+def check_formats(config: DictConfig) -> None:
     """Raise UserError at a name that is a path, an address without a port, or an invalid length of translations."""
     for key in ("name", "report.name"):
         value = OmegaConf.select(config, key)
@@ -82,7 +82,7 @@ def check_memories(config: DictConfig) -> None:
         instantiated(config.memory)
     previous = config.memory.get("stale") and "Previous" in (OmegaConf.select(config, "memory.visibility._target_") or "")
     if previous and "streams" not in config.batching["_target_"]:
-        raise UserError("memory=previous wants rows that read on: set batching=streams")
+        raise UserError("memory=previous needs rows that continue from batch to batch: set batching=streams")
     pieces = config.task == "translation" or is_pretrained(config)
     if pieces and OmegaConf.select(config, "neighbours.analyzer") == "english":
         raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
@@ -146,7 +146,7 @@ def check_translation(config: DictConfig) -> None:
         not config.model.backbone._target_.startswith("trime.models.backbones.encoder_decoder")
         or "tokens" not in config.batching
     ):
-        raise UserError("translation wants model=translation and batching=budget or budget_bm25: leave others out")
+        raise UserError("translation needs model=translation and batching=budget or budget_bm25: leave others out")
     if config.vocabulary.limit is None and not config.dataset.get("cut"):
         raise UserError("vocabulary.limit=null: the number of byte pairs to learn is needed: set vocabulary.limit=10000")
     if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
@@ -157,22 +157,22 @@ def check_translation(config: DictConfig) -> None:
         raise UserError("evaluate.rows: of a translation the first row has no memory, and later ones the external memory alone")
 
 
-def check_reading(config: DictConfig) -> None:
+def check_pretrained(config: DictConfig) -> None:
     """Raise UserError if a pretrained model cannot read text with these settings."""
     answers = bool({"teach", "answer"} & set(config.stages))
     sizes = plain(config.model.memory_size)
     if answers and sizes == 0:
-        raise UserError("model.memory_size=0: reading long contexts wants entries, at least 1")
+        raise UserError("model.memory_size=0: reading long contexts needs entries, at least 1")
     if any(0 < least < config.model.chunk for least in (sizes if isinstance(sizes, list) else [sizes])):
         raise UserError(
             f"model.memory_size={sizes} is less than model.chunk={config.model.chunk}, which it must hold: lower that"
         )
     if isinstance(sizes, list) and 0 in sizes:
-        raise UserError(f"model.memory_size={sizes}: every layer wants entries, or none does (model.memory_size=0)")
+        raise UserError(f"model.memory_size={sizes}: every layer needs entries, or none does (model.memory_size=0)")
     if answers:
         check_questions(config)
     elif sizes and config.evaluate.context and {"encode", "evaluate"} & set(config.stages):
-        raise UserError("with model.memory_size the model reads on from window to window: set evaluate.context=0")
+        raise UserError("with model.memory_size the model carries its state from window to window: set evaluate.context=0")
     if not config.model.backbone._target_.startswith("trime.models.pretrained"):
         raise UserError("model=pretrained has layers of its own: leave backbone= and head= out")
     lora = plain(config.model.lora)
@@ -205,7 +205,7 @@ def check_model(config: DictConfig) -> None:
     model = model_of(config)
     if "memory_size" in config.model:
         if config.evaluate.context:
-            raise UserError("this model reads on from window to window: set evaluate.context=0")
+            raise UserError("this model carries its state from window to window: set evaluate.context=0")
         remember(model, config)
     try:
         with torch.device("meta"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from trime.inspection.samples import samples_of
+from trime.inspection.samples import make_samples
 from trime.io import copy_file, plain, write_atomically
 from trime.metrics import bits, perplexity
 from trime.plan.language_model import Plan
@@ -56,7 +56,7 @@ def report_run(plan: Plan) -> RunReport:
         print(f"\n{text}")
     figures: dict[str, Figure] = instantiate(config.report.figures, _convert_="all")
     drawn = draw_figures(figures, results, folder)
-    samples = samples_of(plan)
+    samples = make_samples(plan)
     page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], samples), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{table}")
     print(f"results: {folder / 'results.json'}")

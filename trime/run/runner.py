@@ -21,7 +21,7 @@ from trime.kernels.cpu import prepare_cpu
 from trime.pipeline.pretrained import ensure_model_folder
 from trime.pipeline.processes import device_of, is_worker
 from trime.pipeline.tracking import finishing_wandb_run
-from trime.plan.by_task import plan_of
+from trime.plan.by_task import build_plan
 from trime.plan.language_model import Plan
 from trime.report.results import find_runs, read_runs
 from trime.report.several import report_several
@@ -94,7 +94,7 @@ def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
     check(config)
     if device_of(config).type == "cpu":
         prepare_cpu()
-    plan, outcome = plan_of(config), RunOutcome()
+    plan, outcome = build_plan(config), RunOutcome()
     with finishing_wandb_run(), logging_to_file(log_file(plan, stages)):
         if is_worker(config):
             assist_training(plan, stages)

@@ -19,7 +19,7 @@ from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import memory_settings
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, LossSums, TunedRows, scorer_of, summarize_row, with_progress
+from trime.stages.tune import SCORING, LossSums, TunedRows, build_scorer, summarize_row, with_progress
 
 
 class TestResults(Artefact):
@@ -56,7 +56,7 @@ class Evaluate(TestResults):
             return json.loads(file.read_text())
         corpus, score_window = self.encoded.corpus.corpus(), row.window_scorer()
         memories = self.tune.for_row(number).memories
-        scorer = scorer_of(self.config, [row], memories, self.encoded)  # before the clock starts: it may open an index
+        scorer = build_scorer(self.config, [row], memories, self.encoded)  # before the clock starts: it may open an index
         meter, sums, shares = ResourceUsage(), LossSums(), TokenMeans(len(corpus.vocabulary))
         for window, (masses,) in scorer.masses(with_progress(self.encoded, row.label)):
             score = score_window(window, masses)

@@ -90,7 +90,7 @@ class Fit(Artefact):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def join_training(self) -> None:
-        """Train along on another machine than the first, writing nothing."""
+        """Run this machine's part of a multi-node training; write no files."""
         folder = self.folder.with_name(self.folder.name + ".partial")
         if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ class Fit(Artefact):
         return build_trainer(self.stage, folder, self.config, callbacks, options)
 
     def process_loggers(self) -> list[Any]:
-        """Return the loggers; in a process that trains along one that writes nothing, for callbacks that want a logger."""
+        """Return the loggers; in a worker process a dummy logger, for callbacks that need one."""
         if not is_worker(self.config):
             return self.services.loggers()
         return [DummyLogger()] if self.config.logger.lightning else []

@@ -54,7 +54,7 @@ class TuneMixture(TunedRows):
         evidence, description = self.grid.evidence()
         given = given_mixture(self.config)
         if given:
-            mixture = mixture_of(self.config, description["experts"])
+            mixture = build_mixture(self.config, description["experts"])
             mixture.load(read_mixture(given, description["experts"], row, mixture))
             score = score_tokens(mixture, evidence)
         else:
@@ -77,12 +77,12 @@ class TuneMixture(TunedRows):
         return tuned | {"rows": [*tuned["rows"], self.summary()["row"]]}
 
     def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
-        mixture = mixture_of(self.config, self.summary()["experts"])
+        mixture = build_mixture(self.config, self.summary()["experts"])
         mixture.load(load_file(self.path() / "mixture.safetensors"))
         return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
 
 
-def tune_of(config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories) -> TunedRows:
+def build_tune(config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories) -> TunedRows:
     """Return the artefact that tunes the rows of an experiment, and fits its mixture if it has one to be fitted."""
     grid = Tune(config, table, encoded, memories)
     return TuneMixture(config, grid) if grid.fitted_row else grid
@@ -116,7 +116,7 @@ def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mi
     return state
 
 
-def mixture_of(config: DictConfig, experts: dict[str, int]) -> Mixture:
+def build_mixture(config: DictConfig, experts: dict[str, int]) -> Mixture:
     """Return the configured mixture, not fitted."""
     mixture = instantiate(config.mixture.model, _convert_="all")
     mixture.memories = experts
@@ -125,7 +125,7 @@ def mixture_of(config: DictConfig, experts: dict[str, int]) -> Mixture:
 
 def fit_mixture(config: DictConfig, evidence: Evidence, description: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
     """Fit a mixture; return it, and log P of each token by a mixture fitted without the token's fold."""
-    mixture = mixture_of(config, description["experts"])
+    mixture = build_mixture(config, description["experts"])
     fold = folds(evidence.document, config.mixture.folds, config.seed)
     return mixture, mixture.fit(evidence, fold, description["counts"], config.seed)
 

@@ -29,7 +29,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.pipeline.processes import device_of
 from trime.pipeline.settings import Keys
-from trime.stages.encode import Encode, windows_of
+from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
 from trime.types import Float, Mass, Tensor
 
@@ -42,7 +42,7 @@ GRIDS = {  # the grid of a tuned value, where its name is another
     "cache_lambda": "interpolation_share",
     "lambda": "interpolation_share",
 }
-SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that scorer_of reads
+SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that build_scorer reads
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
@@ -103,7 +103,7 @@ class Tune(TunedRows):
     def build(self, folder: Path) -> None:
         meter, encoded = ResourceUsage(), self.encoded
         rows, fitted = self.grid_rows(), [self.fitted_row] if self.fitted_row else []
-        scorer = scorer_of(self.config, [*rows, *fitted], self.memories, encoded)
+        scorer = build_scorer(self.config, [*rows, *fitted], self.memories, encoded)
         sums = [LossSums() for _ in rows]
         collectors = [EvidenceCollector(row, parse_token_count(self.config.mixture.tokens)) for row in fitted]
         for window, masses in scorer.masses(with_progress(encoded, "tune")):
@@ -266,11 +266,11 @@ def recall(nearest: KNNMemory, folder: Path) -> dict[str, Any]:
 
 def sample_queries(folder: Path) -> Float[Tensor, "n d"]:
     """Return SAMPLE queries of an encoded split at even distances."""
-    queries = torch.cat([window.query.g for window in windows_of(folder, torch.device("cpu"))])
+    queries = torch.cat([window.query.g for window in read_windows(folder, torch.device("cpu"))])
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
 
 
-def scorer_of(
+def build_scorer(
     config: DictConfig, rows: Sequence[MixtureSpec | FittedMixtureSpec], memories: Memories, encoded: Encode
 ) -> Scorer:
     """Return a scorer of rows, with the memories that they use opened for the queries of an encoded split."""
@@ -284,6 +284,6 @@ def with_progress(encoded: Encode, title: str) -> Iterator[Window]:
     folder = encoded.path()
     total = encoded.summary()["tokens"]
     with tqdm(total=total, unit="tok", unit_scale=True, desc=f"{title} {encoded.split}", mininterval=1) as bar:
-        for window in windows_of(folder, device_of(encoded.config)):
+        for window in read_windows(folder, device_of(encoded.config)):
             yield window
             bar.update(len(window.vocabulary.total))

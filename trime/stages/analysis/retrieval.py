@@ -21,7 +21,7 @@ from trime.memory.retrieval.search import CachedSearch
 from trime.metrics import perplexity
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, TunedRows, scorer_of, with_progress
+from trime.stages.tune import SCORING, TunedRows, build_scorer, with_progress
 from trime.types import Bool, Contexts, Tensor
 
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
@@ -57,7 +57,7 @@ class Analysis(Artefact):
         if long:
             grid = tuple(self.config.tune.memory_size)
             tuned_size[sized], rows[sized] = grid.index(rows[sized].sizes[0]), replace(rows[sized], sizes=grid)
-        scorer = scorer_of(self.config, rows, self.tune.memories, encoded)
+        scorer = build_scorer(self.config, rows, self.tune.memories, encoded)
         external = scorer.memories.get("external")
         hits = Hits(external.nearest) if isinstance(external, ExternalMemory) else None
         if hits:

@@ -25,7 +25,7 @@ from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, fit_mixture, sum_by_document
-from trime.stages.tune import SCORING, LossSums, scorer_of, summarize_row, with_progress
+from trime.stages.tune import SCORING, LossSums, build_scorer, summarize_row, with_progress
 
 
 class Subsets(Artefact):
@@ -46,7 +46,7 @@ class Subsets(Artefact):
         evidence, description = self.tune.grid.evidence()
         corpus, full_row = self.encoded.corpus.corpus(), self.tune.row()
         rows, valid_losses = self.rows(evidence, description)
-        scorer = scorer_of(self.config, rows, self.tune.memories, self.encoded)
+        scorer = build_scorer(self.config, rows, self.tune.memories, self.encoded)
         weights = Weights(bins_of(evidence, description["experts"], scorer.memories), len(corpus.vocabulary))
         meters = {name: MeteredMemory(scorer.memories[name]) for name in full_row.memory_order}
         external = scorer.memories.get("external")

@@ -22,7 +22,7 @@ from trime.memory.long import LongMemory
 from trime.memory.similarity import similarity
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import DEVICE, device_of
-from trime.stages.encode import Encode, windows_of
+from trime.stages.encode import Encode, read_windows
 from trime.stages.eviction.replay import Document, Replay, ReplayResult
 from trime.stages.tune import SCORING, TunedRows
 from trime.types import Float, Int, Tensor, UserError
@@ -64,7 +64,7 @@ class ContextReplay(Replay):
         if self.config.compatibility.sorted_windows:
             raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
         crossing, row = self.config.long.crossing, self.row()
-        windows = windows_of(self.encoded.path(), device_of(self.config))
+        windows = read_windows(self.encoded.path(), device_of(self.config))
         for _, group in groupby(windows, lambda window: 0 if crossing else int(window.contexts.place.document[0])):
             yield ContextDocument(list(group), row, self.config)
 

@@ -17,7 +17,7 @@ from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.pretrained import answerer_of, model_fingerprint
+from trime.pipeline.pretrained import build_answerer, model_fingerprint
 from trime.pipeline.processes import DEVICE
 from trime.types import UserError
 
@@ -67,7 +67,8 @@ class Answer(Artefact):
         examples = list(questions.examples(self.config.answering.split))
         if not examples:
             raise UserError(f"questions: there are none in split {self.config.answering.split}")
-        tokenizer, answerer = load_tokenizer(model), answerer_of(self.config, load_pretrained(model, self.config.model.dtype))
+        tokenizer = load_tokenizer(model)
+        answerer = build_answerer(self.config, load_pretrained(model, self.config.model.dtype))
         file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch
         done = [json.loads(line) for line in complete_lines(file)]
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
