@@ -111,7 +111,7 @@ def measure_compression(options: argparse.Namespace) -> list[dict[str, Any]]:
             "tune.temperature=[0.5,0.7,1,1.5,2,3]",
             f"datastore.dtype={dtype}",
             f"index.factory={factory or 'null'}",
-            f"index.probe={PROBE}",
+            f"index.nprobe={PROBE}",
         )
         run(make_config(options, "stages=[encode]", *overrides))
         contestant = Contestant(make_config(options, *overrides))
@@ -138,7 +138,7 @@ def measure_search(options: argparse.Namespace) -> list[dict[str, Any]]:
         f"{PARTS} parts": (f"index.parts={PARTS}",),
         f"{PARTS} workers of Ray": (f"index.parts={PARTS}", "index.engine=ray"),
     }
-    cells = (f"index.factory={CELLS}", f"index.probe={PROBE}")
+    cells = (f"index.factory={CELLS}", f"index.nprobe={PROBE}")
     contestants = {name: Contestant(make_config(options, *cells, *way)) for name, way in ways.items()}
     queries = sample_queries(next(iter(contestants.values())).encoded.path())
     batch = queries.repeat(-(-4096 // len(queries)), 1)[:4096]

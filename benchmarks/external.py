@@ -128,7 +128,7 @@ def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]
     entries = Plan(config).store.read("encode.json")["tokens"]
     kinds = {
         f"{kind} {factory}, {probe} cells" if factory else kind: Contestant(
-            make_config(options, keys, f"index.factory={factory or 'null'}", f"index.probe={probe}")
+            make_config(options, keys, f"index.factory={factory or 'null'}", f"index.nprobe={probe}")
         )
         for kind, factory, probe in kinds_of(entries)
     }

@@ -115,7 +115,7 @@ def scorer(case: dict, folder: Path, rescore: bool = False) -> Scorer:
     row, scaled, _ = case_settings(case)
     memories: dict[str, Memory] = {"local": LocalMemory()}
     if "long" in row.memories:
-        memories["long"] = LongMemory(list(row.sizes), FIFO(), crossing=True, repeats=True)
+        memories["long"] = LongMemory(list(row.sizes), FIFO(), across_documents=True, include_window=True)
     if "external" in row.memories:
         store, metric = datastore(folder, case["datastore"]), case["faiss"]
         nearest = KNNMemory(store, ExactSearch(store.keys.blocks, metric, 700), case["k"], metric, rescore)

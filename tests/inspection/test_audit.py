@@ -108,7 +108,7 @@ def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monke
         audit(Plan(honest))
 
 
-@pytest.mark.parametrize("setting", ["long.crossing=true", "mixture.model.online=true"])
+@pytest.mark.parametrize("setting", ["long.across_documents=true", "mixture.model.online=true"])
 def test_documents_that_are_not_bounded_are_reported(
     setting: str, honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -243,7 +243,7 @@ def test_neighbours_and_index_backends(
         "factory=auto",
     ):
         asked = [f"index.{setting}" for setting in index.split()]
-        losses[index] = run(tiny("experiment=knn_lm", *asked, "index.probe=16", *few)).loss
+        losses[index] = run(tiny("experiment=knn_lm", *asked, "index.nprobe=16", *few)).loss
     exact = losses["factory=null"]
     assert exact is not None
     assert losses["factory=Flat"] == pytest.approx(exact, abs=1e-4), "FAISS flat = exact"
@@ -252,10 +252,10 @@ def test_neighbours_and_index_backends(
     assert losses["factory=Cells"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=auto"] == pytest.approx(exact, abs=0.05)
-    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.probe=16", *few)).index
+    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).index
     assert index is not None
     told = index.summary()
-    assert told["index"].startswith("Cells") and told["probe"] > 1 and told["expected_recall"] >= 0.95
+    assert told["index"].startswith("Cells") and told["nprobe"] > 1 and told["expected_recall"] >= 0.95
     assert "recall 0.9" in capsys.readouterr().out or told["expected_recall"] == 1
 
 

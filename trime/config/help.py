@@ -28,8 +28,8 @@ Stages, in order (stages=[fit,encode] runs some of them; what exists is not made
   encode     g and masses of valid and store    report     results.json, table, picture
 And by name: import (a released checkpoint), audit (does anything leak?), ledger (published figures beside ours),
 generate (continues prompt_file=FILE or standard input; explain=true tells where each token came from),
-initialize (a small untrained model in the transformers format, for model=pretrained),
-teach and answer (a pretrained model reads long contexts: experiment=attendre_decoder), record and replay (every
+init_small (a small untrained model in the transformers format, for model=pretrained),
+train_small and answer (a pretrained model reads long contexts: experiment=attendre_decoder), record and replay (every
 eviction policy and size over one text, of a memory inside a model or of the long one)
 
 Often changed:

@@ -210,7 +210,7 @@ def audit(plan: Plan) -> dict[str, Any]:
 def is_bounded(checks: Audit) -> bool:
     """Return True if evaluation treats documents as independent of one another."""
     config, rows = checks.plan.config, checks.scorer.rows
-    crosses = config.long.crossing and any("long" in row.memories for row in rows)
+    crosses = config.long.across_documents and any("long" in row.memories for row in rows)
     learns_online = any(isinstance(row, FittedMixtureSpec) and row.online for row in rows)
     return config.evaluate.bounded and not learns_online and not crosses
 

@@ -108,10 +108,10 @@ class LongWriter:
         return self.prompt
 
     def write(self) -> Iterator[GeneratedToken]:
-        """Yield generated tokens until the model ends the text or ``generate.tokens`` are written."""
+        """Yield generated tokens until the model ends the text or ``generate.max_new_tokens`` are written."""
         settings, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
         sampler = TokenSampler(settings.temperature, settings.top_p)
-        while len(self.written) < settings.tokens and self.tokenizer.eos_token_id not in self.written:
+        while len(self.written) < settings.max_new_tokens and self.tokenizer.eos_token_id not in self.written:
             written = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
             probability = self.steps.next_logits(written)[0].double().softmax(0)
             token = sampler(probability[: len(self.tokenizer)], generator)
@@ -167,10 +167,10 @@ class Writer:
         return ids
 
     def write(self) -> Iterator[GeneratedToken]:
-        """Yield generated tokens, ``generate.tokens`` of them."""
+        """Yield generated tokens, ``generate.max_new_tokens`` of them."""
         config, settings = self.plan.config, self.plan.config.generate
         sampler = TokenSampler(settings.temperature, settings.top_p)
-        for step in self.continuation.generate(settings.tokens, sampler, config.seed):
+        for step in self.continuation.generate(settings.max_new_tokens, sampler, config.seed):
             described = self.describe_step(step, settings.entries if config.explain else 0)
             self.written.append(step.token)
             yield described

@@ -29,7 +29,7 @@ def rows_of(config: DictConfig) -> MixtureSpecs:
         raise UserError(f"evaluate.memories names {twice} twice: name each memory once")
     if mixed and config.mixture.kind == "none":
         raise UserError("evaluate.memories needs a mixture that uses them: choose mixture=adaptive or another of conf/mixture")
-    if not config.evaluate.papers:
+    if not config.evaluate.all_rows:
         rows = rows[:1]
     if not names or config.mixture.kind == "none":
         return rows

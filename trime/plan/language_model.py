@@ -30,8 +30,8 @@ from trime.stages.eviction.replay import KeyReplay, Replay, replayed_policies
 from trime.stages.fit import ExternalModel, Fit, Services
 from trime.stages.import_checkpoint import Import, ImportedModel
 from trime.stages.long_context.answer import Answer
-from trime.stages.long_context.initialize import Initialize
-from trime.stages.long_context.teach import TrainSmall
+from trime.stages.long_context.init_small import InitSmall
+from trime.stages.long_context.train_small import TrainSmall
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, build_tune, given_mixture
 from trime.stages.pack import Pack
@@ -251,8 +251,8 @@ class Plan:
             "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
             "tune": lambda: self.tune.build_order(),
             "evaluate": lambda: [*self.evaluate.build_order(), self.subsets, self.analysis],
-            "initialize": lambda: [Initialize(self.config, self.corpus.dataset)],
-            "teach": lambda: [self.small_model if is_pretrained(self.config) else None],
+            "init_small": lambda: [InitSmall(self.config, self.corpus.dataset)],
+            "train_small": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
             "record": lambda: [self.test, *self.tune.build_order()] if self.has_long_memory_row else [self.record],
             "replay": lambda: [self.replay],

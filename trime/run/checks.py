@@ -41,7 +41,7 @@ def check(config: DictConfig) -> None:
     check_mixture(config)
     node_rank(config)
     added_callbacks(config)
-    trains = {"fit", "teach"} & {*config.stages}
+    trains = {"fit", "train_small"} & {*config.stages}
     if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
     if config.dictionary and not config.checkpoint:
@@ -67,9 +67,9 @@ def check_formats(config: DictConfig) -> None:
     address = config.index.address
     if address not in (None, "auto") and ":" not in address:
         raise UserError(f"index.address={address}: it must be null, auto or HOST:PORT")
-    longest = list(config.translation.longest)
-    if len(longest) != 2 or sum(longest) <= 0:
-        raise UserError(f"translation.longest={longest}: it must be two numbers a and b: n pieces become at most a n + b")
+    max_length = list(config.translation.max_length)
+    if len(max_length) != 2 or sum(max_length) <= 0:
+        raise UserError(f"translation.max_length={max_length}: it must be two numbers a and b: n pieces become at most a n + b")
 
 
 def check_memories(config: DictConfig) -> None:
@@ -147,8 +147,8 @@ def check_translation(config: DictConfig) -> None:
         or "tokens" not in config.batching
     ):
         raise UserError("translation needs model=translation and batching=budget or budget_bm25: leave others out")
-    if config.vocabulary.limit is None and not config.dataset.get("cut"):
-        raise UserError("vocabulary.limit=null: the number of byte pairs to learn is needed: set vocabulary.limit=10000")
+    if config.vocabulary.max_size is None and not config.dataset.get("cut"):
+        raise UserError("vocabulary.max_size=null: the number of byte pairs to learn is needed: set vocabulary.max_size=10000")
     if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
         raise UserError("translation has no evaluate.dataset, datastore.dataset, evaluate.analysis: leave them out")
     memories = [row.memories for row in rows_of(config)]
@@ -159,7 +159,7 @@ def check_translation(config: DictConfig) -> None:
 
 def check_pretrained(config: DictConfig) -> None:
     """Raise UserError if a pretrained model cannot read text with these settings."""
-    answers = bool({"teach", "answer"} & set(config.stages))
+    answers = bool({"train_small", "answer"} & set(config.stages))
     sizes = plain(config.model.memory_size)
     if answers and sizes == 0:
         raise UserError("model.memory_size=0: reading long contexts needs entries, at least 1")
@@ -178,8 +178,8 @@ def check_pretrained(config: DictConfig) -> None:
     lora = plain(config.model.lora)
     if lora is not None and not (isinstance(lora, dict) and {"rank", "alpha"} <= lora.keys() <= {"rank", "alpha", "dropout"}):
         raise UserError(f"model.lora={lora}: it must be null, or as in 'model.lora={{rank: 8, alpha: 16, dropout: 0.0}}'")
-    if config.taught.spread and config.taught.model.kind != "decoder":
-        raise UserError("taught.spread=true is for taught.model.kind=decoder: a T5 tells no distances beyond 128 apart")
+    if config.small.spread and config.small.model.kind != "decoder":
+        raise UserError("small.spread=true is for small.model.kind=decoder: a T5 tells no distances beyond 128 apart")
 
 
 def check_questions(config: DictConfig) -> None:

@@ -118,12 +118,12 @@ def report_answers(plan: Plan) -> Path:
     config, folder = plan.config, plan.answers_folder
     folder.mkdir(parents=True, exist_ok=True)
     row = plan.answer.summary() | plan.answer.reading()
-    row |= {"eviction": policy_name(plain(config.eviction)), "last": config.answering.last}
+    row |= {"eviction": policy_name(plain(config.eviction)), "max_prompt_tokens": config.answering.max_prompt_tokens}
     results = provenance(config) | {
         "questions": plain(config.questions),
         "answering": {"split": config.answering.split, "question_first": config.answering.question_first},
         "model": config.model.name or str(plan.small_model.path()),  # type: ignore[union-attr]
-        "taught": plan.small_model.recipe() if plan.small_model else None,
+        "small_model": plan.small_model.recipe() if plan.small_model else None,
         "metrics": {config.answering.split: [row]},
     }
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))

@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 LOG = "log.txt"  # in a run's folder
 BEFORE_TRAINING = ("import", "prepare", "pack")
-OPTIONAL_STAGES = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # run only when named
+# Stages that run only when they are named.
+OPTIONAL_STAGES = ("init_small", "train_small", "answer", "generate", "record", "replay", "audit", "ledger")
 
 
 class RunOutcome(NamedTuple):

@@ -71,34 +71,36 @@ class BuildIndex(Artefact):
             "build_seconds": round(meter.seconds + self.store_summary()["seconds"], 1),
         }
         if index.factory == AUTO:
-            content |= self.choose_probe(parts)
+            content |= self.choose_nprobe(parts)
         (folder / "datastore.json").write_text(json.dumps(content, indent=1))
         for file in folder.glob("learned.*"):
             file.unlink()
 
-    def choose_probe(self, parts: list[IndexPart]) -> dict[str, Any]:
+    def choose_nprobe(self, parts: list[IndexPart]) -> dict[str, Any]:
         """Return how many cells to visit so that stored keys reach ``index.recall`` as queries, and their recall.
 
         The number is doubled until recall suffices, or hardly grows because the codes of a product quantiser limit it.
         """
         factory, target, metric = parts[0].factory, self.config.index.recall, self.config.index.metric
         if not factory:
-            return {"probe": 1, "expected_recall": 1.0}
+            return {"nprobe": 1, "expected_recall": 1.0}
         keys = Keys(Shards(self.store.path()))
         queries, k = sample_keys(keys, SAMPLE), min(self.largest_k, len(keys))
         _, exact = ExactSearch(keys.blocks, metric).nearest(queries, k)
 
-        def recall(probe: int) -> float:
-            return recall_of(exact, open_search(parts, probe).nearest(queries, k)[1])
+        def recall(nprobe: int) -> float:
+            return recall_of(exact, open_search(parts, nprobe).nearest(queries, k)[1])
 
-        probe, expected = 1, recall(1)
-        while expected < target and probe < cell_count(factory):
-            doubled = recall(2 * probe)
+        nprobe, expected = 1, recall(1)
+        while expected < target and nprobe < cell_count(factory):
+            doubled = recall(2 * nprobe)
             if doubled < expected + GAIN:
                 break
-            probe, expected = 2 * probe, doubled
-        log.info(f"datastore: index=auto chose {factory}, probe {probe}: recall {expected:.2f} expected of {len(keys):,} keys")
-        return {"probe": probe, "expected_recall": expected}
+            nprobe, expected = 2 * nprobe, doubled
+        log.info(
+            f"datastore: index=auto chose {factory}, nprobe {nprobe}: recall {expected:.2f} expected of {len(keys):,} keys"
+        )
+        return {"nprobe": nprobe, "expected_recall": expected}
 
     def store_summary(self) -> dict[str, Any]:
         """Return the summary of the encoded corpus."""
@@ -107,17 +109,17 @@ class BuildIndex(Artefact):
     def summary(self) -> dict[str, Any]:
         """Return the description of the index, with the number of cells a search visits (chosen at build, or configured)."""
         built = super().summary()
-        return built if built["index"] == "exact" else {"probe": self.config.index.probe} | built
+        return built if built["index"] == "exact" else {"nprobe": self.config.index.nprobe} | built
 
     def search(self) -> Search:
         """Return the search over the index, in this process or on the workers of a Ray cluster."""
         index, built = self.config.index, self.summary()
         factory = None if built["index"] == "exact" else built["index"]
         parts = split_into_parts(self.store.path(), index.parts, self.path(), factory, index.metric)
-        probe = built.get("probe", index.probe)
+        nprobe = built.get("nprobe", index.nprobe)
         if index.engine == "local":
-            return open_search(parts, probe, index.device)
-        return open_ray_search(parts, probe, index.device, index.address, index.cores)
+            return open_search(parts, nprobe, index.device)
+        return open_ray_search(parts, nprobe, index.device, index.address, index.cores)
 
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
         """Return the memory of the K nearest entries for the queries of an encoded split, whose description is ``queries``.
@@ -180,9 +182,9 @@ def is_permanent(path: Path) -> bool:
     return path.is_file() and path.stem != "learned"
 
 
-def open_search(parts: list[IndexPart], probe: int, device: str = "cpu") -> Search:
+def open_search(parts: list[IndexPart], nprobe: int, device: str = "cpu") -> Search:
     """Return the search over all parts, in this process."""
-    searches = [part.search(probe, device) for part in parts]
+    searches = [part.search(nprobe, device) for part in parts]
     return searches[0] if len(parts) == 1 else ShardedSearch(searches, [part.first for part in parts])
 
 

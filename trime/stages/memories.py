@@ -22,7 +22,7 @@ from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
 from trime.types import UserError
 
-SEARCH = ("index.k", "index.probe", "index.rescore")  # the settings that decide what a search of the index returns
+SEARCH = ("index.k", "index.nprobe", "index.rescore")  # the settings that decide what a search of the index returns
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ READING = (
     "chunk",
     "top_k",
     "search",
-    "stored",
+    "cached_keys",
     "end",
     "outputs",
     "position",
@@ -42,7 +42,7 @@ class Answer(Artefact):
 
     kind, depends_on = "answer", ("questions", "eviction", "answering")
     summary_file = "answer.json"
-    unhashed = ("answering.batch", "model", *DEVICE)
+    unhashed = ("answering.batch_size", "model", *DEVICE)
 
     def __init__(self, config: DictConfig, small_model: Artefact | None):
         super().__init__(config)
@@ -69,7 +69,7 @@ class Answer(Artefact):
             raise UserError(f"questions: there are none in split {self.config.answering.split}")
         tokenizer = load_tokenizer(model)
         answerer = build_answerer(self.config, load_pretrained(model, self.config.model.dtype))
-        file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch
+        file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch_size
         done = [json.loads(line) for line in complete_lines(file)]
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
             for start in range(len(done), len(examples), size):
@@ -95,8 +95,8 @@ class Answer(Artefact):
         """Return the answers to a batch of examples, with whether they are right."""
         settings = self.config.answering
         prompts = [encode_prompt(tokenizer, prompt(row, settings.question_first)) for row in rows]
-        prompts = [tokens[-settings.last :] if settings.last else tokens for tokens in prompts]
-        generated = greedy(answerer.read(prompts), tokenizer.eos_token_id, settings.longest)
+        prompts = [tokens[-settings.max_prompt_tokens :] if settings.max_prompt_tokens else tokens for tokens in prompts]
+        generated = greedy(answerer.read(prompts), tokenizer.eos_token_id, settings.max_new_tokens)
         texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in generated]
         return [
             {"name": row.name, "answer": text, "right": exact_match(text, row), "tokens": len(tokens)}

@@ -22,7 +22,7 @@ class BleuValidation(pl.Callback):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         translator = Translator(pl_module.network, MODEL_ALONE, None, self.corpus, self.config)  # type: ignore[arg-type]
         references = self.corpus.references("valid")[: self.config.translation.sentences]
-        source, size, texts = self.corpus.sources.split("valid"), self.config.translation.sentences_at_once, []
+        source, size, texts = self.corpus.sources.split("valid"), self.config.translation.batch_size, []
         for start in range(0, len(references), size):
             numbers = range(start, min(start + size, len(references)))
             sentences = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]

@@ -30,7 +30,13 @@ from trime.stages.tune import TunedRows
 from trime.types import Contexts, Float, Int, Tensor, TokenPosition
 
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a sentence is never impossible
-ALONE = ("beam", "penalty", "shortest", "longest", "sentences")  # of translation: what decides texts of the model alone
+ALONE = (
+    "beam",
+    "length_penalty",
+    "min_length",
+    "max_length",
+    "sentences",
+)  # of translation: what decides texts of the model alone
 SEARCH = (*ALONE, "unweighted_external")  # and of the model with memories
 
 
@@ -40,7 +46,7 @@ class Translate(Artefact):
     kind = "translate"
     summary_file = "bleu.json"
     depends_on = (*(f"translation.{name}" for name in SEARCH), "evaluate.scaled_interpolation")
-    unhashed = ("translation.sentences_at_once", *NETWORK, *DEVICE)
+    unhashed = ("translation.batch_size", *NETWORK, *DEVICE)
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows, rows: slice = slice(None)):
         super().__init__(config)
@@ -74,7 +80,7 @@ class Translate(Artefact):
 
     def translate(self, file: Path, translator: Translator, corpus: ParallelCorpus, count: int) -> list[str]:
         """Return the translations of the first ``count`` sentences; a killed run resumes from those in ``file``."""
-        split, size = self.encoded.split, self.config.translation.sentences_at_once
+        split, size = self.encoded.split, self.config.translation.batch_size
         source, texts = corpus.sources.split(split), read_translations(file)
         with tqdm(total=count, initial=len(texts), unit="sentence", desc=f"translate {split}", mininterval=1) as bar:
             for start in range(len(texts), count, size):
@@ -137,7 +143,7 @@ class Translator:
         self.device = next(network.parameters()).device
         self.mixture = row.mixture_on(self.device) if isinstance(row, FittedMixtureSpec) else None
         search = config.translation
-        self.beam, self.longest = Beam(search.beam, search.penalty, search.shortest), search.longest
+        self.beam, self.max_length = Beam(search.beam, search.length_penalty, search.min_length), search.max_length
         self.scaled, self.unweighted = config.evaluate.scaled_interpolation, search.unweighted_external
         self.bfloat16 = self.device.type == "cuda" and resolved_precision(config).startswith("bf16")
 
@@ -167,8 +173,8 @@ class Translator:
             log_probability[:, special_ids.pad] = -torch.inf
             return log_probability
 
-        limits = [int(self.longest[0] * len(source) + self.longest[1]) for source in sources]
-        limits = [max(self.beam.shortest, min(limit, backbone.positions - 2)) for limit in limits]
+        limits = [int(self.max_length[0] * len(source) + self.max_length[1]) for source in sources]
+        limits = [max(self.beam.min_length, min(limit, backbone.positions - 2)) for limit in limits]
         best = self.beam.search(step, special_ids.eos, special_ids.eos, limits, self.device)
         symbols = self.corpus.vocabulary.symbols
         return [self.corpus.tokenizer.text([symbols[token] for token in hypothesis.tokens]) for hypothesis in best]
