@@ -26,6 +26,7 @@ from trime.data.module import sequential_batches
 from trime.metrics import perplexity
 from trime.models.network import Reader
 from trime.pipeline.model_io import open_network
+from trime.pipeline.precision import autocast
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
@@ -76,7 +77,7 @@ def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]],
     @torch.no_grad()
     def read_only() -> None:
         reader, batches = Reader(network), sequential_batches(windows, store.windows_per_batch(windows))
-        with torch.autocast(device.type, torch.bfloat16, enabled=store.uses_bfloat16(device)):
+        with autocast(device, store.config):
             for batch in store.windowing.loader(corpus, store.split, windows, batches):
                 reader.encode(batch.to(device))
 

@@ -193,15 +193,13 @@ class Continuation:
         features = copy.deepcopy(self.history).features(0, unknown)  # before the next token
         return fitted_attribution(row, experts, self.mixture.log_weights(experts.total[None].float(), features)[0])
 
-    def generate(self, count: int, sampler: TokenSampler, seed: int, stop: int | None = None) -> Iterator[Step]:
-        """Generate up to ``count`` tokens, ending with the token ``stop``."""
+    def generate(self, count: int, sampler: TokenSampler, seed: int) -> Iterator[Step]:
+        """Generate ``count`` tokens."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(count):
             attribution, entries = self.next()
             token = sampler(attribution.probability[: self.vocabulary], generator)
             yield Step(token, attribution, entries, self.network.attention_trace())
-            if token == stop:
-                return
             self.read([token])
 
 

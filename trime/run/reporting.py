@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from trime.inspection.samples import make_samples
 from trime.io import copy_file, plain, write_atomically
-from trime.metrics import bits, perplexity
+from trime.metrics import bits
 from trime.plan.language_model import Plan
 from trime.report.answers import answers_table
 from trime.report.figures.base import Figure
@@ -180,6 +180,5 @@ def dataset_of(prepared: PreparedText) -> dict[str, Any]:
 
 
 def with_bits(row: dict[str, Any], characters: bool) -> dict[str, Any]:
-    """Return a row with its perplexity, and with its bits per character where tokens are characters."""
-    result = row | {"perplexity": perplexity(row["loss"])}
-    return result | ({"bits_per_character": bits(row["loss"])} if characters else {})
+    """Return a row, with its bits per character where tokens are characters."""
+    return row | ({"bits_per_character": bits(row["loss"])} if characters else {})

@@ -24,7 +24,7 @@ from trime.pipeline.tracking import finishing_wandb_run
 from trime.plan.by_task import build_plan
 from trime.plan.language_model import Plan
 from trime.report.results import find_runs, read_runs
-from trime.report.several import report_several
+from trime.report.several import check_keep, report_several
 from trime.run.checks import check
 from trime.run.log_results import log_results
 from trime.run.reporting import report_answers, report_replay, report_run
@@ -48,6 +48,7 @@ class RunOutcome(NamedTuple):
 def report_sweep(config: DictConfig, folders: list[Path]) -> None:
     """Report all runs of a sweep together; a single run only if it is to be kept or has a frontier."""
     if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
+        check_keep(config)
         report_several(config, read_runs(folder / "results.json" for folder in folders))
 
 
@@ -83,6 +84,7 @@ def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
     patterns = patterns if isinstance(patterns, list) else [patterns]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise UserError(f"report.runs={config.report.runs}: it must be a pattern of run folders, or a list of them")
+    check_keep(config)
     runs = find_runs(patterns)
     if not runs:
         raise UserError(f"report.runs={', '.join(patterns)} matches no results.json: name folders of finished runs")

@@ -31,8 +31,8 @@ from trime.metrics import ResourceUsage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, POSITIONS, check_positions, open_network, reading_settings
+from trime.pipeline.precision import autocast, resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
-from trime.pipeline.training import resolved_precision
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
 from trime.tasks.language_model import vocabulary_evidence
@@ -142,12 +142,8 @@ class Encode(Artefact):
         """Yield the columns of each batch; a stateful model reads one window at a time."""
         rows = 1 if reader.network.is_stateful else self.windows_per_batch(windows)
         for batch in self.windowing.loader(corpus, self.split, windows, sequential_batches(windows, rows)):
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.uses_bfloat16(device)):
+            with autocast(device, self.config):
                 yield self.columns(reader, batch.to(device), first)
-
-    def uses_bfloat16(self, device: torch.device) -> bool:
-        """Return whether the model computes in bfloat16."""
-        return device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
 
     def windows_per_batch(self, windows: Segments) -> int:
         """Return how many windows a batch holds."""

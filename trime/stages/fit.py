@@ -27,10 +27,11 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import VALIDATION
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.model_io import check_positions, save_transformers, weight_settings
+from trime.pipeline.precision import resolved_precision
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import device_count, is_worker, world_size
 from trime.pipeline.settings import plain_settings
-from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
+from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
 from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
 from trime.stages.training_task import TrainingTask

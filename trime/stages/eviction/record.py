@@ -22,8 +22,8 @@ from trime.models.backbones.memorizing.transformer import Attention
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, open_network
+from trime.pipeline.precision import resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
-from trime.pipeline.training import resolved_precision
 from trime.stages.encode import Encode
 from trime.tasks.callbacks.staleness import memory_layers
 from trime.types import Tensor, UserError

@@ -8,6 +8,7 @@ share on entries that the policy has kept. The memory is the one inside a model 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -92,21 +93,21 @@ class Replay(Artefact):
             raise UserError("replay: nothing to remember, because no document is longer than a window: raise evaluate.tokens")
         return [{"policy": name, "size": size, **summarize(parts, total_mass)} for (name, size), parts in results.items()]
 
+    @abstractmethod
     def exact(self) -> bool:
         """Return whether a replay makes the same decisions as a run."""
-        raise NotImplementedError
 
     def unit(self) -> str | None:
         """Return the unit of losses; None if there are none."""
         return None
 
+    @abstractmethod
     def memories(self) -> list[str]:
         """Return the names of the memories that are replayed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def documents(self, memory: str) -> Iterator[Document]:
         """Yield the documents of a memory."""
-        raise NotImplementedError
 
 
 def replayed_policies(config: DictConfig) -> dict[str, DictConfig]:

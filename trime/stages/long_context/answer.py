@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.questions.base import Example, exact_match, prompt
-from trime.io import complete_lines, plain
+from trime.io import append_json_lines, plain, read_json_lines
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
@@ -70,13 +70,12 @@ class Answer(Artefact):
         tokenizer = load_tokenizer(model)
         answerer = build_answerer(self.config, load_pretrained(model, self.config.model.dtype))
         file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch_size
-        done = [json.loads(line) for line in complete_lines(file)]
+        done = read_json_lines(file)
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
             for start in range(len(done), len(examples), size):
                 rows = examples[start : start + size]
                 answers = self.answer(rows, tokenizer, answerer)
-                with open(file, "a", encoding="utf-8") as out:
-                    out.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in answers))
+                append_json_lines(file, answers)
                 done += answers
                 bar.update(len(rows))
         tokens = sum(line["tokens"] for line in done)

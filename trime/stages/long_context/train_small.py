@@ -21,7 +21,8 @@ from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
+from trime.pipeline.precision import resolved_precision
+from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
 from trime.tasks.answering import AnsweringModule, QuestionBatch
 from trime.types import Tensor, UserError
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import torch
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from trime.data.corpus import Split
 from trime.evaluation.attribution import expert_distributions, fitted_attribution, grid_attribution
 from trime.evaluation.beam import Beam
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.rows import MixtureSpec
-from trime.io import complete_lines
+from trime.io import append_json_lines, read_json_lines
 from trime.memory.base import Entries
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.metrics import ResourceUsage
@@ -22,8 +25,8 @@ from trime.models.backbones.encoder_decoder import DecoderCache, EncodedSource, 
 from trime.models.network import Network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, open_network
+from trime.pipeline.precision import autocast
 from trime.pipeline.processes import DEVICE, device_of
-from trime.pipeline.training import resolved_precision
 from trime.stages.encode import Encode
 from trime.stages.translation.pairs import ParallelCorpus
 from trime.stages.tune import TunedRows
@@ -73,22 +76,17 @@ class Translate(Artefact):
             nearest = index.knn_memory(self.encoded.summary()) if row.memories and index else None
             translator = Translator(network, row, nearest, corpus, self.config)
             file, meter = folder / f"row-{number}.jsonl", ResourceUsage()
-            done, texts = len(read_translations(file)), self.translate(file, translator, corpus, len(references))
+            done, texts = len(read_json_lines(file)), self.translate(file, translator, corpus, len(references))
             rate = round((len(texts) - done) / meter.seconds, 1) if len(texts) > done else None
             results.append(score_translations(texts, references) | {"sentences_per_second": rate})
         (folder / "bleu.json").write_text(json.dumps({"rows": results}, indent=1))
 
     def translate(self, file: Path, translator: Translator, corpus: ParallelCorpus, count: int) -> list[str]:
         """Return the translations of the first ``count`` sentences; a killed run resumes from those in ``file``."""
-        split, size = self.encoded.split, self.config.translation.batch_size
-        source, texts = corpus.sources.split(split), read_translations(file)
+        split, texts = self.encoded.split, read_json_lines(file)
         with tqdm(total=count, initial=len(texts), unit="sentence", desc=f"translate {split}", mininterval=1) as bar:
-            for start in range(len(texts), count, size):
-                numbers = range(start, min(start + size, count))
-                sources = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
-                new = translator(sources, torch.tensor(numbers))
-                with open(file, "a", encoding="utf-8") as out:
-                    out.write("".join(json.dumps(text, ensure_ascii=False) + "\n" for text in new))
+            for new in translator.translate(corpus.sources.split(split), len(texts), count):
+                append_json_lines(file, new)
                 texts += new
                 bar.update(len(new))
         return texts
@@ -101,13 +99,8 @@ class Translate(Artefact):
         """Return the statistics of BLEU for each translation of a row, as ``bleu_statistics`` does."""
         corpus = self.encoded.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
-        texts = read_translations(self.path() / f"row-{number}.jsonl")
+        texts = read_json_lines(self.path() / f"row-{number}.jsonl")
         return bleu_statistics(texts, corpus.references(self.encoded.split)[: len(texts)])
-
-
-def read_translations(file: Path) -> list[str]:
-    """Return the translations in a file."""
-    return [json.loads(line) for line in complete_lines(file)]
 
 
 def bleu_statistics(texts: list[str], references: list[str]) -> list[list[int]]:
@@ -145,7 +138,14 @@ class Translator:
         search = config.translation
         self.beam, self.max_length = Beam(search.beam, search.length_penalty, search.min_length), search.max_length
         self.scaled, self.unweighted = config.evaluate.scaled_interpolation, search.unweighted_external
-        self.bfloat16 = self.device.type == "cuda" and resolved_precision(config).startswith("bf16")
+        self.batch_size, self.autocast = search.batch_size, partial(autocast, self.device, config)
+
+    def translate(self, source: Split, first: int, end: int) -> Iterator[list[str]]:
+        """Yield the translations of the sentences from ``first`` to before ``end`` of a source text, batch by batch."""
+        for start in range(first, end, self.batch_size):
+            numbers = range(start, min(start + self.batch_size, end))
+            sentences = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
+            yield self(sentences, torch.tensor(numbers))
 
     @torch.no_grad()
     def __call__(self, sources: list[list[int]], numbers: Int[Tensor, " b"]) -> list[str]:
@@ -154,7 +154,7 @@ class Translator:
         backbone, special_ids = self.network.backbone, self.corpus.vocabulary.special_ids
         assert isinstance(backbone, EncoderDecoder)
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(source) for source in sources], True, special_ids.pad)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with self.autocast():
             encoded = backbone.encode_source(padded.to(self.device))
         size = self.beam.size
         state: tuple[Tensor, EncodedSource, DecoderCache | None] = numbers, encoded, None  # of the sentences in progress
@@ -166,7 +166,7 @@ class Translator:
                 active = rows[::size] // size
                 sentence, source = sentence[active], source.take(active)
             cache = None if cache is None else tuple(layer[:, rows] for layer in cache)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):  # as contexts are encoded
+            with self.autocast():  # as contexts are encoded
                 encoding, cache = backbone.step(source, tokens[:, None], cache)
             state = sentence, source, cache
             log_probability = self.log_probability(encoding.f[:, 0], encoding.g[:, 0], sentence.repeat_interleave(size))
