@@ -41,7 +41,7 @@ type: install ## mypy
 docs: install ## the pages of docs/ and the reference of the Python API, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
-check-figures: install ## every figure of README.md and of benchmarks/results against its JSON (make test has it too)
+check-figures: install ## every figure of README.md and docs/ against its JSON (make test has it too)
 	$(VENV)/bin/python -m benchmarks.figures
 
 test-slow: install ## the tests that take minutes

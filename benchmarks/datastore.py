@@ -26,6 +26,7 @@ from trime.data.module import sequential_batches
 from trime.metrics import perplexity
 from trime.models.network import Reader
 from trime.pipeline.model_io import open_network
+from trime.pipeline.precision import autocast
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
@@ -76,8 +77,8 @@ def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]],
     @torch.no_grad()
     def read_only() -> None:
         reader, batches = Reader(network), sequential_batches(windows, store.windows_per_batch(windows))
-        with torch.autocast(device.type, torch.bfloat16, enabled=store.uses_bfloat16(device)):
-            for batch in store.reading.loader(corpus, store.split, windows, batches):
+        with autocast(device, store.config):
+            for batch in store.windowing.loader(corpus, store.split, windows, batches):
                 reader.encode(batch.to(device))
 
     def encode() -> None:
@@ -111,12 +112,12 @@ def measure_compression(options: argparse.Namespace) -> list[dict[str, Any]]:
             "tune.temperature=[0.5,0.7,1,1.5,2,3]",
             f"datastore.dtype={dtype}",
             f"index.factory={factory or 'null'}",
-            f"index.probe={PROBE}",
+            f"index.nprobe={PROBE}",
         )
         run(make_config(options, "stages=[encode]", *overrides))
         contestant = Contestant(make_config(options, *overrides))
         assert contestant.index
-        index = contestant.index.statistics()
+        index = contestant.index.summary()
         contestant()  # warm-up
         start, loss = time.perf_counter(), contestant()
         rows.append(
@@ -138,7 +139,7 @@ def measure_search(options: argparse.Namespace) -> list[dict[str, Any]]:
         f"{PARTS} parts": (f"index.parts={PARTS}",),
         f"{PARTS} workers of Ray": (f"index.parts={PARTS}", "index.engine=ray"),
     }
-    cells = (f"index.factory={CELLS}", f"index.probe={PROBE}")
+    cells = (f"index.factory={CELLS}", f"index.nprobe={PROBE}")
     contestants = {name: Contestant(make_config(options, *cells, *way)) for name, way in ways.items()}
     queries = sample_queries(next(iter(contestants.values())).encoded.path())
     batch = queries.repeat(-(-4096 // len(queries)), 1)[:4096]

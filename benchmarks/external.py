@@ -22,14 +22,14 @@ from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
 from trime.metrics import perplexity
 from trime.pipeline.compose import compose_config
+from trime.pipeline.mixture_specs import rows_of
 from trime.pipeline.processes import device_of
-from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.datastore import Index, cell_count, complete_factory, uses_external
-from trime.stages.encode import windows_of
+from trime.stages.datastore import BuildIndex, cell_count, complete_factory, uses_external
+from trime.stages.encode import read_windows
 from trime.stages.memories import Memories, Sources
-from trime.stages.tune import LossSums, sample_queries, scorer_of
+from trime.stages.tune import LossSums, build_scorer, sample_queries
 
 ENOUGH, BOUND = 0.8, 5.0  # minimal recall, and maximal time over evaluation without the external memory
 
@@ -86,17 +86,17 @@ class Contestant:
         self.config, plan = config, Plan(config)
         self.encoded, self.device = plan.valid, device_of(config)
         rows = rows_of(config)
-        self.index = Index(config, plan.store) if uses_external(config) else None
+        self.index = BuildIndex(config, plan.store) if uses_external(config) else None
         if self.index:
             self.index.make()
-        self.scorer = scorer_of(
+        self.scorer = build_scorer(
             config, rows, Memories(config, rows, Sources(self.index, plan.stored_corpus, config.datastore.split)), self.encoded
         )
 
     def __call__(self) -> float:
         """Return the loss, the lowest of the grid."""
         sums = LossSums()
-        for window, (score,) in self.scorer.scores(windows_of(self.encoded.path(), self.device)):
+        for window, (score,) in self.scorer.scores(read_windows(self.encoded.path(), self.device)):
             sums.add(window, score)
         return float(sums.total.min()) / sums.tokens
 
@@ -128,7 +128,7 @@ def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]
     entries = Plan(config).store.read("encode.json")["tokens"]
     kinds = {
         f"{kind} {factory}, {probe} cells" if factory else kind: Contestant(
-            make_config(options, keys, f"index.factory={factory or 'null'}", f"index.probe={probe}")
+            make_config(options, keys, f"index.factory={factory or 'null'}", f"index.nprobe={probe}")
         )
         for kind, factory, probe in kinds_of(entries)
     }
@@ -139,7 +139,7 @@ def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]
         losses[name] = contestants[name]()
 
     results = alternately({name: partial(evaluate, name) for name in contestants}, options.rounds, warmup=0)
-    encoded = contestants["none"].encoded.information()
+    encoded = contestants["none"].encoded.summary()
     queries = sample_queries(contestants["none"].encoded.path()).to(contestants["none"].device)
     scores, exact = kinds["exact"].search(queries)
     scale = queries.shape[1] ** 0.5
@@ -154,6 +154,6 @@ def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]
             score, number = contestant.search(queries)
             mass = ((score / scale).logsumexp(1) - (scores / scale).logsumexp(1)).exp().mean()
             row |= {"recall": recall_of(exact, number), "mass": round(float(mass), 4)}
-            row |= {"index s": contestant.index.statistics()["build_seconds"]}
+            row |= {"index s": contestant.index.summary()["build_seconds"]}
         rows.append(row | {"peak_memory_mb": results[name]["peak_memory_mb"]})
     return rows

@@ -17,15 +17,15 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.pipeline.compose import compose_config
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.encode import windows_of
+from trime.stages.encode import read_windows
 from trime.stages.mixture import TuneMixture
-from trime.stages.tune import scorer_of
+from trime.stages.tune import build_scorer
 
 MEMORIES = (("local",), ("local", "long"), ("local", "long", "external"))
 SLOWER, SECONDS = 1.05, 30.0  # maximal time over that of Eq. 6; maximal seconds of a fit to 100,000 tokens on one core
@@ -63,7 +63,7 @@ def measure(options: argparse.Namespace) -> Measured:
         for row in plan.tune.rows():
             contestants[memories, row.mixture] = partial(score, plan, row)
     results = alternately(contestants, options.rounds, warmup=1)
-    encoded = next(iter(plans.values())).valid.information()
+    encoded = next(iter(plans.values())).valid.summary()
     seconds = {key: [encoded["seconds"] + scoring for scoring in results[key]["rounds"]] for key in contestants}
     lines = [
         {
@@ -92,11 +92,11 @@ def measure(options: argparse.Namespace) -> Measured:
 def fit_of(plan: Plan) -> dict[str, Any]:
     """Return the record of a plan's fitted mixture."""
     assert isinstance(plan.tune, TuneMixture)
-    return plan.tune.information()
+    return plan.tune.summary()
 
 
-def score(plan: Plan, row: Row | FittedRow) -> None:
+def score(plan: Plan, row: MixtureSpec | FittedMixtureSpec) -> None:
     """Score the encoded text once with a row."""
-    scorer = scorer_of(plan.config, [row], plan.memories, plan.valid)
-    for _ in scorer.scores(windows_of(plan.valid.path(), device_of(plan.config))):
+    scorer = build_scorer(plan.config, [row], plan.memories, plan.valid)
+    for _ in scorer.scores(read_windows(plan.valid.path(), device_of(plan.config))):
         pass

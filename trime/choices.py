@@ -6,4 +6,4 @@ INTERPOLATED = ("datastore", "all")  # the memories of Eq. 8's P_kNN
 ANALYZERS = ("raw", "english")  # of terms for BM25
 EXCLUDED = ("none", "document", "near_copies")  # neighbours that a segment does not get
 EXTENSIONS = ("lm_infinite", "interpolation", "ntk", "yarn", "none")  # of a pretrained model's positions beyond those it knows
-STORED_KEYS = ("before", "after")  # rotation
+CACHED_KEYS = ("before_rope", "after_rope")  # rotary position embedding

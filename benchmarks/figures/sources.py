@@ -122,7 +122,7 @@ class Sources:
             run = self.files.json(path)
             ((split, (row,)),) = run["metrics"].items()
             rows.append({"split": split, "words": run["questions"]["words"]} | row)
-        return only(rows, {"split": "test", "last": None, "eviction": eviction} | conditions, name)
+        return only(rows, {"split": "test", "max_prompt_tokens": None, "eviction": eviction} | conditions, name)
 
     def exact_match(self, name: str, eviction: str, **conditions: Any) -> float:
         """Return an answering run's exact match in per cent."""

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from tests.conftest import ROOT, composed
 from trime.config.help import help_text
 from trime.config.messages import message_of
-from trime.config.reproduce import Row, read_table, reproduced_rows, tables
+from trime.config.reproduce import PublishedRow, read_table, reproduced_rows, tables
 from trime.errors import UserError
 
 TABLE = """
@@ -38,7 +38,7 @@ rows:
 """
 
 
-def write_table(folder: Path, text: str = TABLE) -> dict[str, Row]:
+def write_table(folder: Path, text: str = TABLE) -> dict[str, PublishedRow]:
     """Return the rows of a table's file."""
     (folder / "table1.yaml").write_text(text)
     return read_table(folder / "table1.yaml")
@@ -73,7 +73,7 @@ def test_a_row_starts_from_the_experiment_of_its_own_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("    row: Cache\n", "    raw: Cache\n", "table1.yaml: row cached has raw, which no row has"),
+        ("    row: Cache\n", "    raw: Cache\n", "table1.yaml: row cached has unknown keys: raw"),
         ("expected: {dev:", "expected: {valid:", "table1.yaml: row cached expects valid, not one of the columns"),
     ],
 )

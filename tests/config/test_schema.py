@@ -97,7 +97,7 @@ def test_rules_of_groups_are_of_settings_that_exist() -> None:
         "neighbours.exclude=all",
         "optimizer.weight=3",
         "mixture.model.hidden=0",
-        "memories.long.crossing=maybe",
+        "memories.long.across_documents=maybe",
         "eviction._target_=trime.nothing.At",
     ],
 )

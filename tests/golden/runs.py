@@ -15,8 +15,8 @@ FAITHFUL = [
     "compatibility=published",
     "evaluate.bounded=false",
     "evaluate.scaled_interpolation=false",
-    "long.crossing=true",
-    "long.repeats=true",
+    "long.across_documents=true",
+    "long.include_window=true",
 ]
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tests.golden.checkpoints import network
 from tests.golden.published import PAD, ROOT, arrays, index
-from trime.evaluation.rows import Interpolation, Row
+from trime.evaluation.rows import Interpolation, MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.eviction.fifo import FIFO
 from trime.memory.base import Memory, Window
@@ -36,25 +36,25 @@ def flag(case: dict, name: str, default: float) -> float:
     return float(flags[flags.index(name) + 1]) if name in flags else default
 
 
-def row_of(case: dict) -> tuple[Row, bool]:
+def row_of(case: dict) -> tuple[MixtureSpec, bool]:
     """Return the row of a case, and whether its interpolation divides by the square root of the width."""
     flags, tau = case["flags"], flag(case, "--softmax-temp", 1.0)
     names = (("local", "--use-local"), ("long", "--use-long"), ("external", "--use-external"))
     used = tuple(name for name, option in names if option in flags)
     sizes = (int(flag(case, "--mem-size", 0)),)
     if "--knnlm" in flags:
-        return Row((), (Interpolation(("external",), (tau,), (flag(case, "--lmbda", 0),)),), sizes=sizes), False
+        return MixtureSpec((), (Interpolation(("external",), (tau,), (flag(case, "--lmbda", 0),)),), sizes=sizes), False
     mode = flags[flags.index("--mode") + 1]
     if mode == "li":
-        return Row((), (Interpolation(used, (tau,), (case["extra"]["cache_lmbda"],)),), sizes=sizes), True
+        return MixtureSpec((), (Interpolation(used, (tau,), (case["extra"]["cache_lmbda"],)),), sizes=sizes), True
     interpolation = Interpolation(("external",), (flag(case, "--interp-temp", 1),), (flag(case, "--lmbda", 0),))
-    return Row(used, (interpolation,) if "--use-interp" in flags else (), (tau,), sizes), False
+    return MixtureSpec(used, (interpolation,) if "--use-interp" in flags else (), (tau,), sizes), False
 
 
 class CaseSettings(NamedTuple):
     """The settings of a case: its row, whether its interpolation is scaled, and whether it has the published quirk."""
 
-    row: Row
+    row: MixtureSpec
     scaled: bool
     published: bool
 
@@ -115,7 +115,7 @@ def scorer(case: dict, folder: Path, rescore: bool = False) -> Scorer:
     row, scaled, _ = case_settings(case)
     memories: dict[str, Memory] = {"local": LocalMemory()}
     if "long" in row.memories:
-        memories["long"] = LongMemory(list(row.sizes), FIFO(), crossing=True, repeats=True)
+        memories["long"] = LongMemory(list(row.sizes), FIFO(), across_documents=True, include_window=True)
     if "external" in row.memories:
         store, metric = datastore(folder, case["datastore"]), case["faiss"]
         nearest = KNNMemory(store, ExactSearch(store.keys.blocks, metric, 700), case["k"], metric, rescore)

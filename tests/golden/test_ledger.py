@@ -43,7 +43,7 @@ def test_a_reproduction_states_its_figures(name: str) -> None:
     config = experiment(name)
     assert config.name == "reproduce_" + name.removeprefix("reproduce/").replace("/", "_")
     assert config.evaluate.tokens is None
-    assert config.task == "translation" or (not config.evaluate.bounded and config.long.crossing)
+    assert config.task == "translation" or (not config.evaluate.bounded and config.long.across_documents)
     for cell in cells_of(name, config, []):
         assert cell.state == "not run" and cell.target > 0
         assert (cell.tolerance is None) == cell.column.startswith("speed")
@@ -103,7 +103,7 @@ def test_every_cell_of_attendre_names_its_command(table: str) -> None:
         assert config.name == cell.name
         keys = {word.split("=")[0] for word in cell.overrides}
         assert config.hydra.sweeper.params.keys() <= keys, "a command is one run: it sets all that the experiment sweeps over"
-        assert config.stages == ["answer"] and config.answering.split == "valid" and config.answering.longest == 32
+        assert config.stages == ["answer"] and config.answering.split == "valid" and config.answering.max_new_tokens == 32
         assert config.questions._target_.endswith("TriviaQA") and config.questions.count == 1000
         encodes = table[-1] in "45"
         assert (config.model.name == "google/flan-t5-xxl") == encodes == (cell.tolerance is not None)
@@ -111,11 +111,16 @@ def test_every_cell_of_attendre_names_its_command(table: str) -> None:
         assert layer.causal is (not encodes and (table[-1] == "2" or "N = 0" in cell.row))
         if table[-1] in "24":
             tokens = 4096 if cell.column == "4196 tokens" else int(cell.column.split()[0])
-            assert config.answering.last == tokens and layer.top_k is None and layer.keys.size >= tokens + 32
+            assert config.answering.max_prompt_tokens == tokens and layer.top_k is None and layer.keys.size >= tokens + 32
             assert layer.query_size == (layer.keys.size if encodes else 0), "an encoder's queries wait for all"
             continue
         size, waiting = (int(part.split(" = ")[1]) for part in cell.row.split(", "))
-        assert (layer.keys.size, layer.query_size, layer.top_k, config.answering.last) == (size, waiting, 128, None)
+        assert (layer.keys.size, layer.query_size, layer.top_k, config.answering.max_prompt_tokens) == (
+            size,
+            waiting,
+            128,
+            None,
+        )
         kind, c_decoder, c_encoder, gamma = POLICIES[cell.column]
         policy = layer.keys.policy
         assert type(policy).__name__ == kind and getattr(policy, "gamma", None) == gamma
@@ -127,7 +132,7 @@ def test_a_run_of_a_published_model_decides_its_cell() -> None:
     """By exact match in per cent, within two standard errors; a stand-in's run decides nothing."""
     cells = {(cell.table, cell.row, cell.column): cell for cell in published_cells()}
     ours = cells["Attendre Table 5", "M = 512, N = 256", "LRAsum"]
-    name = config_hash(composed(*ours.overrides, "questions.path=/somewhere", "answering.batch=2", "logger=none"))
+    name = config_hash(composed(*ours.overrides, "questions.path=/somewhere", "answering.batch_size=2", "logger=none"))
     described = {"name": "attendre_table5_waiting", "config_hash": name}
     runs: list[dict[str, Any]] = [described | {"metrics": {"valid": [{"exact_match": value}]}} for value in (0.1, 0.5339)]
     states = [published_cell(ours, candidates).state for candidates in (runs, runs[:1], [])]
@@ -160,7 +165,7 @@ def test_what_the_hash_depends_on() -> None:
         "evaluate.tokens=1k",
         "size=tiny",
         "train.updates=3",
-        "long.crossing=false",
+        "long.across_documents=false",
         "compatibility=published",
     ):
         assert config_hash(composed("experiment=reproduce/table2/trime", override)) != base

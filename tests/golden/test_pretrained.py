@@ -80,12 +80,12 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @parametrized("name", ROPE)
-@pytest.mark.parametrize("keys", ["before", "after"])
+@pytest.mark.parametrize("keys", ["before_rope", "after_rope"])
 @pytest.mark.parametrize("end", ["flush", "drain"])
 def test_a_decoder_whose_queries_all_wait_reads_both_ways(name: str, keys: str, end: str, tmp_path: Path) -> None:
     """Law: with attention both ways, N ≥ length equals the full forward under a mask that hides padding alone."""
     published, model = tensors(name), model_of(name, tmp_path)
-    family, tokens, filled = RopeDecoder(model, stored=keys), published["input_ids"], published["attention_mask"].bool()
+    family, tokens, filled = RopeDecoder(model, cached_keys=keys), published["input_ids"], published["attention_mask"].bool()
     length = tokens.shape[1]
     memory = Attendre(BoundedMemory(length, FIFO()), length, causal=False)
     hidden = outputs(LongReader(family, [memory] * len(family.layers), 13), tokens, filled, end)

@@ -225,7 +225,7 @@ def evaluation(config: DictConfig) -> dict[str, Callable[[str], bool]]:
         "max-sentences": number(1),  # memory is read and written window by window
         "knn-keytype": word("last_ffn_input"),
         "use-local": lambda _: "local" in last["joint"],
-        "use-long": lambda _: "long" in last["joint"] and config.long.crossing and config.long.repeats,
+        "use-long": lambda _: "long" in last["joint"] and config.long.across_documents and config.long.include_window,
         "use-external": lambda _: datastore,
         "mem-size": only("memory_size"),
         "softmax-temp": only("temperature"),
@@ -233,7 +233,7 @@ def evaluation(config: DictConfig) -> dict[str, Callable[[str], bool]]:
         "interp-temp": only("interpolation_temperature"),
         "lmbda": only("interpolation_share"),
         "k": number(index.k),
-        "probe": number(index.probe),
+        "probe": number(index.nprobe),
         "faiss-metric-type": word(index.metric),
         "no-load-keys": lambda _: not index.rescore,
         "dstore-fp16": lambda _: config.datastore.dtype == "float16",

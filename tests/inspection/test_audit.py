@@ -20,7 +20,7 @@ from trime.mixtures.experts import History
 from trime.models.layers import attention
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.encode import windows_of
+from trime.stages.encode import read_windows
 from trime.types import Mass, TokenPosition, UserError
 
 Tiny = Callable[..., DictConfig]
@@ -51,8 +51,8 @@ def test_an_honest_run_passes(honest: DictConfig, capsys: pytest.CaptureFixture[
     run(honest)
     output, results = capsys.readouterr().out, json.loads((Plan(honest).run_folder / "audit.json").read_text())
     assert output.count("changes no probability") == 2
-    assert results["own_and_later_tokens_move"] <= results["tolerance"]
-    assert results["other_documents_move"] <= results["tolerance"]
+    assert results["max_change_by_later_tokens"] <= results["tolerance"]
+    assert results["max_change_by_other_documents"] <= results["tolerance"]
     assert max(results["test_documents_in_datastore"].values()) < 0.5 and not results["datastore_is_the_test_text"]
 
 
@@ -99,16 +99,16 @@ def test_another_document_is_caught(honest: DictConfig, monkeypatch: pytest.Monk
 
 def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def misaligned(*args: object) -> Iterator[Window]:
-        for window in windows_of(*args):  # type: ignore[arg-type]
+        for window in read_windows(*args):  # type: ignore[arg-type]
             mass = window.vocabulary
             yield window._replace(vocabulary=Mass(mass.target.roll(1), mass.total))
 
-    monkeypatch.setattr(audit_stage, "windows_of", misaligned)
+    monkeypatch.setattr(audit_stage, "read_windows", misaligned)
     with pytest.raises(UserError, match="stored encodings"):
         audit(Plan(honest))
 
 
-@pytest.mark.parametrize("setting", ["long.crossing=true", "mixture.model.online=true"])
+@pytest.mark.parametrize("setting", ["long.across_documents=true", "mixture.model.online=true"])
 def test_documents_that_are_not_bounded_are_reported(
     setting: str, honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from trime.evaluation.attribution import Entries, grid_attribution
 from trime.evaluation.generation import TokenSampler
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.inspection.generate import extend_shown
 from trime.inspection.writers import LongWriter, Writer, open_writer, tuned_last_row
 from trime.models.pretrained.answering import greedy
@@ -49,7 +49,7 @@ PAPERS = [
     ["experiment=trime_long", "tune.memory_size=[24]"],
     ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
     ["experiment=trime_ext"],
-    ["experiment=trime_ext", "long.crossing=true", "evaluate.scaled_interpolation=false"],
+    ["experiment=trime_ext", "long.across_documents=true", "evaluate.scaled_interpolation=false"],
     ["experiment=memorizing"],
     ["experiment=trime_xl"],
 ]
@@ -60,13 +60,13 @@ KINDS = [*FITTED, *([*options, "mixture.kind=none"] for options in PAPERS)]
 def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -> None:
     """Token by token, each document of the test split is scored as a text of its own."""
     config = tiny(*options, *SHORT)
-    if config.long.crossing:
+    if config.long.across_documents:
         config.evaluate.tokens = 100
     run(config)
     plan = Plan(config)
     scored = plan.evaluate.rows()[-1]["documents"]
     text = plan.corpus.corpus().split("test")
-    carried = config.long.crossing or config.mixture.get("online")  # from document to document
+    carried = config.long.across_documents or config.mixture.get("online")  # from document to document
     for number, (loss, count) in enumerate(scored[: 1 if carried else 2]):
         writer, total = Writer(plan), 0.0
         for token in text.tokens[text.offsets[number] :][:count].tolist():
@@ -136,7 +136,7 @@ def test_parts_follow_the_equations() -> None:
         "long": Entries(torch.zeros(0), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)),
     }
     grid = {"temperature": 0.7, "interpolation_temperature": 0.3, "lambda": 0.25}
-    specification = Row(("local", "long"), (layer("external"),)).at(grid | {"memory_size": 4})
+    specification = MixtureSpec(("local", "long"), (layer("external"),)).at(grid | {"memory_size": 4})
     result = grid_attribution(specification, vocabulary, entries, 16, True)
     inside = [
         (entries["local"].similarity / (4 * 0.7)).double().exp(),
@@ -150,7 +150,7 @@ def test_parts_follow_the_equations() -> None:
         for name, share in expected.items():
             torch.testing.assert_close(result.parts[name][token], share, rtol=1e-6, atol=1e-9)
     assert result.probability.sum() == pytest.approx(1) and not result.parts["long"].any()
-    alone = grid_attribution(Row((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, entries, 16, True)
+    alone = grid_attribution(MixtureSpec((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, entries, 16, True)
     torch.testing.assert_close(alone.probability, vocabulary.softmax(0))
 
 
@@ -178,7 +178,7 @@ def test_a_prompt_is_continued_and_explained(
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("import os\ndef close(self):\n    if self.closed:\n        return")
     capsys.readouterr()
-    config = tiny(*options, "stages=[generate]", f"prompt_file={prompt}", "explain=true", "generate.tokens=8")
+    config = tiny(*options, "stages=[generate]", f"prompt_file={prompt}", "explain=true", "generate.max_new_tokens=8")
     run(config)
     output = capsys.readouterr().out
     folder = Plan(config).run_folder
@@ -194,7 +194,7 @@ def test_a_prompt_is_continued_and_explained(
             assert entry["text"].endswith(token["text"].strip()) and entry["share"] <= token["parts"][entry["memory"]] + 1e-6
     assert any(".py, token" in entry["place"] for token in found["tokens"] for entry in token["entries"])
     monkeypatch.setattr(sys, "stdin", io.StringIO(prompt.read_text()))
-    run(tiny(*options, "stages=[generate]", "generate.tokens=8"))
+    run(tiny(*options, "stages=[generate]", "generate.max_new_tokens=8"))
     (second,) = set(folder.glob("generated-*.json")) - {first}
     again = json.loads(second.read_text())
     assert again["text"] == found["text"], "the same seed draws the same"
@@ -224,8 +224,8 @@ def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], 
     (tmp_path / "prompt.txt").write_text(
         "Question: Where is Ada? Context: Ada walked to the attic. Boris ran to the studio. Answer:"
     )
-    short = ["model.memory_size=12", "model.chunk=5", f"model.end={end}", "generate.temperature=0", "generate.tokens=3"]
-    stages = ["stages=[teach,generate]", f"prompt_file={tmp_path}/prompt.txt", "explain=true", "generate.entries=2"]
+    short = ["model.memory_size=12", "model.chunk=5", f"model.end={end}", "generate.temperature=0", "generate.max_new_tokens=3"]
+    stages = ["stages=[train_small,generate]", f"prompt_file={tmp_path}/prompt.txt", "explain=true", "generate.entries=2"]
     config = tiny(f"experiment={experiment}", *short, *more, *stages, f"paths.outputs={tmp_path}")
     run(config)
     plan = Plan(config)
@@ -255,7 +255,7 @@ def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], 
         (["prompt_file=/nowhere/at/all"], "prompt_file=/nowhere"),
         (["generate.top_p=0"], "generate.top_p=0"),
         (["generate.temperature=-1"], "generate.temperature"),
-        (["generate.tokens=0"], "generate.tokens"),
+        (["generate.max_new_tokens=0"], "generate.max_new_tokens"),
         (["seed=77"], "add prepare|add fit|add tune"),
     ],
 )

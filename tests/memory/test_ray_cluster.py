@@ -62,7 +62,7 @@ def test_too_few_resources_are_an_error() -> None:
 
 def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
     """Three parts on workers give the results of one local index."""
-    common = ("experiment=trime_ext", "mixture=none", "index=cells", "index.factory=Cells16", "index.probe=4")
+    common = ("experiment=trime_ext", "mixture=none", "index=cells", "index.factory=Cells16", "index.nprobe=4")
     config = tiny(*common, "index.parts=3", "index.engine=ray")
     distributed, index = losses_of(config), Plan(config).index
     assert index is not None and isinstance(index.search(), RaySearch)

@@ -168,7 +168,7 @@ def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tm
     path = Plan(config).tune.path()
     again = tiny(*overrides, f"mixture.path={path}", "mixture.model.epochs=1")
     run(again)
-    assert not Plan(again).tune.information()["crossfitted"]  # type: ignore[attr-defined]
+    assert not Plan(again).tune.summary()["crossfitted"]  # type: ignore[attr-defined]
     same = [json.loads((Plan(each).run_folder / "results.json").read_text())["metrics"]["test"][-1] for each in (config, again)]
     assert same[0]["loss"] == pytest.approx(same[1]["loss"], abs=1e-6)
     for other in ("mixture=calibrated", "mixture.model.history=[0.5,0.9]", "mixture.temperatures=[0.3,0.6,1.2,2.4]"):

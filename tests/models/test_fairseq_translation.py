@@ -163,7 +163,12 @@ def mixture_of(name: str, released: Released) -> Callable[[torch.Tensor, torch.T
 @torch.no_grad()
 def test_translations_are_the_published_decoder_s(name: str, released: Released, tiny: Tiny, tmp_path: Path) -> None:
     """The whole command with a beam of one, against greedy search by the model written out, with its memory."""
-    settings = ["translation.beam=1", "translation.sentences=null", "translation.shortest=1", "translation.longest=[1.2,10]"]
+    settings = [
+        "translation.beam=1",
+        "translation.sentences=null",
+        "translation.min_length=1",
+        "translation.max_length=[1.2,10]",
+    ]
     own = [*released.overrides, *settings, f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
     asked = composed(f"experiment=reproduce/released/{name}")
     exact = ["index.factory=null", f"index.metric={asked.index.metric}"]

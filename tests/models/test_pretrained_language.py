@@ -182,10 +182,10 @@ def test_experiments_continue_a_pretrained_model(
 
 def test_a_small_model_is_made_here(tiny: Tiny, tmp_path: Path) -> None:
     """Its tokenizer keeps every byte, and it is trained like any other."""
-    options = [f"paths.outputs={tmp_path}", "taught.model.width=16", "taught.model.longest=128", "taught.vocabulary=400"]
-    config = tiny("stages=[initialize]", *options)
+    options = [f"paths.outputs={tmp_path}", "small.model.width=16", "small.model.longest=128", "small.vocabulary=400"]
+    config = tiny("stages=[init_small]", *options)
     run(config)
-    (made,) = Plan(config).made_by("initialize")
+    (made,) = Plan(config).made_by("init_small")
     pieces = PieceTokenizer(str(made.path()))
     text = "def f(x):\n\treturn x  # naïve — ☃\n"
     assert pieces.text(next(pieces.tokens([text.encode()]))) == text and len(pieces.symbols) == 400

@@ -429,7 +429,7 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     config.replay.sizes, config.train.updates = [32, 96], 6
     run(config)
     plan = Plan(config)
-    results = plan.replay.results()
+    results = plan.replay.summary()
     assert results["exact"] and (plan.run_folder / "replay.png").stat().st_size > 5000
     (layer,) = results["memories"]
     number = int(layer["memory"].split()[-1])
@@ -455,7 +455,7 @@ def online(plan: Plan, layer: int) -> Iterator[list[int]]:
 
 def replayed(plan: Plan, layer: int, policy: str) -> Iterator[list[int]]:
     """Yield what the replay predicts that the memory holds before each window."""
-    recorded = plan.record.information()
+    recorded = plan.record.summary()
     for file in sorted(plan.record.path().glob("[0-9]*.safetensors")):
         document = KeyDocument(load_file(file), layer, recorded["segment"], plan.config.model.backbone.memory.top_k)
         for kept in document.retained_positions(plan.replay.policy(policy), plan.config.model.memory_size):
@@ -469,7 +469,7 @@ def test_a_replay_of_the_long_memory_is_the_run(tiny: Tiny) -> None:
     config = tiny("experiment=trime_long", "replay.sizes=[32,96]", "replay.policies=[fifo,lru,lra_sum]", *more)
     run(config)
     plan = Plan(config)
-    (memory,) = plan.replay.results()["memories"]
+    (memory,) = plan.replay.summary()["memories"]
     rows = {(row["policy"], row["size"]): row for row in memory["rows"]}
     names = {name for name, _ in rows}
     assert names == {"fifo", "lru", "lra_sum c=0", "lra_sum c=2", "oracle"}

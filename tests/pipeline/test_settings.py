@@ -18,7 +18,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.compose import compose_config
 from trime.pipeline.config_hash import config_hash
 from trime.pipeline.settings import plain_settings, select_settings, without
-from trime.plan.by_task import plan_of
+from trime.plan.by_task import build_plan
 from trime.plan.translation import TranslationPlan
 from trime.stages.mixture import TuneMixture
 from trime.stages.translation.translate import SEARCH
@@ -61,7 +61,7 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "evaluate.sample": frozenset({"valid", "test"}),
     "evaluate.dtype": frozenset({"valid", "test"}),
     "evaluate.rows": frozenset({"grid"}),
-    "evaluate.papers": frozenset({"grid"}),
+    "evaluate.all_rows": frozenset({"grid"}),
     "evaluate.interpolate": frozenset({"grid"}),
     "evaluate.subsets": frozenset({"subsets"}),
     "evaluate.scaled_interpolation": SCORED,
@@ -73,7 +73,7 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "index.recall": frozenset({"index"}),
     "index.parts": frozenset({"index"}),
     "index.k": frozenset({"index", "grid"}),
-    "index.probe": frozenset({"grid"}),
+    "index.nprobe": frozenset({"grid"}),
     "index.rescore": frozenset({"grid"}),
     "mixture": frozenset({"mixture", "subsets"}),
     "mixture.tokens": frozenset({"mixture", "subsets", "grid"}),  # the evidence is collected with the grid
@@ -101,7 +101,7 @@ TRANSLATION: dict[str, frozenset[str]] = {
     "translation.key": frozenset({"fit", "valid", "test", "store"}),
     "translation.joined_dictionary": frozenset({"corpus", "fit"}),
     **{f"translation.{name}": frozenset({"translate"}) for name in SEARCH},
-    "translation.sentences_at_once": NOTHING,
+    "translation.batch_size": NOTHING,
     "datastore": frozenset({"store"}),
 }
 OTHERS = {
@@ -110,7 +110,7 @@ OTHERS = {
     "index.factory": None,
     "eviction._target_": "trime.eviction.lru.LRU",
 }
-ELSEWHERE = ("replay", "taught", "answering", "questions", "translation", "train.memory_size", "train.eviction", "memories")
+ELSEWHERE = ("replay", "small", "answering", "questions", "translation", "train.memory_size", "train.eviction", "memories")
 KEPT = ("task", "stages", "mixture.kind", "train.updates", "checkpoint")  # with others of these it is another experiment
 EXPERIMENTS: list[tuple[Sequence[str], Sequence[str] | None, dict[str, frozenset[str]]]] = [
     (("experiment=trime_ext", "dataset=stdlib_tiny"), None, LANGUAGE_MODEL),
@@ -121,7 +121,7 @@ EXPERIMENTS: list[tuple[Sequence[str], Sequence[str] | None, dict[str, frozenset
 
 def artefacts_of(config: DictConfig) -> dict[str, Artefact]:
     """Return the artefacts of an experiment by their names in the plan."""
-    plan = plan_of(config)
+    plan = build_plan(config)
     made = {name: getattr(plan, name) for name in ("corpus", "pack", "fit", "valid", "test", "evaluate")}
     made |= {"store": plan.store, "index": plan.index} if plan.index else {}
     if isinstance(plan, TranslationPlan):

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
 from tests.helpers.results import made
-from trime.inspection.samples import Samples, passages, samples_of
+from trime.inspection.samples import Samples, make_samples, passages
 from trime.plan.language_model import Plan
 from trime.report.page import Page, Section, Table, sample_sections, write_page
 from trime.run.runner import run
@@ -86,7 +86,7 @@ def test_a_page_needs_no_other_file(ran: tuple[Plan, str]) -> None:
 
 def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> None:
     plan, _ = ran
-    (sample,) = samples_of(plan)
+    (sample,) = make_samples(plan)
     corpus = plan.corpus.corpus()
     wanted = {"passages": 1, "tokens": 8, "before": Samples(plan).before()}
     ((document, begin, middle, end),) = passages(corpus.split("test").offsets, wanted)
@@ -108,7 +108,7 @@ def test_a_passage_may_be_read_without_the_tokens_before_it(tiny: Tiny) -> None:
     config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1")
     config.report.samples.before = 0
     run(config)
-    (sample,) = samples_of(Plan(config))
+    (sample,) = make_samples(Plan(config))
     assert sample["before"] == "" and len(sample["tokens"]) == 8
 
 

@@ -68,7 +68,7 @@ def test_readme_command_runs(
     words = [re.sub(r"^([\w.@]+=[\w.]+,[\w.]+),[\w.,]+$", r"\1", word) for word in words]
     if any(word.startswith("prompt_file=") for word in words):
         (tmp_path / "prompt.txt").write_text("import os")
-        if not any("teach" in word for word in words):
+        if not any("train_small" in word for word in words):
             run(composed_tiny(place, "experiment=trime_ext", "index.k=16", "index.factory=null", "evaluate.tokens=200"))
         words = [word.replace("=FILE", f"={tmp_path}/prompt.txt") for word in words]
     if "model=smollm2" in words:
@@ -101,7 +101,7 @@ def test_readme_command_runs(
         pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
     words = [re.sub(r"^trainer.devices=\d+$", "trainer.devices=2", word) for word in words]
     words += ["hydra.sweeper.n_trials=1"] * ("sweep=optuna" in words)
-    large = ("size=", "train.", "taught.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
+    large = ("size=", "train.", "small.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
     words = [word for word in words if not word.startswith(large)]
     if "experiment=reproduce/released/trime_mt" in words:
         pytest.importorskip("sacremoses", reason="sacremoses is not installed")

@@ -74,7 +74,7 @@ def test_corpus_shorter_than_a_segment(said: Said, text_folder: Path) -> None:
 
 def test_a_line_longer_than_the_models_positions_is_said_before_training(said: Said, text_folder: Path, tmp_path: Path) -> None:
     (text_folder / "test" / "1.txt").write_text("one " * 400)
-    options = ("dataset=folder", f"dataset.path={text_folder}", "evaluate.lines=true", "vocabulary.minimum=1")
+    options = ("dataset=folder", f"dataset.path={text_folder}", "evaluate.lines=true", "vocabulary.min_count=1")
     assert "evaluate.lines=false" in said(*options, where=tmp_path)
     assert not list((tmp_path / "outputs" / "artefacts").glob("fit-*"))
 
@@ -169,7 +169,7 @@ def test_impossible_settings(said: Said) -> None:
     ):
         assert wrong.split("=")[0] in said(wrong)
     assert "layers" in said("model.backbone.layers=0") and "schedule.peak" in said("schedule.peak=abc")
-    for wrong in ("evaluate.bounded=no", "long.crossing=off", "index.rescore=Yes", "compatibility.sorted_windows=on"):
+    for wrong in ("evaluate.bounded=no", "long.across_documents=off", "index.rescore=Yes", "compatibility.sorted_windows=on"):
         assert said(wrong) == f"error: {wrong}: it must be true or false"
     assert "checkpoint=FILE" in said("dictionary=dict.txt")
     assert "model cannot be built" in said("experiment=srupp", "model.backbone.inner=-8")
@@ -179,7 +179,7 @@ def test_impossible_settings(said: Said) -> None:
         "seed=-1",
         "evaluate.context=-1",
         "evaluate.dtype=fp16",
-        "vocabulary.limit=32k",
+        "vocabulary.max_size=32k",
         "tune.interpolation_share=1",
     ):
         assert wrong.split("=")[0] in said(wrong)
@@ -197,7 +197,7 @@ def test_impossible_settings(said: Said) -> None:
     assert "tune.interpolation_share" in said("experiment=cache", "tune.interpolation_share=[0.1,1.0]")
     assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[0,3]")
     assert "or as 500, 30k, 1.5M" in said("evaluate.tokens=lots")
-    assert "no symbol occurs" in said("vocabulary.minimum=100000000")
+    assert "no symbol occurs" in said("vocabulary.min_count=100000000")
     assert "or auto" in said("trainer.devices=0")
     for wrong in ("{local: nan, long: 0.0, others: 0.0, all: 0.0}", "{local: 2.0, long: 0.0, others: 0.0, all: 0.0}"):
         assert "at most 1 together" in said("memory=drawn", f"memory.shares={wrong}")

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, composed
 from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.data.parallel.base import Parallel
 from trime.models.network import build_network
-from trime.pipeline.rows import rows_of
+from trime.pipeline.mixture_specs import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages import datastore, encode
@@ -202,7 +202,7 @@ def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
     plan = Plan(tiny("experiment=trime_ext", *other, *store))
     run(plan.config)
     assert plan.index is not None
-    asked = [plan.valid.information(), plan.test.information()]
+    asked = [plan.valid.summary(), plan.test.summary()]
     assert [plan.index.knn_memory(split).hide_own for split in asked] == [True, False]
 
 
@@ -211,7 +211,7 @@ def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[
     store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=test"]
     plan = Plan(tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", *store))
     run(plan.config)
-    assert plan.index is not None and plan.index.knn_memory(plan.test.information()).hide_own
+    assert plan.index is not None and plan.index.knn_memory(plan.test.summary()).hide_own
 
 
 def test_a_given_model_and_datastore_give_the_same_figures(tiny: Callable[..., DictConfig]) -> None:
@@ -243,7 +243,7 @@ def test_neighbours_and_index_backends(
         "factory=auto",
     ):
         asked = [f"index.{setting}" for setting in index.split()]
-        losses[index] = run(tiny("experiment=knn_lm", *asked, "index.probe=16", *few)).loss
+        losses[index] = run(tiny("experiment=knn_lm", *asked, "index.nprobe=16", *few)).loss
     exact = losses["factory=null"]
     assert exact is not None
     assert losses["factory=Flat"] == pytest.approx(exact, abs=1e-4), "FAISS flat = exact"
@@ -252,10 +252,10 @@ def test_neighbours_and_index_backends(
     assert losses["factory=Cells"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=auto"] == pytest.approx(exact, abs=0.05)
-    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.probe=16", *few)).index
+    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).index
     assert index is not None
-    told = index.statistics()
-    assert told["index"].startswith("Cells") and told["probe"] > 1 and told["expected_recall"] >= 0.95
+    told = index.summary()
+    assert told["index"].startswith("Cells") and told["nprobe"] > 1 and told["expected_recall"] >= 0.95
     assert "recall 0.9" in capsys.readouterr().out or told["expected_recall"] == 1
 
 

@@ -65,9 +65,9 @@ EQUAL: dict[str, Equal] = {
     "target-lang": at("dataset.target"),
     "gen-subset": lambda config, value: {cell.split for cell in config.expected} == {value},
     "beam": at("translation.beam", int),
-    "lenpen": at("translation.penalty", float),
-    "max-len-a": lambda config, value: config.translation.longest[0] == float(value) and config.translation.shortest == 1,
-    "max-len-b": lambda config, value: config.translation.longest[1] == float(value),
+    "lenpen": at("translation.length_penalty", float),
+    "max-len-a": lambda config, value: config.translation.max_length[0] == float(value) and config.translation.min_length == 1,
+    "max-len-b": lambda config, value: config.translation.max_length[1] == float(value),
     "scoring": lambda config, value: value == "sacrebleu" and {cell.measure for cell in config.expected} == {"bleu"},
     "tokenizer": every(is_("dataset.detokenize", True), lambda _, value: value == "moses"),
     "remove-bpe": is_("dataset.cut", True),
@@ -110,14 +110,14 @@ EQUAL: dict[str, Equal] = {
     "dstore-size": is_("datastore.tokens", None),
     "dstore_size": is_("datastore.tokens", None),
     "ncentroids": lambda config, value: config.index.factory == f"IVF{value}_PQ64",  # --code_size is 64 by default
-    "probe": at("index.probe", int),
+    "probe": at("index.nprobe", int),
     "dimension": at("translation.width", int),
     "dist": is_("translation.key", "f"),  # DIST is ip for TrimeMT and l2 for kNN-MT: index.metric, tested with the overrides
 }
 TRAINING = {"max-tokens": every(at("batching.tokens", int), is_("batching.processes", 4), is_("batching.multiple", 8))}
 OVERRIDES: dict[str, Equal] = {
     "k": listed("translation.k", int),
-    "probe": at("index.probe", int),
+    "probe": at("index.nprobe", int),
     "dstore_fp16": is_("datastore.dtype", "float16"),
     "dstore_size": is_("datastore.tokens", None),
 }

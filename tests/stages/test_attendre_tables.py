@@ -62,9 +62,9 @@ def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
 
     @cache
     def initialized(kind: str) -> Path:
-        config = tiny("stages=[initialize]", f"taught.model.kind={kind}", "taught.vocabulary=400")
+        config = tiny("stages=[init_small]", f"small.model.kind={kind}", "small.vocabulary=400")
         run(config)
-        return Plan(config).made_by("initialize")[0].path()
+        return Plan(config).made_by("init_small")[0].path()
 
     return initialized
 
@@ -133,7 +133,7 @@ def test_a_table_runs_from_the_official_files(
         tower = line["name"].removeprefix("q_")
         prompt = TEMPLATE.format(tower, text(int(tower), "wikipedia"), text(int(tower), "web"))
         tokens = len(encode_prompt(tokenizer, prompt))
-        assert tokens > 256 and line["tokens"] == min(tokens, config.answering.last or tokens)
+        assert tokens > 256 and line["tokens"] == min(tokens, config.answering.max_prompt_tokens or tokens)
     assert {line["name"] for line in lines} == {"q_0", "q_1", "q_2"}
 
 

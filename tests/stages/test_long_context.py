@@ -16,8 +16,8 @@ from tests.helpers.questions import BABI
 from trime.plan.language_model import Plan
 from trime.report.answers import match_by_policy
 from trime.run.runner import run
-from trime.stages.long_context.teach import spread_positions
-from trime.tasks.answering import Answering, QuestionBatch, extend_positions
+from trime.stages.long_context.train_small import spread_positions
+from trime.tasks.answering import AnsweringModule, QuestionBatch, extend_positions
 from trime.types import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -32,13 +32,19 @@ def settings(tmp_path: Path) -> list[str]:
     for split in ("train", "valid", "test"):
         (tmp_path / "novels" / split).mkdir(parents=True)
         (tmp_path / "novels" / split / "a.txt").write_text("It was the best of times. It was the worst of times. " * 40)
-    reading = ["model.memory_size=24", "model.chunk=16", "model.top_k=8", "answering.batch=3", "answering.longest=3"]
+    reading = [
+        "model.memory_size=24",
+        "model.chunk=16",
+        "model.top_k=8",
+        "answering.batch_size=3",
+        "answering.max_new_tokens=3",
+    ]
     places = [f"questions.babi={tmp_path}", f"questions.background={tmp_path}/novels", f"paths.outputs={tmp_path}/outputs"]
     return ["questions=babilong", "questions.count=null", *reading, *places, "questions.words=100", "train.updates=4"]
 
 
 @pytest.mark.parametrize("experiment", ["attendre_decoder", "attendre_encdec"])
-def test_a_small_model_is_taught_and_answers(
+def test_a_small_model_is_trained_and_answers(
     experiment: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(f"experiment={experiment}", *settings)
@@ -98,15 +104,15 @@ def test_spread_prompts_are_learned_at_their_positions(
     tiny: Tiny, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor] = []
-    decoder_loss = Answering.decoder_loss
+    decoder_loss = AnsweringModule.decoder_loss
 
-    def record_batch(task: Answering, batch: QuestionBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def record_batch(task: AnsweringModule, batch: QuestionBatch) -> tuple[torch.Tensor, torch.Tensor]:
         assert batch.position is not None
         seen.append(batch.position)
         return decoder_loss(task, batch)
 
-    monkeypatch.setattr(Answering, "decoder_loss", record_batch)
-    run(tiny("experiment=attendre_decoder", *settings, "taught.spread=true", "taught.model.longest=5000"))
+    monkeypatch.setattr(AnsweringModule, "decoder_loss", record_batch)
+    run(tiny("experiment=attendre_decoder", *settings, "small.spread=true", "small.model.longest=5000"))
     assert len(seen) == 4 and 500 < max(int(part.max()) for part in seen) < 5000
 
 
@@ -114,7 +120,7 @@ def test_spread_prompts_are_learned_at_their_positions(
 def test_experiments_run_on_the_embedded_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(f"experiment={experiment}", "train.updates=2", f"paths.outputs={tmp_path}")
     run(config)
-    assert Plan(config).answer.results()["questions"] == config.questions.count
+    assert Plan(config).answer.summary()["questions"] == config.questions.count
 
 
 def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, settings: list[str]) -> None:
@@ -142,9 +148,9 @@ def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, settings: list[
         (["model.end=never"], "model.end=never"),
         (["model.position=far"], "position=far"),
         (["model.name=/nowhere"], "model.name=/nowhere"),
-        (["taught.model.kind=both"], "kind=both"),
-        (["taught.questions.words=900"], "taught.model.longest"),
-        (["taught.spread=true", "taught.model.kind=encdec"], "taught.spread"),
+        (["small.model.kind=both"], "kind=both"),
+        (["small.questions.words=900"], "small.model.longest"),
+        (["small.spread=true", "small.model.kind=encdec"], "small.spread"),
         (["answering.split=dev"], "answering.split=dev"),
     ],
 )

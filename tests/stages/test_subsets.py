@@ -123,9 +123,9 @@ def test_a_frontier_has_each_subset_once(swept: tuple[Plan, Path]) -> None:
     other = json.loads(json.dumps(results))
     other["subsets"]["external_search"]["k"] = 2
     built = json.loads(json.dumps(results))
-    built["datastore"] |= {"index": "IVF16_SQ8", "probe": 4}
+    built["datastore"] |= {"index": "IVF16_SQ8", "nprobe": 4}
     points = frontier_points([results, other, built])
-    assert len(points) == 8 + 4 + 4 and sum("IVF16_SQ8, probe 4, K" in one.label for one in points) == 4
+    assert len(points) == 8 + 4 + 4 and sum("IVF16_SQ8, nprobe 4, K" in one.label for one in points) == 4
     assert all(one.seconds > 0 for one in points) and {
         one.external is None for one in points if "external" not in one.memories
     } == {True}

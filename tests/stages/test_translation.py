@@ -72,7 +72,7 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
     network, _ = open_network(plan.model.path(), config)
     for number, row in enumerate(plan.tune.rows()):
         index = plan.tune.for_row(number).memories.sources.index
-        nearest = index.knn_memory(plan.test.information()) if row.memories and index else None
+        nearest = index.knn_memory(plan.test.summary()) if row.memories and index else None
         translator = Translator(network, row, nearest, corpus, config)
         check_search(plan, network, translator, plan.evaluate.rows()[number]["documents"])
 
@@ -262,7 +262,7 @@ def test_several_devices_follow_translations(tiny: Tiny, tmp_path: Path) -> None
 
 
 def test_language_models_read_no_pairs(tiny: Tiny) -> None:
-    for options in (["experiment=trime"], ["stages=[initialize]"]):
+    for options in (["experiment=trime"], ["stages=[init_small]"]):
         with pytest.raises(UserError, match="parallel text"):
             run(tiny(*options, "dataset=phrases"))
 
@@ -440,12 +440,12 @@ def test_spoilt_files(spoil: Callable[[Path], None], message: str, parallel: Pat
         (["model.backbone.positions=8"], "positions=8"),
         (["translation.k=[99999999]"], "translation.k"),
         (["translation.beam=0"], "translation.beam=0"),
-        (["translation.shortest=-1"], "translation.shortest=-1"),
+        (["translation.min_length=-1"], "translation.min_length=-1"),
         (["translation.joined_dictionary=1"], "translation.joined_dictionary=1"),
         (["translation.unweighted_external=maybe"], "translation.unweighted_external"),
         (["batching.processes=0"], "batching.processes=0"),
         (["translation.k=[0]"], "translation.k"),
-        (["translation.longest=[0,0]"], "translation.longest"),
+        (["translation.max_length=[0,0]"], "translation.max_length"),
         (["translation.width=-4"], "translation.width"),
         (["translation.layers=0"], "translation.layers"),
         (["model.backbone.positions=-3"], "model cannot be built"),
@@ -531,7 +531,7 @@ def test_phrases_are_learned(tiny: Tiny, tmp_path: Path) -> None:
         "translation.dropout=0.0",
         "batching.size=null",
     ]
-    text = ["batching.tokens=1024", "translation.sentences=100", "translation.sentences_at_once=50", "translation.k=[1,4]"]
+    text = ["batching.tokens=1024", "translation.sentences=100", "translation.batch_size=50", "translation.k=[1,4]"]
     learning = ["train.updates=250", "schedule.warmup=50", "schedule.peak=0.003", f"paths.outputs={tmp_path}"]
     run(tiny("experiment=knn_mt", *sizes, *text, *learning))
     (results,) = tmp_path.glob("runs/knn_mt/*/results.json")

@@ -95,7 +95,7 @@ def test_a_data_module_makes_its_corpus_once(text_folder: Path, tmp_path: Path) 
         text_module(text_folder, text_folder).prepare_data()
 
 
-def test_a_data_module_wants_a_number_of_updates(text_folder: Path, tmp_path: Path) -> None:
+def test_a_data_module_needs_a_number_of_updates(text_folder: Path, tmp_path: Path) -> None:
     data = text_module(text_folder, tmp_path / "corpus")
     data.prepare_data()
     data.setup("fit")
@@ -151,7 +151,7 @@ def test_epochs_of_few_batches(argument: str, tiny: Tiny, tmp_path: Path, monkey
 
 
 def test_several_processes_log_once(tiny: Tiny, tmp_path: Path) -> None:
-    """A callback that wants a logger finds one in every process."""
+    """A callback that needs a logger finds one in every process."""
     devices = ("trainer.devices=2", "trainer.accelerator=cpu", "train.log_every=1", f"paths.outputs={tmp_path}")
     config = tiny("experiment=vanilla", "dataset.modules=20", LR, CSV, *devices)
     train(config)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.config.fields import help_of
-from trime.config.reproduce import PREFIX, Row, read_table, tables
+from trime.config.reproduce import PREFIX, PublishedRow, read_table, tables
 from trime.config.schema import Settings
 from trime.config.table_source import GROUP
 
@@ -28,8 +28,8 @@ Stages, in order (stages=[fit,encode] runs some of them; what exists is not made
   encode     g and masses of valid and store    report     results.json, table, picture
 And by name: import (a released checkpoint), audit (does anything leak?), ledger (published figures beside ours),
 generate (continues prompt_file=FILE or standard input; explain=true tells where each token came from),
-initialize (a small untrained model in the transformers format, for model=pretrained),
-teach and answer (a pretrained model reads long contexts: experiment=attendre_decoder), record and replay (every
+init_small (a small untrained model in the transformers format, for model=pretrained),
+train_small and answer (a pretrained model reads long contexts: experiment=attendre_decoder), record and replay (every
 eviction policy and size over one text, of a memory inside a model or of the long one)
 
 Often changed:
@@ -92,12 +92,12 @@ def shown(value: Any) -> str:
     return f"[{','.join(map(shown, value))}]" if isinstance(value, list) else str(value)
 
 
-def groups(conf: Path) -> dict[str, dict[str, Path | Row]]:
+def groups(conf: Path) -> dict[str, dict[str, Path | PublishedRow]]:
     """Return the choices of each group by their names: files, or rows of a published table."""
     folders = [
         folder for folder in conf.rglob("*") if folder.is_dir() and folder.parts[len(conf.parts)] not in (PREFIX, "hydra")
     ]
-    found: dict[str, dict[str, Path | Row]] = {
+    found: dict[str, dict[str, Path | PublishedRow]] = {
         folder.relative_to(conf).as_posix(): {file.stem: file for file in sorted(folder.glob("*.yaml"))} for folder in folders
     }
     for table, path in tables(conf / PREFIX).items():
@@ -105,12 +105,12 @@ def groups(conf: Path) -> dict[str, dict[str, Path | Row]]:
     return {name: choices for name, choices in sorted(found.items()) if choices}
 
 
-def lines_of_group(topic: str, choices: dict[str, Path | Row]) -> Iterator[str]:
+def lines_of_group(topic: str, choices: dict[str, Path | PublishedRow]) -> Iterator[str]:
     """Yield a group's choices, each with its help."""
     if choices:
         yield f"{topic}=NAME, one of:"
     for name, choice in choices.items():
-        yield f"  {name:<18} {choice.help_text() if isinstance(choice, Row) else first_comment(choice)}"
+        yield f"  {name:<18} {choice.help_text() if isinstance(choice, PublishedRow) else first_comment(choice)}"
 
 
 def first_comment(file: Path) -> str:

@@ -23,7 +23,7 @@ PLACEHOLDERS = ("row", "experiment", "model")  # {row} in help or settings stand
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """A row of a published table: an experiment, what it changes there, and the published results that it reproduces."""
 
     name: str  # of the run
@@ -77,22 +77,22 @@ def tables(folder: Path = CONF / PREFIX) -> dict[str, Path]:
 
 
 @cache
-def read_table(path: Path) -> dict[str, Row]:
+def read_table(path: Path) -> dict[str, PublishedRow]:
     """Return the rows of a table by their names, in alphabetical order."""
     common = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
     rows = common.pop("rows")
     return {name: read_row(path, name, common, rows[name] or {}) for name in sorted(rows)}
 
 
-def read_row(path: Path, name: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
+def read_row(path: Path, name: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> PublishedRow:
     """Return a row of a table's file."""
     content = {"name": f"{PREFIX}_{path.stem}_{name}", "experiment": name, **merged(common, own)}
     content["deviations"] = [*common.get("deviations", []), *own.get("deviations", [])]
-    if unknown := content.keys() - {entry.name for entry in fields(Row)}:
-        raise UserError(f"{path}: row {name} has {', '.join(sorted(unknown))}, which no row has")
+    if unknown := content.keys() - {entry.name for entry in fields(PublishedRow)}:
+        raise UserError(f"{path}: row {name} has unknown keys: {', '.join(sorted(unknown))}")
     if unknown := content.get("expected", {}).keys() - content.get("columns", {}).keys():
         raise UserError(f"{path}: row {name} expects {', '.join(sorted(unknown))}, not one of the columns")
-    return Row(**content)
+    return PublishedRow(**content)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,6 +104,6 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return both
 
 
-def reproduced_rows(folder: Path = CONF / PREFIX) -> dict[str, Row]:
+def reproduced_rows(folder: Path = CONF / PREFIX) -> dict[str, PublishedRow]:
     """Return the rows of all tables by the names of their experiments, as reproduce/table2/trime."""
     return {f"{PREFIX}/{table}/{name}": row for table, path in tables(folder).items() for name, row in read_table(path).items()}

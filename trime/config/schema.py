@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trime.choices import ANALYZERS, DTYPES, EXCLUDED, EXTENSIONS, INTERPOLATED, METRICS, STORED_KEYS
+from trime.choices import ANALYZERS, CACHED_KEYS, DTYPES, EXCLUDED, EXTENSIONS, INTERPOLATED, METRICS
 from trime.config.fields import Rule, section, setting
 
 STAGES = ["import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report"]  # by default, in order
-TAUGHT_MODEL = {
+SMALL_MODEL = {
     "_target_": "trime.models.pretrained.small.Small",
     "kind": "decoder",
     "width": 128,
@@ -54,8 +54,8 @@ class Artefacts:
 class Vocabulary:
     """The vocabulary of the training split."""
 
-    limit: int | None = setting(32000, "most symbols; null: every symbol", at_least=3, whole=True, optional=True)
-    minimum: int = setting(2, "occurrences that a symbol needs to be in the vocabulary", at_least=0, whole=True)
+    max_size: int | None = setting(32000, "most symbols; null: every symbol", at_least=3, whole=True, optional=True)
+    min_count: int = setting(2, "occurrences that a symbol needs to be in the vocabulary", at_least=0, whole=True)
     fairseq: Switch = switch(False, "special symbols and padding as in fairseq's dictionaries")
 
 
@@ -97,8 +97,8 @@ class Train:
 class Long:
     """The long-term memory at test; tune.memory_size sets its sizes."""
 
-    crossing: Switch = switch(False, "true: entries of earlier documents stay, as published")
-    repeats: Switch = switch(False, "true: contexts of the window are also in the long memory, as published")
+    across_documents: Switch = switch(False, "true: entries of earlier documents stay, as published")
+    include_window: Switch = switch(False, "true: contexts of the window are also in the long memory, as published")
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Evaluate:
     rows: list[Any] = setting(
         [{"joint": []}], "rows of the results, as in the papers; the last one is the experiment's main result"
     )
-    papers: Switch = switch(True, "evaluate all of these rows; false: only the first, beside what mixture= mixes")
+    all_rows: Switch = switch(True, "evaluate all of these rows; false: only the first, beside what mixture= mixes")
     memories: list[str] | None = setting(None, "memories that mixture= mixes, as [local,ngram]; null: all memories in the rows")
     subsets: str = setting(
         "leave_one_out",
@@ -168,7 +168,7 @@ class Index:
     recall: float = setting(
         0.95, "share of the exact K nearest entries to find, for factory auto; tune measures it on valid", above=0, at_most=1
     )
-    probe: int = setting(1, "cells searched per query; with auto, as many as the recall needs", at_least=1, whole=True)
+    nprobe: int = setting(1, "cells searched per query; with auto, as many as the recall needs", at_least=1, whole=True)
     rescore: Switch = switch(False, "compute similarities from the stored keys instead of their codes")
     device: str = setting(
         "cpu", "where FAISS searches; cuda needs faiss-gpu, pip install 'trime[gpu]'", choices=("cpu", "cuda")
@@ -250,24 +250,24 @@ class Frontier:
 class Generate:
     """Settings of stages=[generate]."""
 
-    tokens: int = setting(100, "tokens to generate", at_least=1, whole=True)
+    max_new_tokens: int = setting(100, "most tokens to generate", at_least=1, whole=True)
     temperature: float = setting(0.8, "of sampling; 0: always the most likely token", at_least=0)
     top_p: float = setting(0.95, "sample from the smallest set of tokens with this probability", above=0, at_most=1)
     entries: int = setting(3, "entries of memories that explain=true lists per token", at_least=0, whole=True)
 
 
 @dataclass
-class Taught:
-    """stages=[teach]: a small model in the transformers format, on questions over short contexts (initialize: untrained)."""
+class Small:
+    """A small model in the transformers format, which stages=[train_small] trains on questions over short contexts."""
 
-    model: Any = setting(TAUGHT_MODEL, "kind and sizes of the model")
+    model: Any = setting(SMALL_MODEL, "kind and sizes of the model")
     questions: dict[str, Any] = setting({"words": 128, "least": 0}, "settings of questions that differ in training")
-    vocabulary: int = setting(8000, "words (initialize: byte pairs)", at_least=3, whole=True)
+    vocabulary: int = setting(8000, "words; with stages=[init_small] byte pairs", at_least=3, whole=True)
     batch: int = setting(16, "questions per update", at_least=1, whole=True)
-    alone_share: float = setting(
+    facts_only_share: float = setting(
         0.0, "share of updates, at the start, on facts without the text around them", at_least=0, at_most=1
     )
-    prompt_share: float = setting(
+    prompt_loss_weight: float = setting(
         0.2, "weight of the prompts in a decoder's loss; the answers have the rest", at_least=0, at_most=1
     )
     question_first: Switch = switch(True, "the question stands before the context too")
@@ -279,9 +279,9 @@ class Answering:
     """Settings of stages=[answer]."""
 
     split: str = setting("test", "split of the questions", choices=("train", "valid", "test"))
-    batch: int = setting(8, "questions per batch", at_least=1, whole=True)
-    longest: int = setting(8, "most tokens of an answer", at_least=1, whole=True)
-    last: int | None = setting(
+    batch_size: int = setting(8, "questions per batch", at_least=1, whole=True)
+    max_new_tokens: int = setting(8, "most tokens of an answer", at_least=1, whole=True)
+    max_prompt_tokens: int | None = setting(
         None, "read only this many last tokens of a prompt; null: all", at_least=1, whole=True, optional=True
     )
     question_first: Switch = switch(True, "the question stands before the context too")
@@ -307,17 +307,19 @@ class Translation:
     )
     k: list[int] = setting([1, 2, 4, 8, 16, 32, 64], "values of K; valid's BLEU chooses", filled=True, at_least=1, whole=True)
     beam: int = setting(4, "hypotheses per sentence", at_least=1, whole=True)
-    penalty: float = setting(
+    length_penalty: float = setting(
         0.6, "score = log-probability / length^penalty, both including the end of the sentence", at_least=-10, at_most=10
     )
-    shortest: int = setting(0, "fewest pieces of a translation", at_least=0, whole=True)
-    longest: list[float] = setting([1.5, 10], "[a, b]: a translation of n source pieces has at most a n + b pieces", at_least=0)
+    min_length: int = setting(0, "fewest pieces of a translation", at_least=0, whole=True)
+    max_length: list[float] = setting(
+        [1.5, 10], "[a, b]: a translation of n source pieces has at most a n + b pieces", at_least=0
+    )
     unweighted_external: Switch = switch(False, "add (1 - share) p + p_external, as the published decoder does")
     best_by: str = setting(
         "objective", "what train.keep=best compares: the validation objective or BLEU", choices=("objective", "bleu")
     )
     sentences: int | None = setting(None, "sentences to translate per split; null: all", at_least=1, whole=True, optional=True)
-    sentences_at_once: int = setting(64, "sentences per batch of translation", at_least=1, whole=True)
+    batch_size: int = setting(64, "sentences per batch of translation", at_least=1, whole=True)
 
 
 @dataclass
@@ -443,7 +445,7 @@ class Settings:
     replay: Replay = section(Replay, "eviction policies tried on a recorded run")
     frontier: Frontier = section(Frontier, "the budget for table=frontier")
     generate: Generate = section(Generate, "stages=[generate]")
-    taught: Taught = section(Taught, "stages=[teach]")
+    small: Small = section(Small, "stages=[train_small] and [init_small]")
     answering: Answering = section(Answering, "stages=[answer]")
     translation: Translation = section(Translation, "task=translation")
     domain: Domain = section(Domain, "experiment=domain/…")
@@ -501,7 +503,7 @@ PRETRAINED = {
     "model.top_k": Rule(at_least=1, whole=True, optional=True),
     "model.dtype": Rule(choices=DTYPES),
     "model.position": Rule(choices=EXTENSIONS),
-    "model.stored": Rule(choices=STORED_KEYS),
+    "model.cached_keys": Rule(choices=CACHED_KEYS),
     "model.search": Rule(choices=("exact", "buckets")),
     "model.factor": Rule(at_least=1),
     "model.end": Rule(choices=("flush", "drain")),

@@ -11,7 +11,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from trime.config.folder import CONF
-from trime.config.reproduce import PREFIX, Row, read_table, tables
+from trime.config.reproduce import PREFIX, PublishedRow, read_table, tables
 
 GROUP = f"experiment/{PREFIX}"
 
@@ -58,7 +58,7 @@ class TableSource(ConfigSource):
         parent, _, table = group.rpartition("/")
         return tables(Path(self.path)).get(table) if parent == GROUP else None
 
-    def find_row(self, config_path: str) -> Row | None:
+    def find_row(self, config_path: str) -> PublishedRow | None:
         """Return the row of an experiment's path, None if there is no such row."""
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
         file = self.file_of(group)

@@ -55,7 +55,7 @@ class Vocabulary:
         ranked = sorted(((s, c) for s, c in counts.items() if c >= minimum), key=lambda pair: (-pair[1], pair[0]))
         chosen = ranked if limit is None else ranked[: max(limit - 2, 0)]
         if not chosen:
-            raise UserError(f"no symbol occurs {minimum} times: lower vocabulary.minimum, or train on more text")
+            raise UserError(f"no symbol occurs {minimum} times: lower vocabulary.min_count, or train on more text")
         unknown += sum(counts.values()) - sum(count for _, count in chosen)
         symbols = [EOS, UNKNOWN, *(symbol for symbol, _ in chosen)]
         return Vocabulary(symbols, [eos, unknown, *(count for _, count in chosen)])

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row, scales
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec, scales
 from trime.memory.base import Entries
 from trime.types import Float, Int, Tensor
 
@@ -29,7 +29,7 @@ class Attribution(NamedTuple):
 
 
 def grid_attribution(
-    row: Row,
+    row: MixtureSpec,
     vocabulary: Float[Tensor, "*n v"],
     entries: dict[str, Entries],
     width: int,
@@ -81,27 +81,31 @@ class ExpertDistributions(NamedTuple):
 
 
 def expert_distributions(
-    row: FittedRow, vocabulary: Float[Tensor, "*n v"], entries: dict[str, Entries], width: int, scaled_interpolation: bool
+    row: FittedMixtureSpec,
+    vocabulary: Float[Tensor, "*n v"],
+    entries: dict[str, Entries],
+    width: int,
+    scaled_interpolation: bool,
 ) -> ExpertDistributions:
     """Return the distributions of a row's experts after each context; ``vocabulary`` is each token's log-mass."""
     divisors = torch.tensor(row.divisors(*scales(width, scaled_interpolation)), dtype=torch.float64, device=vocabulary.device)
     totals, shares = [vocabulary.logsumexp(-1, keepdim=True)], {}
-    for name in row.joint:
+    for name in row.memory_order:
         memory = entries[name]
         scores = memory.similarity.double().unsqueeze(-2) / divisors[:, None] if memory.counts is None else memory.counts
         total = scores.logsumexp(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
         shares[name] = (scores - total.nan_to_num(neginf=0).unsqueeze(-1)).exp()
         totals.append(total.to(vocabulary))
-    tokens = {name: entries[name].token for name in row.joint}
+    tokens = {name: entries[name].token for name in row.memory_order}
     return ExpertDistributions(vocabulary.softmax(-1), torch.cat(totals, -1), shares, tokens)
 
 
-def fitted_attribution(row: FittedRow, experts: ExpertDistributions, log_weights: Float[Tensor, "*n e"]) -> Attribution:
+def fitted_attribution(row: FittedMixtureSpec, experts: ExpertDistributions, log_weights: Float[Tensor, "*n e"]) -> Attribution:
     """Attribute probabilities under a fitted mixture that gives the experts ``log_weights`` after each context."""
     weights, first = log_weights.double().exp(), 1
     parts = {"vocabulary": weights[..., :1].to(experts.vocabulary) * experts.vocabulary}
     entry_weights = {}
-    for name in row.joint:
+    for name in row.memory_order:
         size = experts.entries[name].shape[-2]
         memory_weights, first = weights[..., first : first + size, None], first + size
         entry_weights[name] = (memory_weights * experts.entries[name].double()).sum(-2)

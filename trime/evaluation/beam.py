@@ -25,17 +25,17 @@ class Hypothesis(NamedTuple):
 
 
 class Beam(NamedTuple):
-    """A beam of ``size`` hypotheses a sentence; ``penalty`` of length 1 scores by the mean log-probability, 0 by the sum.
+    """A beam of ``size`` hypotheses a sentence; ``length_penalty`` 1 scores by the mean log-probability, 0 by the sum.
 
-    ``shortest`` is the minimum number of tokens of a hypothesis (fairseq's --min-len).
+    ``min_length`` is the minimum number of tokens of a hypothesis (fairseq's --min-len).
     """
 
     size: int
-    penalty: float
-    shortest: int = 0
+    length_penalty: float
+    min_length: int = 0
 
     def search(self, step: Step, start: int, end: int, longest: list[int], device: torch.device) -> list[Hypothesis]:
-        """Return the best finished hypothesis of each sentence, of ``shortest`` to ``longest`` tokens.
+        """Return the best finished hypothesis of each sentence, of ``min_length`` to ``longest`` tokens.
 
         ``step`` returns the log-probabilities of each row's next token; its arguments are the rows of the previous call
         that are continued, and the tokens chosen for them. The first call has rows 0 to n - 1, ``size`` for each sentence.
@@ -59,7 +59,7 @@ class Beam(NamedTuple):
                 for candidate in range(k):
                     if ends[candidate] and best[place, candidate] > -torch.inf:
                         row = place * k + int(parent[place, candidate])
-                        normalized = float(best[place, candidate]) / length**self.penalty
+                        normalized = float(best[place, candidate]) / length**self.length_penalty
                         finished[sentence].append(Hypothesis(tokens[row, 1:].tolist(), normalized))
                 if len(finished[sentence]) < k and length <= longest[sentence]:
                     active.append(place)
@@ -77,7 +77,7 @@ class Beam(NamedTuple):
         self, log_probs: Float[Tensor, "n v"], length: int, must_end: Bool[Tensor, " n"], end: int
     ) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"]]:
         """Return the log-probabilities and tokens of the best continuations of each row; rows that must end have one."""
-        if length <= self.shortest:
+        if length <= self.min_length:
             log_probs = log_probs.index_fill(1, torch.tensor([end], device=log_probs.device), -torch.inf)
         top, following = log_probs.topk(min(2 * self.size, log_probs.shape[1]), dim=1)  # a sentence never needs more of one row
         return force_end(top, following, log_probs[:, end], must_end[:, None], end) if must_end.any() else (top, following)

@@ -13,11 +13,11 @@ from trime.types import Float, Mass, Tensor
 
 
 @dataclass(frozen=True)
-class FittedRow:
+class FittedMixtureSpec:
     """A row with a fitted mixture; ``fitted`` is None until the mixture has been fitted."""
 
     kind: str  # name of the mixture, as adaptive or calibrated
-    joint: tuple[str, ...]  # the memories
+    memory_order: tuple[str, ...]  # the memories, in the order of their experts
     temperatures: tuple[float, ...]
     sizes: tuple[int, ...] = (0,)
     fitted: Mixture | None = None
@@ -27,12 +27,12 @@ class FittedRow:
 
     @property
     def memories(self) -> set[str]:
-        return {*self.joint}
+        return {*self.memory_order}
 
     @property
     def label(self) -> str:
         kind = f"{self.kind}, online" if self.online else self.kind
-        return f"{kind}: {', '.join(['vocabulary', *self.joint])}"
+        return f"{kind}: {', '.join(['vocabulary', *self.memory_order])}"
 
     @property
     def mixture(self) -> str:
@@ -61,7 +61,7 @@ class FittedScorer:
 
     evidence: Evidence
 
-    def __init__(self, row: FittedRow):
+    def __init__(self, row: FittedMixtureSpec):
         assert row.fitted is not None, "the mixture has not been fitted yet"
         self.row, self.history = row, History(row.fitted.decays)
         self.mixture: Mixture | None = None
@@ -72,7 +72,9 @@ class FittedScorer:
         document = window.query.place.document
         if self.mixture is None:
             self.mixture = self.row.mixture_on(document.device)
-        evidence = self.evidence = stack_evidence(window.vocabulary, {name: masses[name] for name in self.row.joint}, document)
+        evidence = self.evidence = stack_evidence(
+            window.vocabulary, {name: masses[name] for name in self.row.memory_order}, document
+        )
         log_probability = evidence.log_probability
         history = self.history.features(int(document[0]), log_probability)
         self.log_weights = self.mixture.log_weights(evidence.total, history)

@@ -20,8 +20,8 @@ from trime.evaluation.attribution import (
     fitted_attribution,
     grid_attribution,
 )
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row, scales
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec, scales
 from trime.memory.base import Entries, Memory, Window
 from trime.mixtures.experts import Evidence, History, stack_evidence
 from trime.models.attention_trace import AttentionTrace
@@ -69,7 +69,7 @@ class Continuation:
     def __init__(
         self,
         network: Network,
-        row: Row | FittedRow,
+        row: MixtureSpec | FittedMixtureSpec,
         memories: dict[str, Memory],
         windows: WindowLengths,
         start: int,
@@ -83,7 +83,7 @@ class Continuation:
         self.tokens: list[int] = []
         network.record_attention()
         self.state = None  # of the backbone, after the previous windows
-        self.mixture = row.mixture_on(self.device) if isinstance(row, FittedRow) else None
+        self.mixture = row.mixture_on(self.device) if isinstance(row, FittedMixtureSpec) else None
         self.history = History(self.mixture.decays) if self.mixture else None
         self.learned_history = copy.deepcopy(self.history)  # of the windows that the mixture has learned from
         self.history_length = 0  # tokens that the history has seen
@@ -152,13 +152,13 @@ class Continuation:
 
     def update_history(self, window: Window) -> Evidence:
         """Add the window's tokens that the history has not seen; return the experts' evidence for all of them."""
-        assert isinstance(self.row, FittedRow) and self.history
+        assert isinstance(self.row, FittedMixtureSpec) and self.history
         targets = window.query.token
         mass = self.network.vocabulary_mass(self.f[window.context : window.context + len(targets)], targets)
         divisor = window.contexts.g.new_tensor(
             self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled_interpolation))
         )
-        masses = {name: self.memories[name].experts(window, divisor) for name in self.row.joint}
+        masses = {name: self.memories[name].experts(window, divisor) for name in self.row.memory_order}
         largest = {name: Mass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
         evidence = stack_evidence(mass, largest, window.query.place.document)
         self.history.features(0, evidence.log_probability[max(self.history_length - window.scored_from, 0) :])
@@ -176,27 +176,25 @@ class Continuation:
         mass = self.network.vocabulary_mass(self.f[-1:], any_token)
         vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + mass.total.double()  # type: ignore[operator]
         width = window.contexts.g.shape[1]
-        if isinstance(self.row, Row):
+        if isinstance(self.row, MixtureSpec):
             return grid_attribution(self.row, vocabulary, entries, width, self.scaled_interpolation, mass.gate), entries
         self.experts = expert_distributions(self.row, vocabulary, entries, width, self.scaled_interpolation)
         return self.mix(self.row, self.experts), entries
 
-    def mix(self, row: FittedRow, experts: ExpertDistributions) -> Attribution:
+    def mix(self, row: FittedMixtureSpec, experts: ExpertDistributions) -> Attribution:
         """Mix the experts' distributions of the next token with the fitted mixture's weights."""
         assert self.mixture is not None and self.history
         unknown = experts.total.new_zeros(1, len(experts.total), dtype=torch.float)
         features = copy.deepcopy(self.history).features(0, unknown)  # before the next token
         return fitted_attribution(row, experts, self.mixture.log_weights(experts.total[None].float(), features)[0])
 
-    def generate(self, count: int, sampler: TokenSampler, seed: int, stop: int | None = None) -> Iterator[Step]:
-        """Generate up to ``count`` tokens, ending with the token ``stop``."""
+    def generate(self, count: int, sampler: TokenSampler, seed: int) -> Iterator[Step]:
+        """Generate ``count`` tokens."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(count):
             attribution, entries = self.next()
             token = sampler(attribution.probability[: self.vocabulary], generator)
             yield Step(token, attribution, entries, self.network.attention_trace())
-            if token == stop:
-                return
             self.read([token])
 
 

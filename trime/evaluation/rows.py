@@ -30,7 +30,7 @@ class Interpolation:
 
 
 @dataclass(frozen=True)
-class Row:
+class MixtureSpec:
     """A row with its grid; a tuned row has single values."""
 
     joint: tuple[str, ...]
@@ -88,7 +88,7 @@ class Row:
             axes += [[{temperature: t} for t in interpolation.temperature], [{share: s} for s in interpolation.share]]
         return [dict(item for part in parts for item in part.items()) for parts in product(*axes)]
 
-    def at(self, chosen: dict[str, float]) -> Row:
+    def at(self, chosen: dict[str, float]) -> MixtureSpec:
         """Return the row with the chosen settings alone."""
         temperature = (chosen["temperature"],) if self.joint else self.temperature
         interpolations = tuple(
@@ -96,13 +96,13 @@ class Row:
             for interpolation, (t, share) in zip(self.interpolations, self.names, strict=True)
         )
         sizes = (int(chosen["memory_size"]),) if "long" in self.memories else self.sizes
-        return Row(self.joint, interpolations, temperature, sizes)
+        return MixtureSpec(self.joint, interpolations, temperature, sizes)
 
 
 class GridScorer:
     """Scores each window by itself over the grid of a row."""
 
-    def __init__(self, row: Row):
+    def __init__(self, row: MixtureSpec):
         self.row = row
 
     def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
@@ -126,7 +126,7 @@ def interpolate_grid(base: Float[Tensor, "_ a n"], memory: Mass, shares: tuple[f
     return interpolate(base[:, :, None, None], broadcast, share).flatten(1, 3)
 
 
-def rows_from_config(specifications: Any, grid: Any, known: tuple[str, ...]) -> list[Row]:
+def rows_from_config(specifications: Any, grid: Any, known: tuple[str, ...]) -> list[MixtureSpec]:
     """Parse ``evaluate.rows`` into rows over the grid of ``tune``; ``known`` names all memories.
 
     Raises UserError where there is no row, or where one cannot be parsed.
@@ -136,7 +136,7 @@ def rows_from_config(specifications: Any, grid: Any, known: tuple[str, ...]) -> 
     return [parse_row(specification, grid, known) for specification in specifications]
 
 
-def parse_row(specification: Any, grid: Any, known: tuple[str, ...]) -> Row:
+def parse_row(specification: Any, grid: Any, known: tuple[str, ...]) -> MixtureSpec:
     """Parse one row: {joint: [names], interpolate: [[names], ...]}; UserError where it is invalid."""
     fields = dict(specification) if isinstance(specification, dict) else {f"{specification}": None}
     joined = tuple(fields.pop("joint", None) or ())
@@ -146,14 +146,14 @@ def parse_row(specification: Any, grid: Any, known: tuple[str, ...]) -> Row:
         )
         for names in fields.pop("interpolate", None) or ()
     )
-    row = Row(joined, interpolations, tuple(grid.temperature) if joined else (1.0,))
+    row = MixtureSpec(joined, interpolations, tuple(grid.temperature) if joined else (1.0,))
     unknown = [*fields, *(row.memories - set(known))]
     if unknown or len(interpolations) > 2 or any(not part.memories for part in interpolations):
         raise UserError(
             f"evaluate.rows: {unknown or interpolations} is not understood: a row is {{joint: [...], interpolate: [[...]]}} "
             f"over the memories {', '.join(known)}, with at most two interpolations"
         )
-    return Row(joined, interpolations, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
+    return MixtureSpec(joined, interpolations, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
 
 
 def interpolated_memories(names: str | list[str], joined: tuple[str, ...]) -> tuple[str, ...]:

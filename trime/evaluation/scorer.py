@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row, scales
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec, scales
 from trime.memory.base import Memory, Window
 from trime.types import Float, Mass, Tensor
 
@@ -30,7 +30,7 @@ class Scorer:
 
     def __init__(
         self,
-        rows: Sequence[Row | FittedRow],
+        rows: Sequence[MixtureSpec | FittedMixtureSpec],
         memories: Mapping[str, Memory],
         scaled_interpolation: bool,
         jumps_clear: bool = False,
@@ -88,7 +88,7 @@ class Scorer:
         return result
 
     def row_masses(
-        self, masses: WindowMasses, row: Row | FittedRow, distinct: Tensor, divisors: list[float]
+        self, masses: WindowMasses, row: MixtureSpec | FittedMixtureSpec, distinct: Tensor, divisors: list[float]
     ) -> dict[str, Mass]:
         """Select the masses of a row's memories at the row's divisors and memory sizes, in the row's order."""
         index = torch.searchsorted(distinct, torch.tensor(divisors, device=distinct.device))
@@ -103,7 +103,7 @@ class Scorer:
         return result
 
 
-def memory_names(rows: Sequence[Row | FittedRow]) -> set[str]:
+def memory_names(rows: Sequence[MixtureSpec | FittedMixtureSpec]) -> set[str]:
     """Return the names of all memories of some rows."""
     return set().union(*(row.memories for row in rows))
 

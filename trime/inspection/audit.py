@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
-from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.io import write_atomically
 from trime.memory.base import Window
 from trime.memory.external import ExternalMemory
@@ -32,8 +32,8 @@ from trime.models.network import Reader
 from trime.pipeline.model_io import open_network
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
-from trime.stages.encode import windows_of
-from trime.stages.tune import scorer_of
+from trime.stages.encode import read_windows
+from trime.stages.tune import build_scorer
 from trime.types import Mass, Tensor, UserError, contexts_of, is_token
 
 MAX_WINDOWS = 6  # windows of the test text that are altered
@@ -54,7 +54,7 @@ class Audit:
         self.network, _ = open_network(plan.model.path(), config)
         self.device = device_of(config)
         self.network.to(self.device)
-        self.scorer = scorer_of(config, plan.tune.rows(), plan.memories, plan.test)
+        self.scorer = build_scorer(config, plan.tune.rows(), plan.memories, plan.test)
         self.unaltered: dict[int, list[Tensor]] = {}  # scores by window number
 
     @property
@@ -123,7 +123,7 @@ class Audit:
 
     def change_by_target(self, number: int) -> float:
         """Return the change in the weights of fitted mixtures, up to and at a token, when another target is scored there."""
-        fitted = [(index, row) for index, row in enumerate(self.scorer.rows) if isinstance(row, FittedRow)]
+        fitted = [(index, row) for index, row in enumerate(self.scorer.rows) if isinstance(row, FittedMixtureSpec)]
         windows, weights = list(self.encode(self.text, self.relevant_windows(number))), []
         last = windows[-1]
         assert last.targets is not None
@@ -141,7 +141,7 @@ class Audit:
     def stored_encoding_error(self, number: int) -> float:
         """Return the mean difference between the scores by stored and by fresh encodings of a window, in nats per token."""
         numbers = self.relevant_windows(number)
-        windows = islice(windows_of(self.plan.test.path(), self.device), numbers[0], numbers[-1] + 1)
+        windows = islice(read_windows(self.plan.test.path(), self.device), numbers[0], numbers[-1] + 1)
         (*_, (_, row_scores)) = self.scorer.scores(windows)
         pairs = zip(row_scores, self.unaltered_scores(number), strict=True)
         return float(np.max([float((stored[0, 0] - fresh).abs().mean()) for stored, fresh in pairs]))
@@ -171,7 +171,7 @@ class Audit:
     def own_entries(self, nearest: KNNMemory) -> dict[str, float]:
         """Return the share of retrieved entries that are of the query's own document, for a datastore of the same text."""
         shares: dict[str, list[float]] = {}
-        windows = windows_of(self.plan.test.path(), torch.device("cpu"))
+        windows = read_windows(self.plan.test.path(), torch.device("cpu"))
         for window in islice(windows, None, None, max(1, len(self.windows) // MAX_WINDOWS)):
             score, _, index = nearest.entries(window.query)
             own = (nearest.store.document[index] == window.query.place.document[:, None]) & score.isfinite()
@@ -191,10 +191,10 @@ def audit(plan: Plan) -> dict[str, Any]:
     results = {
         "windows": numbers,
         "windows_after_borders": borders,
-        "stored_encodings_differ": float(np.max(stored)),
-        "own_and_later_tokens_move": float(np.max(later)),
-        "asked_token_moves_weights": float(np.max(weights)),
-        "other_documents_move": float(np.max(others)) if others else None,
+        "stored_encoding_error": float(np.max(stored)),
+        "max_change_by_later_tokens": float(np.max(later)),
+        "max_weight_change_by_target": float(np.max(weights)),
+        "max_change_by_other_documents": float(np.max(others)) if others else None,
         "test_documents_in_datastore": checks.datastore_overlap(),
         "datastore_is_the_test_text": checks.stores_test_text,
         "tolerance": TOLERANCE,
@@ -210,8 +210,8 @@ def audit(plan: Plan) -> dict[str, Any]:
 def is_bounded(checks: Audit) -> bool:
     """Return True if evaluation treats documents as independent of one another."""
     config, rows = checks.plan.config, checks.scorer.rows
-    crosses = config.long.crossing and any("long" in row.memories for row in rows)
-    learns_online = any(isinstance(row, FittedRow) and row.online for row in rows)
+    crosses = config.long.across_documents and any("long" in row.memories for row in rows)
+    learns_online = any(isinstance(row, FittedMixtureSpec) and row.online for row in rows)
     return config.evaluate.bounded and not learns_online and not crosses
 
 
@@ -225,8 +225,8 @@ def evenly_spaced(numbers: np.ndarray) -> list[int]:
 def violations(results: dict[str, Any]) -> list[str]:
     """Return a message for each check that failed; a NaN fails."""
     messages = []
-    later, weights = results["own_and_later_tokens_move"], results["asked_token_moves_weights"]
-    others, stored = results["other_documents_move"], results["stored_encodings_differ"]
+    later, weights = results["max_change_by_later_tokens"], results["max_weight_change_by_target"]
+    others, stored = results["max_change_by_other_documents"], results["stored_encoding_error"]
     if not later <= TOLERANCE:
         messages.append(f"altering a token and later ones changes its probability by {later:.2g} nats")
     if not weights <= TOLERANCE:
@@ -245,12 +245,12 @@ def violations(results: dict[str, Any]) -> list[str]:
 
 def verdict(results: dict[str, Any], uses_datastore: bool) -> str:
     """Return what a passed audit found, a line for each check."""
-    windows, later = len(results["windows"]), results["own_and_later_tokens_move"]
+    windows, later = len(results["windows"]), results["max_change_by_later_tokens"]
     lines = [f"audit: altering a token and later ones changes no probability up to it ({windows} windows, {later:.1e} nats)"]
-    if results["other_documents_move"] is None:
+    if results["max_change_by_other_documents"] is None:
         lines.append("audit: other documents not checked: documents are not bounded by these settings, or there is only one")
     else:
-        others = results["other_documents_move"]
+        others = results["max_change_by_other_documents"]
         lines.append(f"audit: altering other documents changes no probability ({others:.1e} nats)")
     if uses_datastore and results["datastore_is_the_test_text"]:
         lines.append("audit: the datastore holds the test text, and no document retrieves entries of its own")
@@ -260,7 +260,7 @@ def verdict(results: dict[str, Any], uses_datastore: bool) -> str:
             f"audit: at most {100 * max(shares, default=0):.1f} % of a test document are runs of {RUN_LENGTH} tokens in the "
             f"datastore ({len(shares)} documents searched, those of at least {2 * RUN_LENGTH - 1} tokens)"
         )
-    stored = results["stored_encodings_differ"]
+    stored = results["stored_encoding_error"]
     lines.append(f"audit: stored and fresh encodings of the test text agree ({stored:.1e} nats per token)")
     return "\n".join(lines)
 

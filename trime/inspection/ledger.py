@@ -95,7 +95,7 @@ def measured_value(expected: dict[str, Any], run: dict[str, Any]) -> float | Non
     if "retrieval" in expected:
         share = analysis.get("retrieval", {}).get(str(expected["retrieval"]))
         return None if share is None else 100 * share
-    row = run["metrics"][expected["split"]][expected.get("place", -1)]
+    row = run["metrics"][expected["split"]][expected.get("row_index", -1)]
     return row[expected["measure"]] if "measure" in expected else perplexity(row["loss"])
 
 

@@ -23,6 +23,7 @@ class Samples(Artefact):
     """``samples.json``: passages of the report page, read like prompts, with evaluation's windows and tuned memories."""
 
     kind, stage, depends_on = "samples", "report", ("report.samples",)
+    summary_file = "samples.json"
     unhashed = ("evaluate.block", "evaluate.context", "model")
 
     def __init__(self, plan: Plan):
@@ -68,17 +69,13 @@ class Samples(Artefact):
         name = self.plan.evaluated_corpus.corpus().names("test")[document]
         return {"document": name, "row": writer.label, "before": text_before, "tokens": annotated}
 
-    def results(self) -> list[dict[str, Any]]:
-        """Return the passages."""
-        return self.read("samples.json")
-
 
 def blank_mark(text: str) -> str:
     """Return a visible mark for a token that is white space or a part of a character."""
     return next((mark for blank, mark in BLANKS.items() if blank in text), "·")
 
 
-def samples_of(plan: Plan) -> list[dict[str, Any]]:
+def make_samples(plan: Plan) -> list[dict[str, Any]]:
     """Return a run's samples, made if missing; none if its last row has no memories or one that holds the test text."""
     config = plan.config
     if config.task == "translation" or not config.report.samples.passages or not last_row_memories(plan) or holds_test(plan):
@@ -87,12 +84,12 @@ def samples_of(plan: Plan) -> list[dict[str, Any]]:
         return []
     samples = Samples(plan)
     samples.make()
-    return samples.results()
+    return samples.summary()
 
 
 def holds_test(plan: Plan) -> bool:
     """Return True if the datastore holds the test text itself."""
-    return bool(plan.index) and plan.index.information()["text"] == plan.evaluated_corpus.corpus().fingerprint("test")  # type: ignore[union-attr]
+    return bool(plan.index) and plan.index.store_summary()["text"] == plan.evaluated_corpus.corpus().fingerprint("test")  # type: ignore[union-attr]
 
 
 def passages(offsets: np.ndarray, settings: dict[str, int]) -> list[tuple[int, int, int, int]]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
-from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.generation import Continuation, Step, TokenSampler, WindowLengths, top_attention, top_entries
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.io import plain
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
@@ -22,10 +22,10 @@ from trime.memory.ngrams import TextNgrams
 from trime.memory.retrieval.datastore import Datastore
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
+from trime.pipeline.mixture_specs import rows_of
 from trime.pipeline.model_io import open_network
-from trime.pipeline.pretrained import answerer_of, is_pretrained
+from trime.pipeline.pretrained import build_answerer, is_pretrained
 from trime.pipeline.processes import device_of
-from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.stages.evaluate import policy_name
 from trime.types import UserError
@@ -42,7 +42,6 @@ class GeneratedToken(NamedTuple):
     entries: list[dict[str, Any]]
 
 
-@runtime_checkable
 class PromptWriter(Protocol):
     """A model that continues a prompt."""
 
@@ -94,7 +93,7 @@ class LongWriter:
         if not plain(self.config.model.memory_size):
             raise UserError("model.memory_size=0: reading a prompt with memories needs room for entries; set it larger")
         model = load_pretrained(source, self.config.model.dtype)
-        self.answerer = answerer_of(plan.config, model)
+        self.answerer = build_answerer(plan.config, model)
         self.prompt: list[int] = []
         self.written: list[int] = []
         policy, size = policy_name(plain(self.config.eviction)), self.config.model.memory_size
@@ -108,10 +107,10 @@ class LongWriter:
         return self.prompt
 
     def write(self) -> Iterator[GeneratedToken]:
-        """Yield generated tokens until the model ends the text or ``generate.tokens`` are written."""
+        """Yield generated tokens until the model ends the text or ``generate.max_new_tokens`` are written."""
         settings, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
         sampler = TokenSampler(settings.temperature, settings.top_p)
-        while len(self.written) < settings.tokens and self.tokenizer.eos_token_id not in self.written:
+        while len(self.written) < settings.max_new_tokens and self.tokenizer.eos_token_id not in self.written:
             written = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
             probability = self.steps.next_logits(written)[0].double().softmax(0)
             token = sampler(probability[: len(self.tokenizer)], generator)
@@ -167,10 +166,10 @@ class Writer:
         return ids
 
     def write(self) -> Iterator[GeneratedToken]:
-        """Yield generated tokens, ``generate.tokens`` of them."""
+        """Yield generated tokens, ``generate.max_new_tokens`` of them."""
         config, settings = self.plan.config, self.plan.config.generate
         sampler = TokenSampler(settings.temperature, settings.top_p)
-        for step in self.continuation.generate(settings.tokens, sampler, config.seed):
+        for step in self.continuation.generate(settings.max_new_tokens, sampler, config.seed):
             described = self.describe_step(step, settings.entries if config.explain else 0)
             self.written.append(step.token)
             yield described
@@ -228,7 +227,7 @@ class DatastoreText(StoredText):
         assert plan.index is not None
         self.store = store
         super().__init__(plan)
-        information = plan.index.information()
+        information = plan.index.store_summary()
         self.split = information["split"]
         self.known = information["text"] == self.corpus.fingerprint(self.split)
         self.position = self.store.keys.shards.column("position")
@@ -241,7 +240,7 @@ class DatastoreText(StoredText):
         return super().locate(int(self.corpus.split(self.split).offsets[document]) + position)
 
 
-def tuned_last_row(plan: Plan) -> Row | FittedRow:
+def tuned_last_row(plan: Plan) -> MixtureSpec | FittedMixtureSpec:
     """Return the experiment's last row, with the settings tuned on valid if it has memories."""
     if last_row_memories(plan):
         return plan.tune.rows()[-1]

@@ -26,16 +26,16 @@ class LongMemory(Memory):
         self,
         sizes: list[int],
         policy: EvictionPolicy,
-        crossing: bool = False,
-        repeats: bool = False,
+        across_documents: bool = False,
+        include_window: bool = False,
         metric: str = "ip",
         selective: bool = False,
     ):
         self.memory: FifoTokenMemory | EvictingTokenMemory
         if policy.is_window and not selective:
-            self.memory = FifoTokenMemory(sizes, crossing, repeats, metric)
+            self.memory = FifoTokenMemory(sizes, across_documents, include_window, metric)
         else:
-            self.memory = EvictingTokenMemory(sizes, policy, crossing, repeats, metric)
+            self.memory = EvictingTokenMemory(sizes, policy, across_documents, include_window, metric)
 
     @property
     def sizes(self) -> list[int]:  # type: ignore[override]

@@ -23,11 +23,12 @@ class Artefact(Configured, ABC):
     """A folder that is built once and found again by its fingerprint.
 
     ``settings()`` is everything outside ``needs()`` that determines the content. ``format`` is increased whenever the layout of
-    the folder changes.
+    the folder changes. ``summary_file`` is the JSON file that ``summary()`` returns.
     """
 
     kind: ClassVar[str]
     format: ClassVar[int] = 1
+    summary_file: ClassVar[str]
 
     @property
     def stage(self) -> str:
@@ -80,6 +81,10 @@ class Artefact(Configured, ABC):
     def read(self, name: str) -> Any:
         """Return the content of a JSON file in the finished folder."""
         return json.loads((self.path() / name).read_text())
+
+    def summary(self) -> Any:
+        """Return what the finished artefact says about itself, the content of ``summary_file``."""
+        return self.read(self.summary_file)
 
     def make(self) -> bool:
         """Build the artefact unless it exists; return whether it was built now."""

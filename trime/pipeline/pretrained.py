@@ -73,7 +73,7 @@ def folder_hash(name: str, *patterns: str) -> str:
     return " ".join(map(content_hash, files)) or name
 
 
-def answerer_of(config: DictConfig, model: Any) -> Answerer:
+def build_answerer(config: DictConfig, model: Any) -> Answerer:
     """Wrap a loaded model so that it reads long prompts with the configured memories, then answers."""
     settings = config.model
     model.to(device_of(config))

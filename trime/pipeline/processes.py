@@ -1,7 +1,7 @@
 """Training on several devices: one process per device, the first of which is the command itself.
 
 On several machines the same command runs on each, with Lightning's variables (NODE_RANK, MASTER_ADDR, MASTER_PORT) and one
-shared disk. The other processes run ``python -m trime.run.worker``: they train along and write nothing.
+shared disk. The other processes run ``python -m trime.run.worker``: they run their part of the training and write no files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def world_size(config: DictConfig) -> int:
     return int(config.trainer.num_nodes) * device_count(config)
 
 
-def node(config: DictConfig) -> int:
+def node_rank(config: DictConfig) -> int:
     """Return the number of this machine, from 0; UserError if the environment does not define it."""
     nodes = int(config.trainer.num_nodes)
     if nodes == 1:
@@ -66,8 +66,8 @@ def local_rank() -> int:
 
 
 def is_worker(config: DictConfig) -> bool:
-    """Return whether this process trains along for another: True unless it is global rank 0."""
-    return node(config) > 0 or local_rank() > 0
+    """Return True unless this process is global rank 0."""
+    return node_rank(config) > 0 or local_rank() > 0
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def launch_workers(config: DictConfig, folder: Path) -> Iterator[None]:
         return
     saved = dict(os.environ)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if config.trainer.num_nodes == 1 else {}
-    os.environ |= {NODE: str(node(config)), RANK: "0"} | address
+    os.environ |= {NODE: str(node_rank(config)), RANK: "0"} | address
     scratch = tempfile.TemporaryDirectory()
     workers = start_workers(config, folder, Path(scratch.name) / "config.yaml")
     ending = threading.Event()

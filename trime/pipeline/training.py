@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from hydra.utils import instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
@@ -19,18 +18,11 @@ from tqdm import tqdm
 
 from trime.config.check import added_arguments
 from trime.io import plain
+from trime.pipeline.precision import resolved_precision
 from trime.tasks.callbacks.checkpoints import Checkpoints
 from trime.types import UserError
 
 log = logging.getLogger(__name__)
-
-
-def resolved_precision(config: DictConfig) -> str:
-    """Return Lightning's name of the precision; "auto" is bf16 if the device supports it."""
-    if config.trainer.precision != "auto":
-        return str(config.trainer.precision)
-    on_cuda = torch.cuda.is_available() and config.trainer.accelerator != "cpu"
-    return "bf16-mixed" if on_cuda and torch.cuda.is_bf16_supported() else "32-true"
 
 
 def added_to_training(config: DictConfig) -> dict[str, Any]:
@@ -44,7 +36,7 @@ def added_to_training(config: DictConfig) -> dict[str, Any]:
 
 
 def added_callbacks(config: DictConfig) -> list[pl.Callback]:
-    """Return the callbacks of ``callbacks``; UserError at what is none."""
+    """Return the callbacks of ``callbacks``; UserError if an entry is not a Lightning callback."""
     callbacks = []
     for name, part in added_to_training(config).get("callbacks", {}).items():
         callback = instantiate(part, _convert_="all")

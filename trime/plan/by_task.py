@@ -10,6 +10,6 @@ from trime.plan.translation import TranslationPlan
 PLANS: dict[str, type[Plan]] = {"language_model": Plan, "translation": TranslationPlan}
 
 
-def plan_of(config: DictConfig) -> Plan:
+def build_plan(config: DictConfig) -> Plan:
     """Return the plan of an experiment by its task."""
     return PLANS[config.task](config)

@@ -14,14 +14,14 @@ from trime.data.corpus import VocabularySource
 from trime.data.segments import training_segments
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.mixture_specs import MixtureSpecs, memories_of, rows_of
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.processes import launch_workers
-from trime.pipeline.rows import Table, memories_of, rows_of
 from trime.pipeline.tracking import build_loggers
 from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
-from trime.stages.datastore import ExternalStore, Index, check_index, uses_external
+from trime.stages.datastore import BuildIndex, ExternalStore, check_index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.eviction.context_replay import ContextReplay
@@ -30,10 +30,10 @@ from trime.stages.eviction.replay import KeyReplay, Replay, replayed_policies
 from trime.stages.fit import ExternalModel, Fit, Services
 from trime.stages.import_checkpoint import Import, ImportedModel
 from trime.stages.long_context.answer import Answer
-from trime.stages.long_context.initialize import Initialize
-from trime.stages.long_context.teach import TrainSmall
+from trime.stages.long_context.init_small import InitSmall
+from trime.stages.long_context.train_small import TrainSmall
 from trime.stages.memories import Memories, Sources
-from trime.stages.mixture import TuneMixture, given_mixture, tune_of
+from trime.stages.mixture import TuneMixture, build_tune, given_mixture
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, PreparedText
 from trime.stages.training_task import LanguageModelTraining, TrainingTask
@@ -156,17 +156,17 @@ class Plan:
         return self.encode("datastore", self.config.datastore.split, self.stored_corpus)
 
     @cached_property
-    def index(self) -> Index | None:
+    def index(self) -> BuildIndex | None:
         """The index of the datastore, if a row uses external memory."""
-        return Index(self.config, self.store, self.max_neighbours) if uses_external(self.config) else None
+        return BuildIndex(self.config, self.store, self.max_neighbours) if uses_external(self.config) else None
 
     @cached_property
     def tune(self) -> TunedRows:
         """The tuned settings of every row, with the fitted mixture if there is one."""
-        return tune_of(self.config, self.table, self.valid, self.memories)
+        return build_tune(self.config, self.table, self.valid, self.memories)
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> MixtureSpecs:
         """The rows of the experiment's table."""
         return rows_of(self.config)
 
@@ -251,8 +251,8 @@ class Plan:
             "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
             "tune": lambda: self.tune.build_order(),
             "evaluate": lambda: [*self.evaluate.build_order(), self.subsets, self.analysis],
-            "initialize": lambda: [Initialize(self.config, self.corpus.dataset)],
-            "teach": lambda: [self.small_model if is_pretrained(self.config) else None],
+            "init_small": lambda: [InitSmall(self.config, self.corpus.dataset)],
+            "train_small": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
             "record": lambda: [self.test, *self.tune.build_order()] if self.has_long_memory_row else [self.record],
             "replay": lambda: [self.replay],

@@ -9,10 +9,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.io import plain
 from trime.plan.language_model import Plan
-from trime.stages.datastore import Index, uses_external
+from trime.stages.datastore import BuildIndex, uses_external
 from trime.stages.evaluate import Evaluate
 from trime.stages.memories import Memories, Sources
-from trime.stages.mixture import tune_of
+from trime.stages.mixture import build_tune
 from trime.stages.pack import Pack
 from trime.stages.translation.evaluate import EvaluateTranslations
 from trime.stages.translation.fit import TranslationTraining
@@ -64,9 +64,9 @@ class TranslationPlan(Plan):
     def tune_at(self, k: int) -> TunedRows:
         """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
-        index = Index(config, self.store, self.max_neighbours) if uses_external(config) else None
+        index = BuildIndex(config, self.store, self.max_neighbours) if uses_external(config) else None
         memories = Memories(config, self.table, Sources(index, self.corpus, config.datastore.split))
-        return tune_of(config, self.table, self.valid, memories)
+        return build_tune(config, self.table, self.valid, memories)
 
     @cached_property
     def evaluate(self) -> EvaluateTranslations:

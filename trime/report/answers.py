@@ -20,7 +20,10 @@ def answers_table(runs: Runs) -> tuple[list[str], Lines]:
     for run in runs:
         row = result_row(run)
         costs = [f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"]
-        match, last = f"{100 * row['exact_match']:.2f}", f"last {row['last']:,}" if row["last"] else ""
+        match, last = (
+            f"{100 * row['exact_match']:.2f}",
+            f"last {row['max_prompt_tokens']:,}" if row["max_prompt_tokens"] else "",
+        )
         sizes = [str(row["memory_size"]), query_size_text(row)]
         lines.append([run["name"], str(run["seed"]), match, f"{row['questions']:,}", *sizes, last, row["eviction"], *costs])
     return header, sorted(lines, key=lambda line: -float(line[2]))
@@ -38,7 +41,7 @@ def query_size_text(row: dict[str, Any]) -> str:
 
 
 RESULTS = {"exact_match", "questions", "tokens", "tokens_per_second", "peak_memory_mb", "missing_evidence"}
-OWN_COLUMNS = {"memory_size", "query_size", "eviction", "last"}
+OWN_COLUMNS = {"memory_size", "query_size", "eviction", "max_prompt_tokens"}
 
 
 def label_runs(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
@@ -54,7 +57,7 @@ def label_runs(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
 
 def settings_of(run: dict[str, Any]) -> dict[str, Any]:
     """Return a run's settings of model, questions and reading, without those that have columns of their own."""
-    model = run.get("taught") or {"model": run["model"]}
+    model = run.get("small_model") or {"model": run["model"]}
     questions = {key: value for key, value in run["questions"].items() if key not in ("seed", "words")}
     reading = {key: value for key, value in result_row(run).items() if key not in RESULTS | OWN_COLUMNS}
     return model | questions | run.get("answering", {}) | reading
@@ -65,7 +68,7 @@ def match_by_policy(runs: Runs) -> dict[tuple[Any, ...], dict[str, float]]:
     matches: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for label, run in label_runs(runs):
         row = result_row(run)
-        if isinstance(row["memory_size"], int) and not row["last"]:
+        if isinstance(row["memory_size"], int) and not row["max_prompt_tokens"]:
             key = (label, run["questions"].get("words"), row["memory_size"], query_size_text(row))
             matches.setdefault(key, {}).setdefault(row["eviction"], []).append(row["exact_match"])
     order = sorted(matches, key=lambda key: (key[0], key[1] or 0, key[3], key[2]))

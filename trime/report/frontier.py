@@ -88,8 +88,8 @@ def frontier_points(runs: list[dict[str, Any]]) -> list[Point]:
 def external_of(run: dict[str, Any]) -> External:
     """Return how a run's external memory was stored and searched."""
     external, built = run["subsets"]["external_search"], run["datastore"]
-    probe = f", probe {built['probe']}" if built.get("probe") and built["index"] != "exact" else ""
-    return External(built["index"] + probe, external["k"], external["keys"])
+    nprobe = f", nprobe {built['nprobe']}" if built.get("nprobe") and built["index"] != "exact" else ""
+    return External(built["index"] + nprobe, external["k"], external["keys"])
 
 
 def pareto_front(points: list[Point], cost: str) -> list[Point]:

@@ -25,8 +25,6 @@ from trime.types import UserError
 
 def report_several(config: DictConfig, runs: list[dict[str, Any]]) -> None:
     """Write table (Markdown and CSV), picture and page of some runs."""
-    if config.report.keep and Path(config.report.keep).is_file():
-        raise UserError(f"report.keep={config.report.keep} is a file: name a folder")
     folder = Path(config.paths.outputs) / "reports" / config.report.name
     folder.mkdir(parents=True, exist_ok=True)
     if answering := [run for run in runs if "questions" in run]:
@@ -39,6 +37,12 @@ def report_several(config: DictConfig, runs: list[dict[str, Any]]) -> None:
         report_models(models, config.report.against, plain(config.report.published) or {}, figures, folder)
     if config.report.keep:
         keep_results(runs, Path(config.report.keep))
+
+
+def check_keep(config: DictConfig) -> None:
+    """Raise UserError if ``report.keep`` is no folder."""
+    if config.report.keep and Path(config.report.keep).is_file():
+        raise UserError(f"report.keep={config.report.keep} is a file: name a folder")
 
 
 def report_answering(runs: list[dict[str, Any]], folder: Path) -> None:

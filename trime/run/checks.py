@@ -12,14 +12,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.config.check import check_settings
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.io import plain
 from trime.models.network import build_network
+from trime.pipeline.mixture_specs import NOT_FITTED, rows_of
 from trime.pipeline.model_io import model_of, remember
 from trime.pipeline.pretrained import is_pretrained
-from trime.pipeline.processes import node
-from trime.pipeline.rows import NOT_FITTED, rows_of
+from trime.pipeline.processes import node_rank
 from trime.pipeline.training import added_callbacks
 from trime.stages.mixture import given_mixture
 from trime.types import UserError
@@ -34,14 +34,14 @@ def check(config: DictConfig) -> None:
     if config.task == "translation" and not config.model.head._target_.endswith(".Softmax"):  # others refer to what it lacks
         raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
     check_settings(plain(config))
-    check_words(config)
+    check_formats(config)
     pretrained = is_pretrained(config)
     if not config.train.updates and not pretrained:
         raise UserError("train.updates=0: a model of this suite is trained; only model=pretrained can be taken as it is")
     check_mixture(config)
-    node(config)
+    node_rank(config)
     added_callbacks(config)
-    trains = {"fit", "teach"} & {*config.stages}
+    trains = {"fit", "train_small"} & {*config.stages}
     if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
     if config.dictionary and not config.checkpoint:
@@ -52,13 +52,13 @@ def check(config: DictConfig) -> None:
     if config.task == "translation":
         check_translation(config)
     if pretrained:
-        check_reading(config)
+        check_pretrained(config)
         return
     if not config.checkpoint:
         check_model(config)
 
 
-def check_words(config: DictConfig) -> None:
+def check_formats(config: DictConfig) -> None:
     """Raise UserError at a name that is a path, an address without a port, or an invalid length of translations."""
     for key in ("name", "report.name"):
         value = OmegaConf.select(config, key)
@@ -67,9 +67,9 @@ def check_words(config: DictConfig) -> None:
     address = config.index.address
     if address not in (None, "auto") and ":" not in address:
         raise UserError(f"index.address={address}: it must be null, auto or HOST:PORT")
-    longest = list(config.translation.longest)
-    if len(longest) != 2 or sum(longest) <= 0:
-        raise UserError(f"translation.longest={longest}: it must be two numbers a and b: n pieces become at most a n + b")
+    max_length = list(config.translation.max_length)
+    if len(max_length) != 2 or sum(max_length) <= 0:
+        raise UserError(f"translation.max_length={max_length}: it must be two numbers a and b: n pieces become at most a n + b")
 
 
 def check_memories(config: DictConfig) -> None:
@@ -82,11 +82,11 @@ def check_memories(config: DictConfig) -> None:
         instantiated(config.memory)
     previous = config.memory.get("stale") and "Previous" in (OmegaConf.select(config, "memory.visibility._target_") or "")
     if previous and "streams" not in config.batching["_target_"]:
-        raise UserError("memory=previous wants rows that read on: set batching=streams")
+        raise UserError("memory=previous needs rows that continue from batch to batch: set batching=streams")
     pieces = config.task == "translation" or is_pretrained(config)
     if pieces and OmegaConf.select(config, "neighbours.analyzer") == "english":
         raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
-    rows = [row for row in rows_of(config) if isinstance(row, Row)]
+    rows = [row for row in rows_of(config) if isinstance(row, MixtureSpec)]
     check_similarity(config)
     check_fitted(config)
     joined = [names for row in rows for names in (("vocabulary", *row.joint), *(part.memories for part in row.interpolations))]
@@ -110,7 +110,7 @@ def check_mixture(config: DictConfig) -> None:
 
 def check_fitted(config: DictConfig) -> None:
     """Raise UserError if the memories of an experiment cannot be mixed as asked."""
-    fitted = [row for row in rows_of(config) if isinstance(row, FittedRow)]
+    fitted = [row for row in rows_of(config) if isinstance(row, FittedMixtureSpec)]
     if not fitted:
         return
     given_mixture(config)
@@ -146,9 +146,9 @@ def check_translation(config: DictConfig) -> None:
         not config.model.backbone._target_.startswith("trime.models.backbones.encoder_decoder")
         or "tokens" not in config.batching
     ):
-        raise UserError("translation wants model=translation and batching=budget or budget_bm25: leave others out")
-    if config.vocabulary.limit is None and not config.dataset.get("cut"):
-        raise UserError("vocabulary.limit=null: the number of byte pairs to learn is needed: set vocabulary.limit=10000")
+        raise UserError("translation needs model=translation and batching=budget or budget_bm25: leave others out")
+    if config.vocabulary.max_size is None and not config.dataset.get("cut"):
+        raise UserError("vocabulary.max_size=null: the number of byte pairs to learn is needed: set vocabulary.max_size=10000")
     if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
         raise UserError("translation has no evaluate.dataset, datastore.dataset, evaluate.analysis: leave them out")
     memories = [row.memories for row in rows_of(config)]
@@ -157,29 +157,29 @@ def check_translation(config: DictConfig) -> None:
         raise UserError("evaluate.rows: of a translation the first row has no memory, and later ones the external memory alone")
 
 
-def check_reading(config: DictConfig) -> None:
+def check_pretrained(config: DictConfig) -> None:
     """Raise UserError if a pretrained model cannot read text with these settings."""
-    answers = bool({"teach", "answer"} & set(config.stages))
+    answers = bool({"train_small", "answer"} & set(config.stages))
     sizes = plain(config.model.memory_size)
     if answers and sizes == 0:
-        raise UserError("model.memory_size=0: reading long contexts wants entries, at least 1")
+        raise UserError("model.memory_size=0: reading long contexts needs entries, at least 1")
     if any(0 < least < config.model.chunk for least in (sizes if isinstance(sizes, list) else [sizes])):
         raise UserError(
             f"model.memory_size={sizes} is less than model.chunk={config.model.chunk}, which it must hold: lower that"
         )
     if isinstance(sizes, list) and 0 in sizes:
-        raise UserError(f"model.memory_size={sizes}: every layer wants entries, or none does (model.memory_size=0)")
+        raise UserError(f"model.memory_size={sizes}: every layer needs entries, or none does (model.memory_size=0)")
     if answers:
         check_questions(config)
     elif sizes and config.evaluate.context and {"encode", "evaluate"} & set(config.stages):
-        raise UserError("with model.memory_size the model reads on from window to window: set evaluate.context=0")
+        raise UserError("with model.memory_size the model carries its state from window to window: set evaluate.context=0")
     if not config.model.backbone._target_.startswith("trime.models.pretrained"):
         raise UserError("model=pretrained has layers of its own: leave backbone= and head= out")
     lora = plain(config.model.lora)
     if lora is not None and not (isinstance(lora, dict) and {"rank", "alpha"} <= lora.keys() <= {"rank", "alpha", "dropout"}):
         raise UserError(f"model.lora={lora}: it must be null, or as in 'model.lora={{rank: 8, alpha: 16, dropout: 0.0}}'")
-    if config.taught.spread and config.taught.model.kind != "decoder":
-        raise UserError("taught.spread=true is for taught.model.kind=decoder: a T5 tells no distances beyond 128 apart")
+    if config.small.spread and config.small.model.kind != "decoder":
+        raise UserError("small.spread=true is for small.model.kind=decoder: a T5 tells no distances beyond 128 apart")
 
 
 def check_questions(config: DictConfig) -> None:
@@ -205,7 +205,7 @@ def check_model(config: DictConfig) -> None:
     model = model_of(config)
     if "memory_size" in config.model:
         if config.evaluate.context:
-            raise UserError("this model reads on from window to window: set evaluate.context=0")
+            raise UserError("this model carries its state from window to window: set evaluate.context=0")
         remember(model, config)
     try:
         with torch.device("meta"):

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from trime.inspection.samples import samples_of
+from trime.inspection.samples import make_samples
 from trime.io import copy_file, plain, write_atomically
-from trime.metrics import bits, perplexity
+from trime.metrics import bits
 from trime.plan.language_model import Plan
 from trime.report.answers import answers_table
 from trime.report.figures.base import Figure
@@ -56,7 +56,7 @@ def report_run(plan: Plan) -> RunReport:
         print(f"\n{text}")
     figures: dict[str, Figure] = instantiate(config.report.figures, _convert_="all")
     drawn = draw_figures(figures, results, folder)
-    samples = samples_of(plan)
+    samples = make_samples(plan)
     page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], samples), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{table}")
     print(f"results: {folder / 'results.json'}")
@@ -105,7 +105,7 @@ def run_page(results: dict[str, Any], history: Path, figures: list[Figure], samp
 
 def report_replay(plan: Plan) -> None:
     """Write and print the table and the picture of what every eviction policy retains."""
-    folder, results = plan.run_folder, plan.replay.results()
+    folder, results = plan.run_folder, plan.replay.summary()
     folder.mkdir(parents=True, exist_ok=True)
     text = replay_text(results)
     write_atomically(folder / "replay.json", json.dumps(results, indent=1))
@@ -117,13 +117,13 @@ def report_answers(plan: Plan) -> Path:
     """Write results.json of an answering run and print its table line; return the run's folder."""
     config, folder = plan.config, plan.answers_folder
     folder.mkdir(parents=True, exist_ok=True)
-    row = plan.answer.results() | plan.answer.reading()
-    row |= {"eviction": policy_name(plain(config.eviction)), "last": config.answering.last}
+    row = plan.answer.summary() | plan.answer.reading()
+    row |= {"eviction": policy_name(plain(config.eviction)), "max_prompt_tokens": config.answering.max_prompt_tokens}
     results = provenance(config) | {
         "questions": plain(config.questions),
         "answering": {"split": config.answering.split, "question_first": config.answering.question_first},
         "model": config.model.name or str(plan.small_model.path()),  # type: ignore[union-attr]
-        "taught": plan.small_model.recipe() if plan.small_model else None,
+        "small_model": plan.small_model.recipe() if plan.small_model else None,
         "metrics": {config.answering.split: [row]},
     }
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
@@ -138,7 +138,7 @@ def collect_results(plan: Plan) -> dict[str, Any]:
     config, model = plan.config, plan.model.path()
     train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
     tuned = plan.tune.tuned()
-    characters = plan.test.information()["characters"]
+    characters = plan.test.summary()["characters"]
     results = provenance(config) | {
         "dataset": dataset_of(plan.corpus),
         "parameters": train.pop("parameters", None),
@@ -153,19 +153,17 @@ def collect_results(plan: Plan) -> dict[str, Any]:
     if (model / "staleness.json").exists():
         results["staleness"] = json.loads((model / "staleness.json").read_text())
     if plan.subsets:
-        results["subsets"] = plan.subsets.results()
+        results["subsets"] = plan.subsets.summary()
     if plan.analysis:
-        results["analysis"] = plan.analysis.results()
+        results["analysis"] = plan.analysis.summary()
     if (model / "imported.json").exists():
         results["imported"] = json.loads((model / "imported.json").read_text())
         results["parameters"] = results["imported"]["parameters"]
     if plan.evaluated_corpus is not plan.corpus:
         results["evaluation_dataset"] = dataset_of(plan.evaluated_corpus)
     if plan.index:
-        source = plan.index.information()
-        results["datastore"] = (
-            plan.index.statistics() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
-        )
+        source = plan.index.store_summary()
+        results["datastore"] = plan.index.summary() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
     return results
 
 
@@ -182,6 +180,5 @@ def dataset_of(prepared: PreparedText) -> dict[str, Any]:
 
 
 def with_bits(row: dict[str, Any], characters: bool) -> dict[str, Any]:
-    """Return a row with its perplexity, and with its bits per character where tokens are characters."""
-    result = row | {"perplexity": perplexity(row["loss"])}
-    return result | ({"bits_per_character": bits(row["loss"])} if characters else {})
+    """Return a row, with its bits per character where tokens are characters."""
+    return row | ({"bits_per_character": bits(row["loss"])} if characters else {})

@@ -21,10 +21,10 @@ from trime.kernels.cpu import prepare_cpu
 from trime.pipeline.pretrained import ensure_model_folder
 from trime.pipeline.processes import device_of, is_worker
 from trime.pipeline.tracking import finishing_wandb_run
-from trime.plan.by_task import plan_of
+from trime.plan.by_task import build_plan
 from trime.plan.language_model import Plan
 from trime.report.results import find_runs, read_runs
-from trime.report.several import report_several
+from trime.report.several import check_keep, report_several
 from trime.run.checks import check
 from trime.run.log_results import log_results
 from trime.run.reporting import report_answers, report_replay, report_run
@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 LOG = "log.txt"  # in a run's folder
 BEFORE_TRAINING = ("import", "prepare", "pack")
-OPTIONAL_STAGES = ("initialize", "teach", "answer", "generate", "record", "replay", "audit", "ledger")  # run only when named
+# Stages that run only when they are named.
+OPTIONAL_STAGES = ("init_small", "train_small", "answer", "generate", "record", "replay", "audit", "ledger")
 
 
 class RunOutcome(NamedTuple):
@@ -47,6 +48,7 @@ class RunOutcome(NamedTuple):
 def report_sweep(config: DictConfig, folders: list[Path]) -> None:
     """Report all runs of a sweep together; a single run only if it is to be kept or has a frontier."""
     if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
+        check_keep(config)
         report_several(config, read_runs(folder / "results.json" for folder in folders))
 
 
@@ -82,6 +84,7 @@ def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
     patterns = patterns if isinstance(patterns, list) else [patterns]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise UserError(f"report.runs={config.report.runs}: it must be a pattern of run folders, or a list of them")
+    check_keep(config)
     runs = find_runs(patterns)
     if not runs:
         raise UserError(f"report.runs={', '.join(patterns)} matches no results.json: name folders of finished runs")
@@ -94,7 +97,7 @@ def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
     check(config)
     if device_of(config).type == "cpu":
         prepare_cpu()
-    plan, outcome = plan_of(config), RunOutcome()
+    plan, outcome = build_plan(config), RunOutcome()
     with finishing_wandb_run(), logging_to_file(log_file(plan, stages)):
         if is_worker(config):
             assist_training(plan, stages)

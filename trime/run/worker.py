@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from trime.kernels.cpu import prepare_cpu
 from trime.pipeline.processes import device_of
-from trime.plan.by_task import plan_of
+from trime.plan.by_task import build_plan
 from trime.types import UserError
 
 
@@ -23,7 +23,7 @@ def main() -> int:
     if device_of(config).type == "cpu":  # type: ignore[arg-type]
         prepare_cpu()
     try:
-        plan_of(config).fit.train(folder)  # type: ignore[arg-type]
+        build_plan(config).fit.train(folder)  # type: ignore[arg-type]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -23,7 +23,7 @@ from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
-from trime.pipeline.rows import memories_of
+from trime.pipeline.mixture_specs import memories_of
 from trime.types import Float, Tensor, UserError
 
 log = logging.getLogger(__name__)
@@ -34,11 +34,12 @@ SAMPLE = 256  # stored keys used as queries to choose the number of cells that i
 GAIN = 0.01  # the gain of recall for which it visits twice as many cells
 
 
-class Index(Artefact):
+class BuildIndex(Artefact):
     """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force."""
 
     kind, depends_on = "datastore", ("index.factory", "index.metric")
     unhashed = ("index",)
+    summary_file = "datastore.json"
 
     def __init__(self, config: DictConfig, store: Artefact, largest_k: int | None = None):
         """``largest_k``: the largest K of any search, for which index=auto chooses how much to visit; by default index.k."""
@@ -55,7 +56,7 @@ class Index(Artefact):
 
     def build(self, folder: Path) -> None:
         meter, store, index = ResourceUsage(), self.store.path(), self.config.index
-        entries, width = len(Keys(Shards(store))), self.information()["width"]
+        entries, width = len(Keys(Shards(store))), self.store_summary()["width"]
         factory = check_index(index, entries, width)
         parts = split_into_parts(store, index.parts, folder, factory, index.metric)
         if factory:
@@ -67,63 +68,65 @@ class Index(Artefact):
             "bytes": size,
             "index": factory or "exact",
             "metric": index.metric,
-            "build_seconds": round(meter.seconds + self.information()["seconds"], 1),
+            "build_seconds": round(meter.seconds + self.store_summary()["seconds"], 1),
         }
         if index.factory == AUTO:
-            content |= self.choose_probe(parts)
+            content |= self.choose_nprobe(parts)
         (folder / "datastore.json").write_text(json.dumps(content, indent=1))
         for file in folder.glob("learned.*"):
             file.unlink()
 
-    def choose_probe(self, parts: list[IndexPart]) -> dict[str, Any]:
+    def choose_nprobe(self, parts: list[IndexPart]) -> dict[str, Any]:
         """Return how many cells to visit so that stored keys reach ``index.recall`` as queries, and their recall.
 
         The number is doubled until recall suffices, or hardly grows because the codes of a product quantiser limit it.
         """
         factory, target, metric = parts[0].factory, self.config.index.recall, self.config.index.metric
         if not factory:
-            return {"probe": 1, "expected_recall": 1.0}
+            return {"nprobe": 1, "expected_recall": 1.0}
         keys = Keys(Shards(self.store.path()))
         queries, k = sample_keys(keys, SAMPLE), min(self.largest_k, len(keys))
         _, exact = ExactSearch(keys.blocks, metric).nearest(queries, k)
 
-        def recall(probe: int) -> float:
-            return recall_of(exact, open_search(parts, probe).nearest(queries, k)[1])
+        def recall(nprobe: int) -> float:
+            return recall_of(exact, open_search(parts, nprobe).nearest(queries, k)[1])
 
-        probe, expected = 1, recall(1)
-        while expected < target and probe < cell_count(factory):
-            doubled = recall(2 * probe)
+        nprobe, expected = 1, recall(1)
+        while expected < target and nprobe < cell_count(factory):
+            doubled = recall(2 * nprobe)
             if doubled < expected + GAIN:
                 break
-            probe, expected = 2 * probe, doubled
-        log.info(f"datastore: index=auto chose {factory}, probe {probe}: recall {expected:.2f} expected of {len(keys):,} keys")
-        return {"probe": probe, "expected_recall": expected}
+            nprobe, expected = 2 * nprobe, doubled
+        log.info(
+            f"datastore: index=auto chose {factory}, nprobe {nprobe}: recall {expected:.2f} expected of {len(keys):,} keys"
+        )
+        return {"nprobe": nprobe, "expected_recall": expected}
 
-    def information(self) -> dict[str, Any]:
-        """Return the description of the encoded corpus."""
-        return self.store.read("encode.json")
+    def store_summary(self) -> dict[str, Any]:
+        """Return the summary of the encoded corpus."""
+        return self.store.summary()
 
-    def statistics(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return the description of the index, with the number of cells a search visits (chosen at build, or configured)."""
-        built = self.read("datastore.json")
-        return built if built["index"] == "exact" else {"probe": self.config.index.probe} | built
+        built = super().summary()
+        return built if built["index"] == "exact" else {"nprobe": self.config.index.nprobe} | built
 
     def search(self) -> Search:
         """Return the search over the index, in this process or on the workers of a Ray cluster."""
-        index, built = self.config.index, self.statistics()
+        index, built = self.config.index, self.summary()
         factory = None if built["index"] == "exact" else built["index"]
         parts = split_into_parts(self.store.path(), index.parts, self.path(), factory, index.metric)
-        probe = built.get("probe", index.probe)
+        nprobe = built.get("nprobe", index.nprobe)
         if index.engine == "local":
-            return open_search(parts, probe, index.device)
-        return open_ray_search(parts, probe, index.device, index.address, index.cores)
+            return open_search(parts, nprobe, index.device)
+        return open_ray_search(parts, nprobe, index.device, index.address, index.cores)
 
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
         """Return the memory of the K nearest entries for the queries of an encoded split, whose description is ``queries``.
 
         UserError if the datastore holds that very split, and documents cannot be told apart to hide their own entries.
         """
-        store, index, stored = Datastore(self.store.path()), self.config.index, self.information()
+        store, index, stored = Datastore(self.store.path()), self.config.index, self.store_summary()
         same = stored["text"] == queries["text"]
         if same and not (stored["bounded"] and queries["bounded"]):
             raise UserError(
@@ -179,9 +182,9 @@ def is_permanent(path: Path) -> bool:
     return path.is_file() and path.stem != "learned"
 
 
-def open_search(parts: list[IndexPart], probe: int, device: str = "cpu") -> Search:
+def open_search(parts: list[IndexPart], nprobe: int, device: str = "cpu") -> Search:
     """Return the search over all parts, in this process."""
-    searches = [part.search(probe, device) for part in parts]
+    searches = [part.search(nprobe, device) for part in parts]
     return searches[0] if len(parts) == 1 else ShardedSearch(searches, [part.first for part in parts])
 
 
@@ -194,6 +197,7 @@ class ExternalStore(Artefact):
     """A datastore that another run encoded with the same model."""
 
     kind, unhashed = "encode", ("datastore.path",)
+    summary_file = "encode.json"
 
     def __init__(self, config: DictConfig, model: Artefact):
         super().__init__(config)
@@ -206,10 +210,10 @@ class ExternalStore(Artefact):
 
     def settings(self) -> Any:
         remedy = "name an encode-… folder of a run in datastore.path="
-        if not (self.folder / "encode.json").is_file():
+        if not (self.folder / self.summary_file).is_file():
             raise UserError(f"datastore.path={self.folder} is no datastore: {remedy}")
         check_manifest(self.folder, "encode-.*", remedy, self.config.artefacts.verify)
-        return json.loads((self.folder / "encode.json").read_text())
+        return json.loads((self.folder / self.summary_file).read_text())
 
     @cached_property
     def weights(self) -> str:

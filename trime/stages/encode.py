@@ -31,8 +31,8 @@ from trime.metrics import ResourceUsage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, POSITIONS, check_positions, open_network, reading_settings
+from trime.pipeline.precision import autocast, resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
-from trime.pipeline.training import resolved_precision
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
 from trime.tasks.language_model import vocabulary_evidence
@@ -48,12 +48,13 @@ class Encode(Artefact):
     """A portion of a corpus encoded by the model, window by window."""
 
     kind, format = "encode", 2
+    summary_file = "encode.json"
     depends_on = ("evaluate.bounded", "compatibility.dropped_in_band", "compatibility.sorted_windows", "model.backbone.key")
     unhashed = (*NETWORK, *POSITIONS, "evaluate.batch_tokens", *DEVICE)
 
     def __init__(self, config: DictConfig, portion: Portion, corpus: PreparedText, model: Artefact, windows: Windows):
         super().__init__(config)
-        self.portion, self.corpus, self.model, self.reading = portion, corpus, model, windows
+        self.portion, self.corpus, self.model, self.windowing = portion, corpus, model, windows
 
     @property
     def split(self) -> str:
@@ -68,13 +69,13 @@ class Encode(Artefact):
         return [self.corpus, self.model]
 
     def settings(self) -> Any:
-        settings = {"portion": self.portion._asdict(), "windows": self.reading.settings()}
+        settings = {"portion": self.portion._asdict(), "windows": self.windowing.settings()}
         settings |= {"precision": resolved_precision(self.config)}
         return super().settings() | settings | reading_settings(self.config)
 
     def windows(self, corpus: Corpus) -> Segments:
         """Return the windows that are encoded, in the order in which they are read."""
-        return self.reading.cut(corpus, self.portion)
+        return self.windowing.cut(corpus, self.portion)
 
     def build(self, folder: Path) -> None:
         corpus, meter = self.corpus.corpus(), ResourceUsage()
@@ -85,7 +86,7 @@ class Encode(Artefact):
                 f"{corpus.statistics['name']}'s ({len(corpus.vocabulary):,}): evaluate it with the dataset it was "
                 "trained on as dataset=, and name other text by dataset@evaluate.dataset="
             )
-        self.reading.check(corpus, description)
+        self.windowing.check(corpus, description)
         windows = self.windows(corpus)
         check_positions(network.backbone.positions, self.config, int(windows.length.max()))  # type: ignore[arg-type]
         device = device_of(self.config)
@@ -140,13 +141,9 @@ class Encode(Artefact):
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the columns of each batch; a stateful model reads one window at a time."""
         rows = 1 if reader.network.is_stateful else self.windows_per_batch(windows)
-        for batch in self.reading.loader(corpus, self.split, windows, sequential_batches(windows, rows)):
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.uses_bfloat16(device)):
+        for batch in self.windowing.loader(corpus, self.split, windows, sequential_batches(windows, rows)):
+            with autocast(device, self.config):
                 yield self.columns(reader, batch.to(device), first)
-
-    def uses_bfloat16(self, device: torch.device) -> bool:
-        """Return whether the model computes in bfloat16."""
-        return device.type == "cuda" and resolved_precision(self.config).startswith("bf16")
 
     def windows_per_batch(self, windows: Segments) -> int:
         """Return how many windows a batch holds."""
@@ -183,7 +180,7 @@ class Encode(Artefact):
     def columns(self, reader: Reader, batch: Batch, first: int) -> dict[str, Tensor]:
         """Return the columns of a batch: all tokens of its windows, or only the scored ones for a datastore.
 
-        ``scored`` tells the tokens that are scored from those of the context before them, whose masses are not computed.
+        The column ``scored`` is false for the context before the scored tokens, whose masses are not computed.
         """
         scored = batch.scored.flatten()
         if self.portion.for_datastore:
@@ -207,10 +204,6 @@ class Encode(Artefact):
         }
         return {name: column.cpu() for name, column in columns.items()}
 
-    def information(self) -> dict[str, Any]:
-        """Return the content of ``encode.json``."""
-        return self.read("encode.json")
-
 
 def save_reader_state(reader: Reader, shard: Path) -> None:
     """Save the state in which a stateful reader leaves a shard, until the artefact is finished."""
@@ -233,7 +226,7 @@ def reader_state_file(folder: Path, shard: int) -> Path:
     return folder / f"carried-{shard:05d}.partial"
 
 
-def windows_of(folder: Path, device: torch.device) -> Iterator[Window]:
+def read_windows(folder: Path, device: torch.device) -> Iterator[Window]:
     """Yield the windows of an encoded split in the order of the stream, on the device where memories are read."""
     names = ("g", "token", "document", "segment", "position", "scored", "target", "total")
     shards = Shards(folder)

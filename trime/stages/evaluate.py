@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_rows import FittedRow
+from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.frequency import TokenMeans, dev_frequency
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.io import plain, write_atomically
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
@@ -19,7 +19,7 @@ from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import memory_settings
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, LossSums, TunedRows, scorer_of, summarize_row, with_progress
+from trime.stages.tune import SCORING, LossSums, TunedRows, build_scorer, summarize_row, with_progress
 
 
 class TestResults(Artefact):
@@ -50,13 +50,13 @@ class Evaluate(TestResults):
         results = [self.evaluate_row(number, row, folder / f"row-{number}.json") for number, row in enumerate(self.tune.rows())]
         (folder / "rows.json").write_text(json.dumps(results, indent=1))
 
-    def evaluate_row(self, number: int, row: Row | FittedRow, file: Path) -> dict[str, Any]:
+    def evaluate_row(self, number: int, row: MixtureSpec | FittedMixtureSpec, file: Path) -> dict[str, Any]:
         """Return the results of one row over the whole split; a killed run finds them in ``file`` and resumes after it."""
         if file.exists():
             return json.loads(file.read_text())
         corpus, score_window = self.encoded.corpus.corpus(), row.window_scorer()
         memories = self.tune.for_row(number).memories
-        scorer = scorer_of(self.config, [row], memories, self.encoded)  # before the clock starts: it may open an index
+        scorer = build_scorer(self.config, [row], memories, self.encoded)  # before the clock starts: it may open an index
         meter, sums, shares = ResourceUsage(), LossSums(), TokenMeans(len(corpus.vocabulary))
         for window, (masses,) in scorer.masses(with_progress(self.encoded, row.label)):
             score = score_window(window, masses)
@@ -67,7 +67,7 @@ class Evaluate(TestResults):
         result = summarize_row(row, sums)
         if row.memories:  # the share of P(target) that comes from memories
             result["memory_share"] = shares.buckets(dev_frequency(corpus))
-        information = self.encoded.information()
+        information = self.encoded.summary()
         seconds = meter.seconds + information["seconds"]
         result |= {
             **describe_search(scorer.memories),

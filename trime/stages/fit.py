@@ -27,10 +27,11 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import VALIDATION
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.model_io import check_positions, save_transformers, weight_settings
+from trime.pipeline.precision import resolved_precision
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import device_count, is_worker, world_size
 from trime.pipeline.settings import plain_settings
-from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
+from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
 from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
 from trime.stages.training_task import TrainingTask
@@ -90,7 +91,7 @@ class Fit(Artefact):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def join_training(self) -> None:
-        """Train along on another machine than the first, writing nothing."""
+        """Run this machine's part of a multi-node training; write no files."""
         folder = self.folder.with_name(self.folder.name + ".partial")
         if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +191,7 @@ class Fit(Artefact):
         return build_trainer(self.stage, folder, self.config, callbacks, options)
 
     def process_loggers(self) -> list[Any]:
-        """Return the loggers; in a process that trains along one that writes nothing, for callbacks that want a logger."""
+        """Return the loggers; in a worker process a dummy logger, for callbacks that need one."""
         if not is_worker(self.config):
             return self.services.loggers()
         return [DummyLogger()] if self.config.logger.lightning else []

@@ -15,21 +15,21 @@ from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import TextNgrams
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.rows import Table
+from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.pipeline.settings import Configured, plain_settings
-from trime.stages.datastore import Index
+from trime.stages.datastore import BuildIndex
 from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
 from trime.types import UserError
 
-SEARCH = ("index.k", "index.probe", "index.rescore")  # the settings that decide what a search of the index returns
+SEARCH = ("index.k", "index.nprobe", "index.rescore")  # the settings that decide what a search of the index returns
 
 
 @dataclass(frozen=True)
 class Sources:
     """What memories are made from: the index of the datastore, if a row uses it, and the text of the datastore."""
 
-    index: Index | None
+    index: BuildIndex | None
     text: PreparedText
     split: str
 
@@ -46,7 +46,7 @@ class StoredMemory(ABC):
         """Return the memory for the queries of an encoded split, whose description is ``queries``."""
 
 
-class External(StoredMemory):
+class DatastoreMemory(StoredMemory):
     """The nearest entries of a datastore, with the settings index= and datastore.*."""
 
     def needs(self, sources: Sources) -> list[Artefact]:
@@ -54,7 +54,7 @@ class External(StoredMemory):
 
     def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
         assert sources.index is not None
-        return ExternalMemory(sources.index.knn_memory(queries), sources.index.statistics()["bytes"])
+        return ExternalMemory(sources.index.knn_memory(queries), sources.index.summary()["bytes"])
 
 
 class TextNgram(StoredMemory):
@@ -72,7 +72,7 @@ class TextNgram(StoredMemory):
 
     def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
         suffixes = self.suffixes(sources)
-        if suffixes.information()["text"] == queries["text"]:
+        if suffixes.summary()["text"] == queries["text"]:
             raise UserError(
                 f"memory ngram: its text is the {queries['split']} split that is scored, so that it would know the answers: "
                 "choose another datastore.split, or leave ngram out of evaluate.memories"
@@ -85,7 +85,7 @@ class Memories(Configured):
 
     unhashed = ("memories", *SEARCH)  # settings() has those of the memories in use
 
-    def __init__(self, config: DictConfig, table: Table, sources: Sources):
+    def __init__(self, config: DictConfig, table: MixtureSpecs, sources: Sources):
         super().__init__(config)
         self.sources = sources
         used = memory_names(table)

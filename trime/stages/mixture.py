@@ -14,14 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from trime.data.corpus import content_hash
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.io import write_tensors
 from trime.metrics import ResourceUsage
 from trime.mixtures.experts import Evidence, History, Mixture, log_mixture
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
-from trime.pipeline.rows import Table
+from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import PART_TOKENS, LossSums, Tune, TunedRows, summarize_row
@@ -34,6 +34,7 @@ class TuneMixture(TunedRows):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
     kind, stage, format = "mixture", "tune", 3
+    summary_file = "mixture.json"
     depends_on, unhashed = ("mixture", "seed"), ("mixture.path",)
 
     def __init__(self, config: DictConfig, grid: Tune):
@@ -53,7 +54,7 @@ class TuneMixture(TunedRows):
         evidence, description = self.grid.evidence()
         given = given_mixture(self.config)
         if given:
-            mixture = mixture_of(self.config, description["experts"])
+            mixture = build_mixture(self.config, description["experts"])
             mixture.load(read_mixture(given, description["experts"], row, mixture))
             score = score_tokens(mixture, evidence)
         else:
@@ -65,27 +66,23 @@ class TuneMixture(TunedRows):
         content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}
         (folder / "mixture.json").write_text(json.dumps(content, indent=1))
 
-    def row(self) -> FittedRow:
+    def row(self) -> FittedMixtureSpec:
         """Return the row of the mixture, not fitted."""
         row = self.grid.fitted_row
         assert row is not None
         return row
 
-    def information(self) -> dict[str, Any]:
-        """Return the content of ``mixture.json``."""
-        return self.read("mixture.json")
-
     def tuned(self) -> dict[str, Any]:
         tuned = self.grid.tuned()
-        return tuned | {"rows": [*tuned["rows"], self.information()["row"]]}
+        return tuned | {"rows": [*tuned["rows"], self.summary()["row"]]}
 
-    def rows(self) -> list[Row | FittedRow]:
-        mixture = mixture_of(self.config, self.information()["experts"])
+    def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
+        mixture = build_mixture(self.config, self.summary()["experts"])
         mixture.load(load_file(self.path() / "mixture.safetensors"))
         return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
 
 
-def tune_of(config: DictConfig, table: Table, encoded: Encode, memories: Memories) -> TunedRows:
+def build_tune(config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories) -> TunedRows:
     """Return the artefact that tunes the rows of an experiment, and fits its mixture if it has one to be fitted."""
     grid = Tune(config, table, encoded, memories)
     return TuneMixture(config, grid) if grid.fitted_row else grid
@@ -102,7 +99,7 @@ def given_mixture(config: DictConfig) -> Path | None:
     return file
 
 
-def read_mixture(file: Path, experts: dict[str, int], row: FittedRow, mixture: Mixture) -> dict[str, Tensor]:
+def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mixture: Mixture) -> dict[str, Tensor]:
     """Return the state of a mixture fitted elsewhere; UserError if it is another kind of mixture, or of other memories."""
     try:
         stored = json.loads(file.read_text())
@@ -119,7 +116,7 @@ def read_mixture(file: Path, experts: dict[str, int], row: FittedRow, mixture: M
     return state
 
 
-def mixture_of(config: DictConfig, experts: dict[str, int]) -> Mixture:
+def build_mixture(config: DictConfig, experts: dict[str, int]) -> Mixture:
     """Return the configured mixture, not fitted."""
     mixture = instantiate(config.mixture.model, _convert_="all")
     mixture.memories = experts
@@ -128,7 +125,7 @@ def mixture_of(config: DictConfig, experts: dict[str, int]) -> Mixture:
 
 def fit_mixture(config: DictConfig, evidence: Evidence, description: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
     """Fit a mixture; return it, and log P of each token by a mixture fitted without the token's fold."""
-    mixture = mixture_of(config, description["experts"])
+    mixture = build_mixture(config, description["experts"])
     fold = folds(evidence.document, config.mixture.folds, config.seed)
     return mixture, mixture.fit(evidence, fold, description["counts"], config.seed)
 

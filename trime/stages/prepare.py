@@ -88,7 +88,7 @@ class Prepare(PreparedText):
     def training_vocabulary(self) -> Vocabulary:
         """Return the vocabulary of the training split's symbols."""
         settings = self.config.vocabulary
-        return training_vocabulary(self.dataset, settings.limit, settings.minimum, settings.fairseq)
+        return training_vocabulary(self.dataset, settings.max_size, settings.min_count, settings.fairseq)
 
     def source(self) -> VocabularySource:
         return super().source()._replace(tokenizer=self.vocabulary_source and self.vocabulary_source.tokenizer)

@@ -19,6 +19,7 @@ class Suffixes(Artefact):
     """A suffix array in ``order.npy`` and ``starts.npy``; the prepared text itself is not copied."""
 
     kind, stage = "suffixes", "datastore"
+    summary_file = "suffixes.json"
 
     def __init__(self, config: DictConfig, text: PreparedText, split: str):
         super().__init__(config)
@@ -38,10 +39,6 @@ class Suffixes(Artefact):
         np.save(folder / "starts.npy", array.starts)
         content = {"tokens": len(tokens), "text": corpus.fingerprint(self.split), "seconds": round(meter.seconds, 1)}
         (folder / "suffixes.json").write_text(json.dumps(content, indent=1))
-
-    def information(self) -> dict[str, Any]:
-        """Return the content of ``suffixes.json``: tokens, fingerprint of the text, seconds."""
-        return self.read("suffixes.json")
 
     def array(self) -> SuffixArray:
         """Return the suffix array, memory-mapped."""

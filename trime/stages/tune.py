@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from trime.data.segments import parse_token_count
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
 from trime.io import write_tensors
 from trime.memory.base import Memory, Window
@@ -26,10 +26,10 @@ from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, perplexity
 from trime.mixtures.experts import Evidence, concat_evidence, stack_evidence
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.pipeline.processes import device_of
-from trime.pipeline.rows import Table
 from trime.pipeline.settings import Keys
-from trime.stages.encode import Encode, windows_of
+from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
 from trime.types import Float, Mass, Tensor
 
@@ -42,7 +42,7 @@ GRIDS = {  # the grid of a tuned value, where its name is another
     "cache_lambda": "interpolation_share",
     "lambda": "interpolation_share",
 }
-SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that scorer_of reads
+SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that build_scorer reads
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
@@ -57,7 +57,7 @@ class TunedRows(Artefact):
         self.encoded, self.memories = encoded, memories
 
     @abstractmethod
-    def rows(self) -> Sequence[Row | FittedRow]:
+    def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         """Return the rows at their best settings."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class Tune(TunedRows):
     depends_on: ClassVar[Keys] = ("tune", *SCORING)
     unhashed: ClassVar[Keys] = ("mixture.tokens",)
 
-    def __init__(self, config: DictConfig, table: Table, encoded: Encode, memories: Memories):
+    def __init__(self, config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories):
         super().__init__(config, encoded, memories)
         self.table = table
 
@@ -87,23 +87,23 @@ class Tune(TunedRows):
         limit = {"tokens": self.config.mixture.tokens} if self.fitted_row else {}
         rows = [repr(row) for row in self.grid_rows()]
         row = self.fitted_row
-        fitted = [(row.joint, row.temperatures, row.sizes)] if row else []  # what its evidence depends on
+        fitted = [(row.memory_order, row.temperatures, row.sizes)] if row else []  # what its evidence depends on
         settings = {"rows": rows, "fitted": fitted, "memories": self.memories.settings(), "sampled": SAMPLE}
         return super().settings() | settings | limit
 
     @property
-    def fitted_row(self) -> FittedRow | None:
+    def fitted_row(self) -> FittedMixtureSpec | None:
         """The row whose mixture is fitted to the evidence of this pass, if there is one."""
-        return next((row for row in self.table if isinstance(row, FittedRow)), None)
+        return next((row for row in self.table if isinstance(row, FittedMixtureSpec)), None)
 
-    def grid_rows(self) -> list[Row]:
+    def grid_rows(self) -> list[MixtureSpec]:
         """Return the rows whose settings are searched on the grid."""
-        return [row for row in self.table if isinstance(row, Row)]
+        return [row for row in self.table if isinstance(row, MixtureSpec)]
 
     def build(self, folder: Path) -> None:
         meter, encoded = ResourceUsage(), self.encoded
         rows, fitted = self.grid_rows(), [self.fitted_row] if self.fitted_row else []
-        scorer = scorer_of(self.config, [*rows, *fitted], self.memories, encoded)
+        scorer = build_scorer(self.config, [*rows, *fitted], self.memories, encoded)
         sums = [LossSums() for _ in rows]
         collectors = [EvidenceCollector(row, parse_token_count(self.config.mixture.tokens)) for row in fitted]
         for window, masses in scorer.masses(with_progress(encoded, "tune")):
@@ -135,7 +135,7 @@ class Tune(TunedRows):
         parts = load_file(self.path() / "evidence.safetensors")
         return Evidence(**parts), self.read("evidence.json")
 
-    def rows(self) -> Sequence[Row | FittedRow]:
+    def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         results = self.tuned()["rows"]
         return [row.at(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
 
@@ -143,7 +143,7 @@ class Tune(TunedRows):
 class EvidenceCollector:
     """Collects the evidence of a row's experts on the validation split, up to ``limit`` tokens."""
 
-    def __init__(self, row: FittedRow, limit: int | None):
+    def __init__(self, row: FittedMixtureSpec, limit: int | None):
         self.row, self.limit, self.tokens = row, limit, 0
         self.parts: list[Evidence] = []
         self.description: dict[str, Any] = {}
@@ -152,7 +152,7 @@ class EvidenceCollector:
         """Add the evidence of a window."""
         if self.limit is not None and self.tokens >= self.limit:
             return
-        row_masses = {name: masses[name] for name in self.row.joint}
+        row_masses = {name: masses[name] for name in self.row.memory_order}
         self.parts.append(stack_evidence(window.vocabulary, row_masses, window.query.place.document).cpu())
         self.tokens += len(window.query.token)
         self.description = {"experts": {name: mass.total.shape[1] for name, mass in row_masses.items()}}
@@ -220,7 +220,7 @@ class LossSums:
         return f"parts of {self.part_tokens:,} tokens" if self.few_documents else "documents", list(units.values())
 
 
-def summarize_row(row: Row | FittedRow, sums: LossSums) -> dict[str, Any]:
+def summarize_row(row: MixtureSpec | FittedMixtureSpec, sums: LossSums) -> dict[str, Any]:
     """Return the best settings of a row, its loss there, the best loss at each memory size, and units for a bootstrap."""
     tokens = sums.tokens
     mean = sums.total / tokens
@@ -266,22 +266,24 @@ def recall(nearest: KNNMemory, folder: Path) -> dict[str, Any]:
 
 def sample_queries(folder: Path) -> Float[Tensor, "n d"]:
     """Return SAMPLE queries of an encoded split at even distances."""
-    queries = torch.cat([window.query.g for window in windows_of(folder, torch.device("cpu"))])
+    queries = torch.cat([window.query.g for window in read_windows(folder, torch.device("cpu"))])
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
 
 
-def scorer_of(config: DictConfig, rows: Sequence[Row | FittedRow], memories: Memories, encoded: Encode) -> Scorer:
+def build_scorer(
+    config: DictConfig, rows: Sequence[MixtureSpec | FittedMixtureSpec], memories: Memories, encoded: Encode
+) -> Scorer:
     """Return a scorer of rows, with the memories that they use opened for the queries of an encoded split."""
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
-    opened = memories.open_all(encoded.information(), sizes, memory_names(rows))
+    opened = memories.open_all(encoded.summary(), sizes, memory_names(rows))
     return Scorer(rows, opened, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 
 def with_progress(encoded: Encode, title: str) -> Iterator[Window]:
     """Yield the windows of an encoded split under a progress bar."""
     folder = encoded.path()
-    total = encoded.information()["tokens"]
+    total = encoded.summary()["tokens"]
     with tqdm(total=total, unit="tok", unit_scale=True, desc=f"{title} {encoded.split}", mininterval=1) as bar:
-        for window in windows_of(folder, device_of(encoded.config)):
+        for window in read_windows(folder, device_of(encoded.config)):
             yield window
             bar.update(len(window.vocabulary.total))

@@ -27,8 +27,8 @@ class QuestionBatch(NamedTuple):
     position: Int[Tensor, "b l"] | None = None  # of the prompts' tokens; None: 0, 1, ...
 
 
-class Answering(pl.LightningModule):
-    """Trains on question batches. ``schedule``: learning rate by update; ``prompt_share``: weight of a decoder's prompt loss.
+class AnsweringModule(pl.LightningModule):
+    """Trains on question batches. ``schedule``: learning rate by update; ``prompt_loss_weight`` is of a decoder's prompt loss.
 
     The prompt loss is of a random share ``PROMPT_SAMPLE`` of the prompts' tokens, drawn at every update, since the output
     layer is most of a small model's cost.
@@ -39,12 +39,12 @@ class Answering(pl.LightningModule):
         model: Any,
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Callable[[int], float],
-        prompt_share: float,
+        prompt_loss_weight: float,
         seed: int,
     ):
         super().__init__()
         self.model, self.optimizer_factory, self.schedule = model, optimizer, schedule
-        self.prompt_share, self.seed = prompt_share, seed
+        self.prompt_loss_weight, self.seed = prompt_loss_weight, seed
 
     def on_train_batch_start(self, batch: QuestionBatch, batch_idx: int) -> None:
         """Seed the update, so that a resumed run equals an uninterrupted one."""
@@ -80,11 +80,11 @@ class Answering(pl.LightningModule):
         hidden, output = self.model.base_model(**inputs).last_hidden_state[:, :-1], self.model.get_output_embeddings()
         logits = output(hidden.gather(1, (columns - 1)[..., None].expand(-1, -1, hidden.shape[-1])))
         loss = masked_cross_entropy(logits, batch.answer)
-        if self.prompt_share:
+        if self.prompt_loss_weight:
             prompts = joined[:, 1:].scatter(1, columns - 1, -1)
             sample = (prompts >= 0) & (torch.rand(prompts.shape, device=prompts.device) < PROMPT_SAMPLE)
-            loss = loss + self.prompt_share * masked_cross_entropy(output(hidden[sample])[None], prompts[sample][None])
-        return loss / (1 + self.prompt_share), exact_answers(logits, batch.answer)
+            loss = loss + self.prompt_loss_weight * masked_cross_entropy(output(hidden[sample])[None], prompts[sample][None])
+        return loss / (1 + self.prompt_loss_weight), exact_answers(logits, batch.answer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_scheduler_state(checkpoint)

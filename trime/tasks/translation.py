@@ -11,7 +11,7 @@ from trime.tasks.language_model import LanguageModel
 from trime.types import Batch, Tensor
 
 
-class Translation(LanguageModel):
+class TranslationModule(LanguageModel):
     """Trains translation; ``smoothing`` is the label smoothing of the plain training loss (Eq. 5 has none, as published)."""
 
     def __init__(self, *arguments: Any, smoothing: float = 0.0):

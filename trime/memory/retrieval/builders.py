@@ -31,7 +31,7 @@ class IndexBuilder(Protocol):
         ...
 
     def open(self, folder: Path, metric: str, nprobe: int, device: str) -> Search:
-        """Return the search over a filled part; a larger ``nprobe`` (index.probe) compares more keys."""
+        """Return the search over a filled part; a larger ``nprobe`` (index.nprobe) compares more keys."""
         ...
 
 

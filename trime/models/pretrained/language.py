@@ -37,13 +37,13 @@ class PretrainedDecoder(nn.Module):
         name: str,
         position: str = "lm_infinite",
         factor: float = 1.0,
-        stored: str = "before",
+        cached_keys: str = "before_rope",
         lora: dict[str, Any] | None = None,
         dtype: str = "float32",
     ):
         super().__init__()
         self.model = load_pretrained(name, dtype)
-        self.family = RopeDecoder(self.model, position, factor, stored)
+        self.family = RopeDecoder(self.model, position, factor, cached_keys)
         rows = len(self.model.get_output_embeddings().weight)
         if vocabulary > rows:
             raise UserError(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from trime.choices import EXTENSIONS, STORED_KEYS
+from trime.choices import CACHED_KEYS, EXTENSIONS
 from trime.models.layers.rotary import Rotary, RotaryScore, interpolate_positions, ntk_aware, yarn
 from trime.models.pretrained.family import SplitLayer, model_class
 from trime.types import Float, Int, Tensor, UserError
@@ -62,17 +62,17 @@ class RopeDecoder:
     """The parts of a decoder with rotary positions.
 
     ``position``: lm_infinite caps distances at the length of pretraining; interpolation, ntk and yarn stretch the rotation for
-    inputs ``factor`` times as long; none leaves it as it is. Keys are ``stored`` before rotation or after it.
+    inputs ``factor`` times as long; none leaves it as it is. Keys are cached before rotation or after it.
     """
 
     causal = True
 
-    def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0, stored: str = "before"):
+    def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0, cached_keys: str = "before_rope"):
         stack, layer_class = KINDS[model_class(model, KINDS)]
-        if position not in EXTENSIONS or factor < 1 or stored not in STORED_KEYS:
+        if position not in EXTENSIONS or factor < 1 or cached_keys not in CACHED_KEYS:
             raise UserError(
-                f"position={position}, factor={factor}, stored={stored}: choose from {', '.join(EXTENSIONS)}, "
-                f"a factor of at least 1, and from {', '.join(STORED_KEYS)}"
+                f"position={position}, factor={factor}, cached_keys={cached_keys}: choose from {', '.join(EXTENSIONS)}, "
+                f"a factor of at least 1, and from {', '.join(CACHED_KEYS)}"
             )
         self.model, self.stack = model, getattr(model, stack)
         self.layers: list[SplitLayer] = [layer_class(layer) for layer in self.stack.layers]
@@ -84,7 +84,9 @@ class RopeDecoder:
             "yarn": partial(yarn, longest=longest),
         }
         rotary = stretched[position](rotary, factor) if position in stretched else rotary
-        self.score = RotaryScore(rotary, longest if position == "lm_infinite" else None, stored_rotated=stored == "after")
+        self.score = RotaryScore(
+            rotary, longest if position == "lm_infinite" else None, stored_rotated=cached_keys == "after_rope"
+        )
         self.stored = self.score.stored
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:

@@ -27,7 +27,7 @@ class Small:
         check_version()
         if self.kind not in ("decoder", "encdec") or self.width % self.heads:
             raise UserError(
-                f"taught: kind={self.kind} must be decoder or encdec, width={self.width} a multiple of heads={self.heads}"
+                f"small.model: kind={self.kind} must be decoder or encdec, width={self.width} a multiple of heads={self.heads}"
             )
         special: dict[str, Any] = {"vocab_size": vocabulary, "eos_token_id": end, "pad_token_id": padding}
         return self.llama(special) if self.kind == "decoder" else self.t5(special)

@@ -53,16 +53,14 @@ def save_picture(figure: Any, path: Path) -> Path:
     return path
 
 
-def draw_svg(panel: Panel, title: str = "") -> str:
+def draw_svg(panel: Panel) -> str:
     """Return one panel as SVG, with its text as text."""
     import matplotlib
     from matplotlib import pyplot
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"{title} {id(panel)}"}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": str(id(panel))}):
         figure, (axis,) = canvas(5.6, 3.8, 1)
         panel(axis)
-        if title:
-            axis.set_title(title)
         content = io.StringIO()
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
         pyplot.close(figure)

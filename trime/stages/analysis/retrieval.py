@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from trime.evaluation.frequency import BUCKETS, TokenMeans, dev_frequency
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
 from trime.metrics import perplexity
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, TunedRows, scorer_of, with_progress
+from trime.stages.tune import SCORING, TunedRows, build_scorer, with_progress
 from trime.types import Bool, Contexts, Tensor
 
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
@@ -31,6 +31,7 @@ class Analysis(Artefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
     kind, stage, format = "analysis", "evaluate", 2
+    summary_file = "analysis.json"
     depends_on = ("tune.memory_size", *SCORING)
 
     def __init__(self, config: Any, test: Encode, tune: TunedRows):
@@ -50,13 +51,13 @@ class Analysis(Artefact):
     def analyse(self, encoded: Encode) -> dict[str, Any]:
         """Return the analysis of one split."""
         rows = list(self.tune.rows())
-        sized = max(number for number, row in enumerate(rows) if isinstance(row, Row))  # the last of the papers' rows
+        sized = max(number for number, row in enumerate(rows) if isinstance(row, MixtureSpec))  # the last of the papers' rows
         tuned_size = [0] * len(rows)  # the index of a row's tuned memory size among its sizes
         long = "long" in rows[sized].memories
         if long:
             grid = tuple(self.config.tune.memory_size)
             tuned_size[sized], rows[sized] = grid.index(rows[sized].sizes[0]), replace(rows[sized], sizes=grid)
-        scorer = scorer_of(self.config, rows, self.tune.memories, encoded)
+        scorer = build_scorer(self.config, rows, self.tune.memories, encoded)
         external = scorer.memories.get("external")
         hits = Hits(external.nearest) if isinstance(external, ExternalMemory) else None
         if hits:
@@ -80,10 +81,6 @@ class Analysis(Artefact):
             "retrieval": hits.accuracy() if hits else {},
             "by_memory_size": by_size if long else {},  # the other settings as tuned
         }
-
-    def results(self) -> dict[str, Any]:
-        """Return the content of ``analysis.json``."""
-        return self.read("analysis.json")
 
 
 def bucket_losses(bucket: dict[str, Any]) -> dict[str, Any]:

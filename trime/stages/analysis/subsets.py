@@ -14,10 +14,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_rows import FittedRow, FittedScorer
+from trime.evaluation.fitted_rows import FittedMixtureSpec, FittedScorer
 from trime.evaluation.frequency import dev_frequency
 from trime.evaluation.memory_cost import MeteredMemory, now
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import Evidence
 from trime.pipeline.artefact import Artefact
@@ -25,13 +25,14 @@ from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, fit_mixture, sum_by_document
-from trime.stages.tune import SCORING, LossSums, scorer_of, summarize_row, with_progress
+from trime.stages.tune import SCORING, LossSums, build_scorer, summarize_row, with_progress
 
 
 class Subsets(Artefact):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
     kind, stage, format = "subsets", "evaluate", 2
+    summary_file = "subsets.json"
     depends_on, unhashed = ("evaluate.subsets", "mixture", "seed", *SCORING), ("mixture.path",)
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TuneMixture):
@@ -45,9 +46,9 @@ class Subsets(Artefact):
         evidence, description = self.tune.grid.evidence()
         corpus, full_row = self.encoded.corpus.corpus(), self.tune.row()
         rows, valid_losses = self.rows(evidence, description)
-        scorer = scorer_of(self.config, rows, self.tune.memories, self.encoded)
+        scorer = build_scorer(self.config, rows, self.tune.memories, self.encoded)
         weights = Weights(bins_of(evidence, description["experts"], scorer.memories), len(corpus.vocabulary))
-        meters = {name: MeteredMemory(scorer.memories[name]) for name in full_row.joint}
+        meters = {name: MeteredMemory(scorer.memories[name]) for name in full_row.memory_order}
         external = scorer.memories.get("external")
         search = None
         if isinstance(external, ExternalMemory):
@@ -69,7 +70,7 @@ class Subsets(Artefact):
             "mixture": full_row.kind,
             "selection": self.config.evaluate.subsets,
             "external_search": search,
-            "encode_seconds_per_token": self.encoded.information()["seconds"] / tokens,
+            "encode_seconds_per_token": self.encoded.summary()["seconds"] / tokens,
             "costs": costs,
             "weights": weights.summary(dev_frequency(corpus)),
             "subsets": [
@@ -79,34 +80,37 @@ class Subsets(Artefact):
         }
         (folder / "subsets.json").write_text(json.dumps(content, indent=1))
 
-    def rows(self, evidence: Evidence, description: dict[str, Any]) -> tuple[list[Row | FittedRow], list[float]]:
+    def rows(
+        self, evidence: Evidence, description: dict[str, Any]
+    ) -> tuple[list[MixtureSpec | FittedMixtureSpec], list[float]]:
         """Return the row of each subset, and its cross-fitted loss on valid."""
         full_row, rows, losses = self.tune.row(), [], []
-        for names in subsets(full_row.joint, self.config.evaluate.subsets):
-            if names == full_row.joint:
+        for names in subsets(full_row.memory_order, self.config.evaluate.subsets):
+            if names == full_row.memory_order:
                 rows.append(self.tune.rows()[-1])
-                losses.append(self.tune.information()["row"]["loss"])
+                losses.append(self.tune.summary()["row"]["loss"])
                 continue
             if not names:
-                rows.append(Row((), ()))
+                rows.append(MixtureSpec((), ()))
                 losses.append(-float(evidence.log_probability[:, 0].double().mean()))
                 continue
             mixture, score = fit_mixture(self.config, *select_memories(evidence, description, names))
-            sizes = full_row.sizes if "long" in names else Row.sizes
-            rows.append(replace(full_row, joint=names, sizes=sizes, fitted=mixture))
+            sizes = full_row.sizes if "long" in names else MixtureSpec.sizes
+            rows.append(replace(full_row, memory_order=names, sizes=sizes, fitted=mixture))
             losses.append(summarize_row(rows[-1], sum_by_document(evidence.document, -score))["loss"])
         return rows, losses
 
-    def results(self) -> dict[str, Any]:
-        """Return the content of ``subsets.json``."""
-        return self.read("subsets.json")
 
-
-def subset_result(row: Row | FittedRow, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:
+def subset_result(row: MixtureSpec | FittedMixtureSpec, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:
     """Return the results of a subset, with its loss on dev and its seconds per token."""
     summary = summarize_row(row, sums)
     test = {key: summary[key] for key in ("loss", "tokens", "documents", "bootstrap_unit")}
-    return {"memories": list(row.joint), "valid_loss": dev, **test, "seconds_per_token": seconds}
+    return {
+        "memories": list(row.memory_order) if isinstance(row, FittedMixtureSpec) else [],
+        "valid_loss": dev,
+        **test,
+        "seconds_per_token": seconds,
+    }
 
 
 def subsets(names: tuple[str, ...], which: str) -> list[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 from omegaconf import DictConfig
 
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.eviction.base import EvictionPolicy
 from trime.memory.base import Window
@@ -22,7 +22,7 @@ from trime.memory.long import LongMemory
 from trime.memory.similarity import similarity
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import DEVICE, device_of
-from trime.stages.encode import Encode, windows_of
+from trime.stages.encode import Encode, read_windows
 from trime.stages.eviction.replay import Document, Replay, ReplayResult
 from trime.stages.tune import SCORING, TunedRows
 from trime.types import Float, Int, Tensor, UserError
@@ -43,9 +43,9 @@ class ContextReplay(Replay):
     def needs(self) -> list[Artefact]:
         return [self.encoded, self.tune]
 
-    def row(self) -> Row:
+    def row(self) -> MixtureSpec:
         """Return the last row with long and without external memory, at its best settings; UserError if there is none."""
-        grid_rows = [row for row in self.tune.rows() if isinstance(row, Row)]
+        grid_rows = [row for row in self.tune.rows() if isinstance(row, MixtureSpec)]
         rows = [row for row in grid_rows if "long" in row.memories and "external" not in row.memories]
         if not rows:
             raise UserError(NO_ROW)
@@ -55,7 +55,7 @@ class ContextReplay(Replay):
         return True
 
     def unit(self) -> str:
-        return "bits/char" if self.encoded.information()["characters"] else "perplexity"
+        return "bits/char" if self.encoded.summary()["characters"] else "perplexity"
 
     def memories(self) -> list[str]:
         return ["long memory"]
@@ -63,8 +63,8 @@ class ContextReplay(Replay):
     def documents(self, memory: str) -> Iterator[Document]:
         if self.config.compatibility.sorted_windows:
             raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
-        crossing, row = self.config.long.crossing, self.row()
-        windows = windows_of(self.encoded.path(), device_of(self.config))
+        crossing, row = self.config.long.across_documents, self.row()
+        windows = read_windows(self.encoded.path(), device_of(self.config))
         for _, group in groupby(windows, lambda window: 0 if crossing else int(window.contexts.place.document[0])):
             yield ContextDocument(list(group), row, self.config)
 
@@ -72,7 +72,7 @@ class ContextReplay(Replay):
 class ContextDocument:
     """The windows between two resets of the memory, with the attention mass that each gives to earlier contexts."""
 
-    def __init__(self, windows: list[Window], row: Row, config: DictConfig):
+    def __init__(self, windows: list[Window], row: MixtureSpec, config: DictConfig):
         self.windows, self.row, self.config = windows, row, config
         lengths = torch.tensor([len(window.query.token) for window in windows])
         self.starts = lengths.cumsum(0) - lengths
@@ -82,7 +82,7 @@ class ContextDocument:
     def received_mass(self, number: int) -> Float[Tensor, " n"]:
         """Return the attention mass that a window's queries give each context in an unlimited memory."""
         mass, query = self.g.new_zeros(len(self.g)), self.windows[number].query.g
-        overlap = 0 if self.config.long.repeats else self.windows[number].context
+        overlap = 0 if self.config.long.include_window else self.windows[number].context
         count = max(int(self.starts[number]) - overlap, 0)
         if count:
             score = similarity(query, self.g[:count], self.config.similarity) / query.shape[1] ** 0.5
@@ -92,7 +92,7 @@ class ContextDocument:
     def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
         """Return the result at each size, from one pass over the document."""
         long, metric = self.config.long, self.config.similarity
-        memory = LongMemory(sizes, policy, long.crossing, long.repeats, metric, selective=True)
+        memory = LongMemory(sizes, policy, long.across_documents, long.include_window, metric, selective=True)
         memories = {"local": LocalMemory(metric), "long": memory}
         scorer = Scorer([self.row], memories, self.config.evaluate.scaled_interpolation)
         mass, loss = [0.0] * len(sizes), torch.zeros(len(sizes), dtype=torch.float64)

@@ -22,8 +22,8 @@ from trime.models.backbones.memorizing.transformer import KNNAttention
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, open_network
+from trime.pipeline.precision import resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
-from trime.pipeline.training import resolved_precision
 from trime.stages.encode import Encode
 from trime.tasks.callbacks.staleness import memory_layers
 from trime.types import Tensor, UserError
@@ -35,6 +35,7 @@ class Record(Artefact):
     """Query and key [tokens h d] of each memory layer, in ``00000.safetensors`` and so on, and ``record.json``."""
 
     kind, depends_on = "record", ("evaluate.block", "evaluate.lines")
+    summary_file = "record.json"
     unhashed = (*NETWORK, *DEVICE)
 
     def __init__(self, config: DictConfig, encoded: Encode):
@@ -89,10 +90,6 @@ class Record(Artefact):
         step = math.lcm(16, int(self.config.model.backbone.memory.top_k))
         changed = {"model": {"memory_size": -(-longest // step) * step}, "eviction": {"_target_": "trime.eviction.fifo.FIFO"}}
         return OmegaConf.merge(self.config, {"eviction": None}, changed)  # type: ignore[return-value]
-
-    def information(self) -> dict[str, Any]:
-        """Return the content of ``record.json``."""
-        return self.read("record.json")
 
 
 class QueryKeyRecorder:

@@ -8,6 +8,7 @@ share on entries that the policy has kept. The memory is the one inside a model 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -54,6 +55,7 @@ class Replay(Artefact):
     """Retained mass, and loss for the long memory, by memory, policy and size: ``replay.json``."""
 
     kind = "replay"
+    summary_file = "replay.json"
     depends_on: ClassVar[Keys] = ("replay.sizes",)
 
     def __init__(self, config: DictConfig, policies: dict[str, DictConfig]):
@@ -91,25 +93,21 @@ class Replay(Artefact):
             raise UserError("replay: nothing to remember, because no document is longer than a window: raise evaluate.tokens")
         return [{"policy": name, "size": size, **summarize(parts, total_mass)} for (name, size), parts in results.items()]
 
+    @abstractmethod
     def exact(self) -> bool:
         """Return whether a replay makes the same decisions as a run."""
-        raise NotImplementedError
 
     def unit(self) -> str | None:
         """Return the unit of losses; None if there are none."""
         return None
 
+    @abstractmethod
     def memories(self) -> list[str]:
         """Return the names of the memories that are replayed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def documents(self, memory: str) -> Iterator[Document]:
         """Yield the documents of a memory."""
-        raise NotImplementedError
-
-    def results(self) -> dict[str, Any]:
-        """Return the content of ``replay.json``."""
-        return self.read("replay.json")
 
 
 def replayed_policies(config: DictConfig) -> dict[str, DictConfig]:
@@ -160,14 +158,14 @@ class KeyReplay(Replay):
         return int(self.config.model.backbone.memory.top_k)
 
     def exact(self) -> bool:
-        information = self.record.information()
+        information = self.record.summary()
         return len(information["layers"]) == 1 and information["as_replayed"]
 
     def memories(self) -> list[str]:
-        return [f"layer {number}" for number in self.record.information()["layers"]]
+        return [f"layer {number}" for number in self.record.summary()["layers"]]
 
     def documents(self, memory: str) -> Iterator[Document]:
-        segment = self.record.information()["segment"]
+        segment = self.record.summary()["segment"]
         for file in sorted(self.record.path().glob("[0-9]*.safetensors")):
             yield KeyDocument(load_file(file), int(memory.split()[-1]), segment, self.top_k)
 

@@ -11,13 +11,13 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.questions.base import Example, exact_match, prompt
-from trime.io import complete_lines, plain
+from trime.io import append_json_lines, plain, read_json_lines
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.pretrained import answerer_of, model_fingerprint
+from trime.pipeline.pretrained import build_answerer, model_fingerprint
 from trime.pipeline.processes import DEVICE
 from trime.types import UserError
 
@@ -27,7 +27,7 @@ READING = (
     "chunk",
     "top_k",
     "search",
-    "stored",
+    "cached_keys",
     "end",
     "outputs",
     "position",
@@ -41,7 +41,8 @@ class Answer(Artefact):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
     kind, depends_on = "answer", ("questions", "eviction", "answering")
-    unhashed = ("answering.batch", "model", *DEVICE)
+    summary_file = "answer.json"
+    unhashed = ("answering.batch_size", "model", *DEVICE)
 
     def __init__(self, config: DictConfig, small_model: Artefact | None):
         super().__init__(config)
@@ -66,15 +67,15 @@ class Answer(Artefact):
         examples = list(questions.examples(self.config.answering.split))
         if not examples:
             raise UserError(f"questions: there are none in split {self.config.answering.split}")
-        tokenizer, answerer = load_tokenizer(model), answerer_of(self.config, load_pretrained(model, self.config.model.dtype))
-        file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch
-        done = [json.loads(line) for line in complete_lines(file)]
+        tokenizer = load_tokenizer(model)
+        answerer = build_answerer(self.config, load_pretrained(model, self.config.model.dtype))
+        file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch_size
+        done = read_json_lines(file)
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
             for start in range(len(done), len(examples), size):
                 rows = examples[start : start + size]
                 answers = self.answer(rows, tokenizer, answerer)
-                with open(file, "a", encoding="utf-8") as out:
-                    out.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in answers))
+                append_json_lines(file, answers)
                 done += answers
                 bar.update(len(rows))
         tokens = sum(line["tokens"] for line in done)
@@ -93,14 +94,10 @@ class Answer(Artefact):
         """Return the answers to a batch of examples, with whether they are right."""
         settings = self.config.answering
         prompts = [encode_prompt(tokenizer, prompt(row, settings.question_first)) for row in rows]
-        prompts = [tokens[-settings.last :] if settings.last else tokens for tokens in prompts]
-        generated = greedy(answerer.read(prompts), tokenizer.eos_token_id, settings.longest)
+        prompts = [tokens[-settings.max_prompt_tokens :] if settings.max_prompt_tokens else tokens for tokens in prompts]
+        generated = greedy(answerer.read(prompts), tokenizer.eos_token_id, settings.max_new_tokens)
         texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in generated]
         return [
             {"name": row.name, "answer": text, "right": exact_match(text, row), "tokens": len(tokens)}
             for row, text, tokens in zip(rows, texts, prompts, strict=True)
         ]
-
-    def results(self) -> dict[str, Any]:
-        """Return the content of ``answer.json``."""
-        return self.read("answer.json")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytorch_lightning as pl
-import torch
 from omegaconf import DictConfig
 
-from trime.evaluation.rows import Row
+from trime.evaluation.rows import MixtureSpec
 from trime.stages.translation.pairs import ParallelCorpus
 from trime.stages.translation.translate import Translator, score_translations
 
-MODEL_ALONE = Row((), ())
+MODEL_ALONE = MixtureSpec((), ())
 
 
 class BleuValidation(pl.Callback):
@@ -22,9 +23,5 @@ class BleuValidation(pl.Callback):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         translator = Translator(pl_module.network, MODEL_ALONE, None, self.corpus, self.config)  # type: ignore[arg-type]
         references = self.corpus.references("valid")[: self.config.translation.sentences]
-        source, size, texts = self.corpus.sources.split("valid"), self.config.translation.sentences_at_once, []
-        for start in range(0, len(references), size):
-            numbers = range(start, min(start + size, len(references)))
-            sentences = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
-            texts += translator(sentences, torch.tensor(numbers))
+        texts = [*chain.from_iterable(translator.translate(self.corpus.sources.split("valid"), 0, len(references)))]
         pl_module.log("valid/bleu", score_translations(texts, references)["bleu"])

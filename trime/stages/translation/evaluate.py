@@ -26,11 +26,11 @@ class EvaluateTranslations(TestResults):
         return [self.losses, self.translations]
 
     def build(self, folder: Path) -> None:
-        results = [row | bleu for row, bleu in zip(self.losses.rows(), self.translations.results(), strict=True)]
+        results = [row | bleu for row, bleu in zip(self.losses.rows(), self.translations.scores(), strict=True)]
         for row in results:
             row["tuned"] |= {"k": row["k"]} if row["k"] else {}
         (folder / "rows.json").write_text(json.dumps(results, indent=1))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the results of every row, with the statistics that a paired bootstrap of BLEU needs."""
-        return [row | {"bleu_statistics": self.translations.statistics(n)} for n, row in enumerate(super().rows())]
+        return [row | {"bleu_statistics": self.translations.bleu_statistics(n)} for n, row in enumerate(super().rows())]

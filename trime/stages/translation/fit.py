@@ -20,7 +20,7 @@ from trime.stages.translation.bleu_validation import BleuValidation
 from trime.stages.translation.pairs import PairDataModule, ParallelCorpus
 from trime.stages.translation.translate import ALONE
 from trime.tasks.callbacks.checkpoints import BestWeights
-from trime.tasks.translation import Translation
+from trime.tasks.translation import TranslationModule
 
 
 class TranslationTraining(TrainingTask):
@@ -67,5 +67,5 @@ class TranslationTraining(TrainingTask):
         batching, tokens = instantiate(self.config.batching, _convert_="all"), self.config.train.validate_tokens
         return PairDataModule(None, corpus.folder, batching, validate_tokens=tokens, neighbours=neighbours)
 
-    def module(self, network: Network) -> Translation:
-        return Translation(network, *training_parts(self.config), smoothing=self.config.translation.smoothing)
+    def module(self, network: Network) -> TranslationModule:
+        return TranslationModule(network, *training_parts(self.config), smoothing=self.config.translation.smoothing)

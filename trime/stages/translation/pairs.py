@@ -69,7 +69,7 @@ class ParallelCorpus(Corpus):
 class PreparePairs(PreparedText):
     """The parallel corpus of a dataset, in its own vocabularies or in an imported model's ``dictionaries``."""
 
-    depends_on = ("vocabulary.limit", "translation.joined_dictionary")
+    depends_on = ("vocabulary.max_size", "translation.joined_dictionary")
 
     def __init__(self, config: DictConfig, dataset_config: DictConfig, dictionaries: Dictionaries | None = None):
         super().__init__(config, dataset_config)
@@ -119,7 +119,7 @@ class PreparePairs(PreparedText):
                 "a released checkpoint reads Moses' tokens in pieces of its own BPE codes: prepare the text as fairseq's "
                 "prepare-iwslt14.sh does and set dataset.cut=true"
             )
-        pieces = JointBPE.train(sentences(self.text, "train"), self.config.vocabulary.limit)
+        pieces = JointBPE.train(sentences(self.text, "train"), self.config.vocabulary.max_size)
         pieces.save(folder / PIECES)
         return pieces
 

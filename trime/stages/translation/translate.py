@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import torch
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from trime.data.corpus import Split
 from trime.evaluation.attribution import expert_distributions, fitted_attribution, grid_attribution
 from trime.evaluation.beam import Beam
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
-from trime.io import complete_lines
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
+from trime.io import append_json_lines, read_json_lines
 from trime.memory.base import Entries
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.metrics import ResourceUsage
@@ -22,15 +25,21 @@ from trime.models.backbones.encoder_decoder import DecoderCache, EncodedSource, 
 from trime.models.network import Network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, open_network
+from trime.pipeline.precision import autocast
 from trime.pipeline.processes import DEVICE, device_of
-from trime.pipeline.training import resolved_precision
 from trime.stages.encode import Encode
 from trime.stages.translation.pairs import ParallelCorpus
 from trime.stages.tune import TunedRows
 from trime.types import Contexts, Float, Int, Tensor, TokenPosition
 
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a sentence is never impossible
-ALONE = ("beam", "penalty", "shortest", "longest", "sentences")  # of translation: what decides texts of the model alone
+ALONE = (
+    "beam",
+    "length_penalty",
+    "min_length",
+    "max_length",
+    "sentences",
+)  # of translation: what decides texts of the model alone
 SEARCH = (*ALONE, "unweighted_external")  # and of the model with memories
 
 
@@ -38,8 +47,9 @@ class Translate(Artefact):
     """Translations of a split by some rows of a table, in ``row-N.jsonl``, and their BLEU, in ``bleu.json``."""
 
     kind = "translate"
+    summary_file = "bleu.json"
     depends_on = (*(f"translation.{name}" for name in SEARCH), "evaluate.scaled_interpolation")
-    unhashed = ("translation.sentences_at_once", *NETWORK, *DEVICE)
+    unhashed = ("translation.batch_size", *NETWORK, *DEVICE)
 
     def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows, rows: slice = slice(None)):
         super().__init__(config)
@@ -63,44 +73,34 @@ class Translate(Artefact):
         references, results = corpus.references(self.encoded.split)[: self.config.translation.sentences], []
         for number, row in [*enumerate(all_rows)][self.rows]:
             index = self.tune.for_row(number).memories.sources.index
-            nearest = index.knn_memory(self.encoded.information()) if row.memories and index else None
+            nearest = index.knn_memory(self.encoded.summary()) if row.memories and index else None
             translator = Translator(network, row, nearest, corpus, self.config)
             file, meter = folder / f"row-{number}.jsonl", ResourceUsage()
-            done, texts = len(read_translations(file)), self.translate(file, translator, corpus, len(references))
+            done, texts = len(read_json_lines(file)), self.translate(file, translator, corpus, len(references))
             rate = round((len(texts) - done) / meter.seconds, 1) if len(texts) > done else None
             results.append(score_translations(texts, references) | {"sentences_per_second": rate})
         (folder / "bleu.json").write_text(json.dumps({"rows": results}, indent=1))
 
     def translate(self, file: Path, translator: Translator, corpus: ParallelCorpus, count: int) -> list[str]:
         """Return the translations of the first ``count`` sentences; a killed run resumes from those in ``file``."""
-        split, size = self.encoded.split, self.config.translation.sentences_at_once
-        source, texts = corpus.sources.split(split), read_translations(file)
+        split, texts = self.encoded.split, read_json_lines(file)
         with tqdm(total=count, initial=len(texts), unit="sentence", desc=f"translate {split}", mininterval=1) as bar:
-            for start in range(len(texts), count, size):
-                numbers = range(start, min(start + size, count))
-                sources = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
-                new = translator(sources, torch.tensor(numbers))
-                with open(file, "a", encoding="utf-8") as out:
-                    out.write("".join(json.dumps(text, ensure_ascii=False) + "\n" for text in new))
+            for new in translator.translate(corpus.sources.split(split), len(texts), count):
+                append_json_lines(file, new)
                 texts += new
                 bar.update(len(new))
         return texts
 
-    def results(self) -> list[dict[str, Any]]:
+    def scores(self) -> list[dict[str, Any]]:
         """Return BLEU of every row."""
-        return self.read("bleu.json")["rows"]
+        return self.summary()["rows"]
 
-    def statistics(self, number: int) -> list[list[int]]:
+    def bleu_statistics(self, number: int) -> list[list[int]]:
         """Return the statistics of BLEU for each translation of a row, as ``bleu_statistics`` does."""
         corpus = self.encoded.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
-        texts = read_translations(self.path() / f"row-{number}.jsonl")
+        texts = read_json_lines(self.path() / f"row-{number}.jsonl")
         return bleu_statistics(texts, corpus.references(self.encoded.split)[: len(texts)])
-
-
-def read_translations(file: Path) -> list[str]:
-    """Return the translations in a file."""
-    return [json.loads(line) for line in complete_lines(file)]
 
 
 def bleu_statistics(texts: list[str], references: list[str]) -> list[list[int]]:
@@ -125,15 +125,27 @@ class Translator:
     """Translates sentences by beam search under a row's mixture of vocabulary and external memory."""
 
     def __init__(
-        self, network: Network, row: Row | FittedRow, nearest: KNNMemory | None, corpus: ParallelCorpus, config: DictConfig
+        self,
+        network: Network,
+        row: MixtureSpec | FittedMixtureSpec,
+        nearest: KNNMemory | None,
+        corpus: ParallelCorpus,
+        config: DictConfig,
     ):
         self.network, self.row, self.nearest, self.corpus = network, row, nearest, corpus
         self.device = next(network.parameters()).device
-        self.mixture = row.mixture_on(self.device) if isinstance(row, FittedRow) else None
+        self.mixture = row.mixture_on(self.device) if isinstance(row, FittedMixtureSpec) else None
         search = config.translation
-        self.beam, self.longest = Beam(search.beam, search.penalty, search.shortest), search.longest
+        self.beam, self.max_length = Beam(search.beam, search.length_penalty, search.min_length), search.max_length
         self.scaled, self.unweighted = config.evaluate.scaled_interpolation, search.unweighted_external
-        self.bfloat16 = self.device.type == "cuda" and resolved_precision(config).startswith("bf16")
+        self.batch_size, self.autocast = search.batch_size, partial(autocast, self.device, config)
+
+    def translate(self, source: Split, first: int, end: int) -> Iterator[list[str]]:
+        """Yield the translations of the sentences from ``first`` to before ``end`` of a source text, batch by batch."""
+        for start in range(first, end, self.batch_size):
+            numbers = range(start, min(start + self.batch_size, end))
+            sentences = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
+            yield self(sentences, torch.tensor(numbers))
 
     @torch.no_grad()
     def __call__(self, sources: list[list[int]], numbers: Int[Tensor, " b"]) -> list[str]:
@@ -142,7 +154,7 @@ class Translator:
         backbone, special_ids = self.network.backbone, self.corpus.vocabulary.special_ids
         assert isinstance(backbone, EncoderDecoder)
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(source) for source in sources], True, special_ids.pad)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with self.autocast():
             encoded = backbone.encode_source(padded.to(self.device))
         size = self.beam.size
         state: tuple[Tensor, EncodedSource, DecoderCache | None] = numbers, encoded, None  # of the sentences in progress
@@ -154,15 +166,15 @@ class Translator:
                 active = rows[::size] // size
                 sentence, source = sentence[active], source.take(active)
             cache = None if cache is None else tuple(layer[:, rows] for layer in cache)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):  # as contexts are encoded
+            with self.autocast():  # as contexts are encoded
                 encoding, cache = backbone.step(source, tokens[:, None], cache)
             state = sentence, source, cache
             log_probability = self.log_probability(encoding.f[:, 0], encoding.g[:, 0], sentence.repeat_interleave(size))
             log_probability[:, special_ids.pad] = -torch.inf
             return log_probability
 
-        limits = [int(self.longest[0] * len(source) + self.longest[1]) for source in sources]
-        limits = [max(self.beam.shortest, min(limit, backbone.positions - 2)) for limit in limits]
+        limits = [int(self.max_length[0] * len(source) + self.max_length[1]) for source in sources]
+        limits = [max(self.beam.min_length, min(limit, backbone.positions - 2)) for limit in limits]
         best = self.beam.search(step, special_ids.eos, special_ids.eos, limits, self.device)
         symbols = self.corpus.vocabulary.symbols
         return [self.corpus.tokenizer.text([symbols[token] for token in hypothesis.tokens]) for hypothesis in best]
@@ -181,7 +193,7 @@ class Translator:
         zeros = torch.zeros(len(g), dtype=torch.long, device=g.device)
         similarity, token, number = self.nearest.entries(Contexts(g.float(), zeros, TokenPosition(sentence, sentence, zeros)))
         entries = {"external": Entries(similarity, token, number.to(token.device))}
-        if isinstance(self.row, FittedRow):
+        if isinstance(self.row, FittedMixtureSpec):
             assert self.mixture is not None
             experts = expert_distributions(self.row, logits, entries, g.shape[1], self.scaled)
             weights = self.mixture.log_weights(experts.total.float(), experts.total.new_empty(len(g), 0).float())

@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_rows import FittedRow
-from trime.evaluation.rows import Row
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
 from trime.pipeline.artefact import Artefact
 from trime.stages.translation.translate import Translate
 from trime.stages.tune import TunedRows
@@ -42,11 +42,11 @@ class TuneByBleu(TunedRows):
         return super().settings() | {"k": list(self.tunes)}
 
     def build(self, folder: Path) -> None:
-        rows, first = self.without_memory.results(), next(iter(self.tunes.values()))
+        rows, first = self.without_memory.scores(), next(iter(self.tunes.values()))
         content = first.tuned() | {"k": [None for _ in rows]}
         content["rows"] = [row | scored for row, scored in zip(content["rows"], rows, strict=False)]
-        for number in range(len(next(iter(self.with_memory.values())).results())):
-            by_k = {k: translations.results()[number] for k, translations in self.with_memory.items()}
+        for number in range(len(next(iter(self.with_memory.values())).scores())):
+            by_k = {k: translations.scores()[number] for k, translations in self.with_memory.items()}
             best = max(by_k, key=lambda k: by_k[k]["bleu"])
             row = self.tunes[best].tuned()["rows"][len(rows) + number] | by_k[best]
             row["tuned"]["k"] = best
@@ -65,5 +65,5 @@ class TuneByBleu(TunedRows):
         k = self.tuned()["k"][row]
         return next(iter(self.tunes.values())) if k is None else self.tunes[k]
 
-    def rows(self) -> Sequence[Row | FittedRow]:
+    def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         return [self.for_row(number).rows()[number] for number in range(len(self.tuned()["rows"]))]

@@ -1,4 +1,4 @@
-"""initialize: creates a small model with random weights and a dataset's tokenizer, which model=pretrained then trains."""
+"""init_small: creates a small model with random weights and a dataset's tokenizer, which model=pretrained then trains."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trime.pipeline.artefact import Artefact
 log = logging.getLogger(__name__)
 
 
-class Initialize(Artefact):
-    """An untrained ``taught.model`` with a tokenizer of ``taught.vocabulary`` byte pairs, in the transformers format."""
+class InitSmall(Artefact):
+    """An untrained ``small.model`` with a tokenizer of ``small.vocabulary`` byte pairs, in the transformers format."""
 
-    kind, depends_on = "initialize", ("taught.model", "taught.vocabulary", "seed")
+    kind, depends_on = "init_small", ("small.model", "small.vocabulary", "seed")
 
     def __init__(self, config: DictConfig, dataset: Dataset):
         super().__init__(config)
@@ -32,9 +32,9 @@ class Initialize(Artefact):
     def build(self, folder: Path) -> None:
         documents = self.dataset.documents("train")
         lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
-        tokenizer = train_byte_pairs(lines, self.config.taught.vocabulary, folder)
+        tokenizer = train_byte_pairs(lines, self.config.small.vocabulary, folder)
         torch.manual_seed(self.config.seed)
-        small = instantiate(self.config.taught.model, _convert_="all")
+        small = instantiate(self.config.small.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         model.save_pretrained(folder)
-        log.info(f"initialize: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
+        log.info(f"init_small: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")

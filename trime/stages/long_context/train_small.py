@@ -1,4 +1,4 @@
-"""teach: trains a small model in the transformers format to answer questions over short contexts."""
+"""train_small: trains a small model in the transformers format to answer questions over short contexts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
-from trime.tasks.answering import Answering, QuestionBatch
+from trime.pipeline.precision import resolved_precision
+from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
+from trime.tasks.answering import AnsweringModule, QuestionBatch
 from trime.types import Tensor, UserError
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,8 @@ SORTED_BATCHES = 16  # number of batches within which examples are sorted by len
 class TrainSmall(Artefact):
     """A small model that is trained to answer questions: model and tokenizer in the transformers format, ``train.json``."""
 
-    kind, format = "teach", 2
-    depends_on = ("seed", "taught", "optimizer", "schedule", "train.updates", "train.clip_norm")
+    kind, format = "train_small", 2
+    depends_on = ("seed", "small", "optimizer", "schedule", "train.updates", "train.clip_norm")
     unhashed = ("questions", "train.checkpoint_every", "train.log_every", "trainer", "callbacks")
 
     def settings(self) -> Any:
@@ -43,9 +44,9 @@ class TrainSmall(Artefact):
 
     def recipe(self) -> dict[str, Any]:
         """Return what the model learned, and how: the settings that results report."""
-        settings = {name: plain(self.config[name]) for name in ("taught", "optimizer", "schedule")}
+        settings = {name: plain(self.config[name]) for name in ("small", "optimizer", "schedule")}
         return settings | {
-            "taught_questions": plain(self.questions),
+            "training_questions": plain(self.questions),
             "updates": self.config.train.updates,
             "clip": self.config.train.clip_norm,
         }
@@ -53,23 +54,23 @@ class TrainSmall(Artefact):
     @property
     def questions(self) -> DictConfig:
         """The configuration of all questions of the answering task, over shorter contexts."""
-        return OmegaConf.merge(self.config.questions, self.config.taught.questions, {"count": None})  # type: ignore[return-value]
+        return OmegaConf.merge(self.config.questions, self.config.small.questions, {"count": None})  # type: ignore[return-value]
 
     def build(self, folder: Path) -> None:
-        taught, questions = self.config.taught, instantiate(self.questions, _convert_="all")
+        settings, questions = self.config.small, instantiate(self.questions, _convert_="all")
         pl.seed_everything(self.config.seed, verbose=False)
-        tokenizer = train_word_level(vocabulary_texts(questions, taught.batch), taught.vocabulary, folder)
-        small = instantiate(taught.model, _convert_="all")
+        tokenizer = train_word_level(vocabulary_texts(questions, settings.batch), settings.vocabulary, folder)
+        small = instantiate(settings.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         parameters, updates = sum(part.numel() for part in model.parameters()), self.config.train.updates
-        log.info(f"teach: {parameters:,} parameters, {updates:,} updates")
+        log.info(f"train_small: {parameters:,} parameters, {updates:,} updates")
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         schedule = instantiate(self.config.schedule, _convert_="all")
-        task = Answering(model, optimizer, schedule, taught.prompt_share, self.config.seed)
+        task = AnsweringModule(model, optimizer, schedule, settings.prompt_loss_weight, self.config.seed)
         without_context = instantiate(OmegaConf.merge(self.questions, {"words": 0, "least": None}), _convert_="all")
-        first = round(taught.alone_share * updates)
+        first = round(settings.facts_only_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
-        loader = ExampleLoader(phases, tokenizer, taught, self.config.seed)
+        loader = ExampleLoader(phases, tokenizer, settings, self.config.seed)
         with quiet():
             trainer = build_trainer(self.stage, folder, self.config, [], {"devices": 1, "num_nodes": 1, "logger": False})
             run_training(self.stage, trainer, task, loader, folder)
@@ -83,7 +84,7 @@ def vocabulary_texts(questions: Questions, minimum: int) -> Iterator[str]:
     """Yield prompts and answers of one draw, for the vocabulary; UserError if there are fewer than ``minimum``."""
     examples = list(questions.examples("train"))
     if len(examples) < minimum:
-        raise UserError(f"there are {len(examples)} questions to learn from, fewer than taught.batch={minimum}")
+        raise UserError(f"there are {len(examples)} questions to learn from, fewer than small.batch={minimum}")
     for example in examples:
         yield f"{prompt(example)} {example.answers[0]}"
 
@@ -94,8 +95,8 @@ class ExampleLoader:
     Each epoch draws new examples. Training resumes from the restored step.
     """
 
-    def __init__(self, phases: list[tuple[Questions, int]], tokenizer: Any, taught: DictConfig, seed: int):
-        self.phases, self.tokenizer, self.taught, self.seed, self.step = phases, tokenizer, taught, seed, 0
+    def __init__(self, phases: list[tuple[Questions, int]], tokenizer: Any, settings: DictConfig, seed: int):
+        self.phases, self.tokenizer, self.settings, self.seed, self.step = phases, tokenizer, settings, seed, 0
         self.ends = set(tokenizer.convert_tokens_to_ids([".", "!", "?"]))
 
     def __len__(self) -> int:
@@ -113,25 +114,23 @@ class ExampleLoader:
         """Yield batches of examples of similar length, epoch after epoch; incomplete batches are dropped."""
         for epoch in count():
             order = random.Random(f"{questions.seed} {epoch}")
-            for group in batched(questions.examples("train", draw=epoch), SORTED_BATCHES * self.taught.batch):
+            for group in batched(questions.examples("train", draw=epoch), SORTED_BATCHES * self.settings.batch):
                 group.sort(key=lambda example: len(example.context))
-                batches = list(batched(group, self.taught.batch))
+                batches = list(batched(group, self.settings.batch))
                 order.shuffle(batches)
-                yield from (rows for rows in batches if len(rows) == self.taught.batch)
+                yield from (rows for rows in batches if len(rows) == self.settings.batch)
 
     def collate(self, rows: list[Example], draw: random.Random) -> QuestionBatch:
         """Return a batch: tokens of prompts, and of answers with the end of text; UserError if a prompt is too long."""
-        tokenizer, taught = self.tokenizer, self.taught
-        prompts = [encode_prompt(tokenizer, prompt(row, taught.question_first)) for row in rows]
+        tokenizer, settings = self.tokenizer, self.settings
+        prompts = [encode_prompt(tokenizer, prompt(row, settings.question_first)) for row in rows]
         answers = [[*encode_text(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
-        longest = max(map(len, prompts)) + (max(map(len, answers)) if taught.spread else 0)
-        limit = taught.model.longest
+        longest = max(map(len, prompts)) + (max(map(len, answers)) if settings.spread else 0)
+        limit = settings.model.longest
         if longest > limit:
-            raise UserError(
-                f"a prompt has {longest} tokens: raise taught.model.longest={limit} or lower taught.questions.words"
-            )
+            raise UserError(f"a prompt has {longest} tokens: raise small.model.longest={limit} or lower small.questions.words")
         batch = QuestionBatch(padded(prompts, -1), padded(answers, -1))
-        if not taught.spread:
+        if not settings.spread:
             return batch
         room = limit - batch.answer.shape[1]
         return batch._replace(position=padded([spread_positions(tokens, self.ends, room, draw) for tokens in prompts], 0))
