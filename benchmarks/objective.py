@@ -92,7 +92,7 @@ class Head:
 
     def blockwise(self) -> Tensor:
         """Return the gradient by this project's implementation."""
-        mass = self.head.evidence(self.f, self.token)
+        mass = self.head.mass(self.f, self.token)
         return torch.autograd.grad((mass.total - mass.target).sum(), self.f)[0]
 
     def direct(self) -> Tensor:

@@ -109,7 +109,7 @@ def test_entries_are_the_counts_of_every_token(kind: str) -> None:
         shown = entries.counts[:, column[0]] if len(column) else torch.full((len(ORDERS),), -torch.inf)
         torch.testing.assert_close(mass.target[0, :, -1].double(), shown.double(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(entries.counts.logsumexp(1), mass.total[0, :, -1].double(), rtol=1e-6, atol=1e-6)
-    longest = memory.evidence(with_target(0), torch.ones(3))
+    longest = memory.mass(with_target(0), torch.ones(3))
     known_orders = int(mass.total[0, :, -1].isfinite().sum())
     torch.testing.assert_close(longest.total[0, :, -1], mass.total[0, known_orders - 1, -1].expand(3))
     where = known if kind == "text" else tokens

@@ -23,7 +23,7 @@ from trime.evaluation.attribution import (
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row, scales
 from trime.memory.base import Entries, Memory, Window
-from trime.mixtures.experts import Evidence, History, stack_evidence
+from trime.mixtures.experts import ExpertMasses, History, stack_masses
 from trime.models.attention_trace import AttentionTrace
 from trime.models.network import Network
 from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
@@ -142,16 +142,16 @@ class Continuation:
         if self.network.is_stateful:
             self.state = self.next_state
         if self.history and not skip_history:
-            evidence = self.update_history(window)
+            expert_masses = self.update_history(window)
             if self.mixture and self.learned_history and self.mixture.learns:  # window by window, as in evaluation
-                self.mixture.learn(evidence, self.learned_history.features(0, evidence.log_probability))
+                self.mixture.learn(expert_masses, self.learned_history.features(0, expert_masses.log_probability))
         else:
             self.history_length = len(self.tokens)
         for memory in filling:
             memory.write(window)
 
-    def update_history(self, window: Window) -> Evidence:
-        """Add the window's tokens that the history has not seen; return the experts' evidence for all of them."""
+    def update_history(self, window: Window) -> ExpertMasses:
+        """Add the window's tokens that the history has not seen; return the experts' masses for all of them."""
         assert isinstance(self.row, FittedRow) and self.history
         targets = window.query.token
         mass = self.network.vocabulary_mass(self.f[window.context : window.context + len(targets)], targets)
@@ -160,10 +160,10 @@ class Continuation:
         )
         masses = {name: self.memories[name].experts(window, divisor) for name in self.row.joint}
         largest = {name: Mass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
-        evidence = stack_evidence(mass, largest, window.query.place.document)
-        self.history.features(0, evidence.log_probability[max(self.history_length - window.scored_from, 0) :])
+        expert_masses = stack_masses(mass, largest, window.query.place.document)
+        self.history.features(0, expert_masses.log_probability[max(self.history_length - window.scored_from, 0) :])
         self.history_length = window.scored_from + len(targets)
-        return evidence
+        return expert_masses
 
     @torch.no_grad()
     def next(self) -> tuple[Attribution, dict[str, Entries]]:

@@ -60,7 +60,7 @@ class EvictingTokenMemory:
         states = self.content_for(query, overlap).states
         return to_contexts(states[-1]) if states else query.take(slice(0, 0))
 
-    def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
+    def mass(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
         """Return the mass [s t n] at every size, in order."""
         empty = [memory.empty(to_columns(query.take(slice(0, 0)))) for memory in self.memories]
         states = self.content_for(query, overlap).states or empty

@@ -45,7 +45,7 @@ class InBatch:
         self.own_gradient_only, self.gradient, self.stale = own_gradient_only, gradient, stale
         self.temperature, self.metric = temperature, metric
 
-    def evidence(
+    def mass(
         self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
     ) -> Mass:
         """Return the mass [t n] of the batch's contexts for the queries; ``seen`` are the contexts of this process.

@@ -31,7 +31,7 @@ class NearestInBatch:
             raise ValueError(f"temperature={temperature} must be positive: mend memory.temperature")
         self.visibility, self.k, self.temperature, self.metric = visibility, k, temperature, metric
 
-    def evidence(
+    def mass(
         self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
     ) -> Mass:
         """Return the mass [t n] of the nearest contexts; ``seen`` are those of this process. ``draw`` has no effect."""

@@ -18,7 +18,7 @@ class LocalMemory(Memory):
         self.metric = metric
         self.window_bytes = 0
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         mass = blockwise_mass(window.query, window.contexts, Local(), divisor, metric=self.metric)
         return Mass(mass.target[None], mass.total[None])
 

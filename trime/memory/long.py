@@ -53,8 +53,8 @@ class LongMemory(Memory):
     def reset(self) -> None:
         self.memory.reset()
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
-        return self.memory.evidence(window.query, divisor, overlap=window.context)
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+        return self.memory.mass(window.query, divisor, overlap=window.context)
 
     def write(self, window: Window) -> None:
         if isinstance(self.memory, FifoTokenMemory):

@@ -74,7 +74,7 @@ def next_tokens(window: Window) -> np.ndarray:
 class Ngrams(Memory):
     """n-grams of several context lengths; ``orders`` must rise, else ValueError.
 
-    Counts have no temperature: ``evidence`` is that of the longest context that occurred.
+    Counts have no temperature: ``mass`` is that of the longest context that occurred.
     """
 
     stores_text = True
@@ -100,7 +100,7 @@ class Ngrams(Memory):
         of_target, total = (torch.as_tensor(part).to(window.contexts.g).log()[None] for part in self.context_counts(window))
         return Mass(of_target, total)
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         experts = self.experts(window, divisor)
         known = experts.total[0].isfinite().sum(0)  # where a context occurs, its shorter suffixes do too
         longest = (known - 1).clamp(min=0)[None]

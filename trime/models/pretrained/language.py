@@ -1,4 +1,4 @@
-"""A pretrained decoder as a language model of this package: (f, g) of every token, and its output layer's evidence.
+"""A pretrained decoder as a language model of this package: (f, g) of every token, and its output layer's mass.
 
 g is the input of the last feed-forward block, as in the other backbones. Without memories a window is encoded at once by the
 model's own code; with memories the layers keep a state from window to window and read chunk by chunk, as in Attendre with no
@@ -157,13 +157,13 @@ class PretrainedBackbone(nn.Module):
 
 
 class PretrainedHead(nn.Module):
-    """The model's own output layer; ``evidence`` is the mass of the whole vocabulary, as for a plain softmax."""
+    """The model's own output layer; ``mass`` is the mass of the whole vocabulary, as for a plain softmax."""
 
     def __init__(self, embedding: PretrainedDecoder):
         super().__init__()
         self.output = embedding.model.get_output_embeddings()
 
-    def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
+    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
         """Return the target's logit and the logsumexp of all logits."""
         return Mass(*in_blocks(project_and_pick, len(self.output.weight), f, target, self.output.weight))
 

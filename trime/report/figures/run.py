@@ -77,8 +77,6 @@ def read_gates(history: Path) -> dict[str, list[tuple[int, float]]]:
         rows = list(csv.DictReader(file))
     columns = rows[0] if rows else {}
     gates = {name: name.removeprefix("train/").replace("/gate/", ", ") for name in columns if "/gate/" in name}
-        name: name.removeprefix("train/").replace("/gate/", ", ") for name in (rows[0] if rows else {}) if "/gate/" in name
-    }
     return {label: [(int(row["update"]), float(row[name])) for row in rows if row[name]] for name, label in gates.items()}
 
 
