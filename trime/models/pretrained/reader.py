@@ -27,9 +27,9 @@ class Hidden(NamedTuple):
     document: Int[Tensor, "b l"]
 
     @classmethod
-    def of(cls, x: Float[Tensor, "b l e"], position: Int[Tensor, "b l"], document: Int[Tensor, "b l"] | None = None) -> Hidden:
-        """Return hidden states of document 0, unless documents are given."""
-        return cls(x, position, torch.zeros_like(position) if document is None else document)
+    def of(cls, x: Float[Tensor, "b l e"], position: Int[Tensor, "b l"]) -> Hidden:
+        """Return hidden states of document 0."""
+        return cls(x, position, torch.zeros_like(position))
 
 
 class Stack:
