@@ -61,7 +61,7 @@ class Implementations:
 
     def direct(self, sight: str = "external") -> Tensor:
         """Return the gradient by the published formulation."""
-        seen = SIGHTS[sight].sees(self.contexts.place, self.contexts.place)
+        seen = SIGHTS[sight].sees(self.contexts.positions, self.contexts.positions)
         score = (self.g @ self.g.T / self.divisor).masked_fill(~seen, -math.inf)
         share = torch.cat([self.vocabulary.target[:, None], self.others[:, None], score], 1).log_softmax(1)
         first = torch.tensor([True, False], device=seen.device).expand(len(seen), 2)  # the target's logit, all others'

@@ -62,8 +62,8 @@ def test_recent_holds_no_more_than_its_capacity_and_forgets_the_oldest(sizes: li
     for start in range(0, 40, 4):
         memory.write(written.take(slice(start, start + 4)), keep_extra=overlap)
         assert memory.contexts is not None and len(memory.contexts.token) <= sizes[-1] + overlap
-        assert memory.contexts.place.position[-1] == start + 3
-        assert (memory.contexts.place.position.diff() == 1).all()
+        assert memory.contexts.positions.position[-1] == start + 3
+        assert (memory.contexts.positions.position.diff() == 1).all()
     memory.reset()
     empty: Mass = memory.mass(written.take(slice(0, 2)), DIVISOR)
     assert empty.total.shape == (len(sizes), 1, 2) and empty.total.isinf().all()

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def on_device(seen: Contexts) -> Contexts:
-    return Contexts(seen.g.cuda(), seen.token.cuda(), TokenPosition(*(column.cuda() for column in seen.place)))
+    return Contexts(seen.g.cuda(), seen.token.cuda(), TokenPosition(*(column.cuda() for column in seen.positions)))
 
 
 def test_blockwise_mass() -> None:

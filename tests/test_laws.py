@@ -167,7 +167,7 @@ def test_reading_segments_with_recent_is_one_batch_with_long(overlap: int) -> No
     expected = blockwise_mass(whole, whole, Long(), divisor)
     recent, found = FifoTokenMemory([1000]), []
     for document, length in ((0, 20), (1, 12)):
-        own = whole.take(whole.place.document == document)
+        own = whole.take(whole.positions.document == document)
         for start in range(0, length, 4):
             low = max(0, start - overlap)
             window = own.take(slice(low, start + 4))  # one segment, as the rows here are documents

@@ -49,7 +49,7 @@ def visible(visibility: object, query: Contexts, memory: Contexts) -> list[list[
         "Nothing": lambda back, same, before: False,
         "SameDocument": lambda back, same, before: same,
     }[type(visibility).__name__]
-    places = [list(zip(*(column.tolist() for column in part.place), strict=True)) for part in (query, memory)]
+    places = [list(zip(*(column.tolist() for column in part.positions), strict=True)) for part in (query, memory)]
     return [[sentence(q[1] - m[1], m[0] == q[0], m[2] < q[2]) for m in places[1]] for q in places[0]]
 
 

@@ -30,10 +30,10 @@ def windows(documents: list[np.ndarray], block: int, context: int) -> list[Windo
     for number, tokens in enumerate(documents):
         for start in range(0, len(tokens), block):
             begin, end = max(0, start - context), min(start + block, len(tokens))
-            place = TokenPosition(
+            positions = TokenPosition(
                 *(torch.full((end - begin,), number), torch.zeros(end - begin).long(), torch.arange(begin, end))
             )
-            contexts = Contexts(torch.zeros(end - begin, 2), torch.as_tensor(tokens[begin:end].astype(np.int64)), place)
+            contexts = Contexts(torch.zeros(end - begin, 2), torch.as_tensor(tokens[begin:end].astype(np.int64)), positions)
             none = torch.zeros(end - start)
             parts.append(Window(contexts, start - begin, Mass(none, none)))
     return parts
@@ -113,7 +113,7 @@ def test_entries_are_the_counts_of_every_token(kind: str) -> None:
     known_orders = int(mass.total[0, :, -1].isfinite().sum())
     torch.testing.assert_close(longest.total[0, :, -1], mass.total[0, known_orders - 1, -1].expand(3))
     where = known if kind == "text" else tokens
-    assert torch.as_tensor(where[entries.place.numpy()].astype(np.int64)).tolist() == entries.token.tolist()
+    assert torch.as_tensor(where[entries.source.numpy()].astype(np.int64)).tolist() == entries.token.tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])

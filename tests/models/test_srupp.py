@@ -189,7 +189,7 @@ def test_the_previous_segment_is_memory_without_gradient() -> None:
         expected = eq5(logits, contexts, memory, Previous(), math.sqrt(8)).gather(1, contexts.token[:, None]).log()[:, 0]
         torch.testing.assert_close(losses, -expected, rtol=0, atol=1e-10)
     stored = module.stale.batches[0]
-    assert not stored.g.requires_grad and isinstance(stored.place, TokenPosition) and len(module.stale.batches) == 1
+    assert not stored.g.requires_grad and isinstance(stored.positions, TokenPosition) and len(module.stale.batches) == 1
 
 
 def test_validation_leaves_the_carried_contexts_alone() -> None:

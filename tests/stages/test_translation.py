@@ -175,7 +175,7 @@ def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.Mon
 
     def record_query(nearest: KNNMemory, query: Contexts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         similarity, token, index = entries(nearest, query)
-        own_entries = nearest.store.document[index] == query.place.document[:, None]
+        own_entries = nearest.store.document[index] == query.positions.document[:, None]
         queries.append((nearest.k, bool((own_entries & ~similarity.isinf()).any())))
         return similarity, token, index
 

@@ -228,12 +228,20 @@ def test_sharded_training_makes_the_model_of_one_process(
 
 
 @pytest.mark.slow
-def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: Path) -> None:
+def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
     """Both run the same command with different NODE_RANK; the second machine stops after the training."""
     options = ("experiment=trime_ext", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "stages=[prepare,pack,fit,encode]"]
-    command = [sys.executable, str(ROOT / "cli.py"), "size=tiny", "logger=none", f"paths.data={place}/data", *options, *two]
+    command = [
+        sys.executable,
+        str(ROOT / "cli.py"),
+        "size=tiny",
+        "logger=none",
+        f"paths.data={session_folder}/data",
+        *options,
+        *two,
+    ]
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     machines = [
         subprocess.Popen(command, env=os.environ | environment | {"NODE_RANK": str(node)}, stdout=subprocess.PIPE, text=True)
@@ -259,7 +267,7 @@ def test_a_non_finite_loss_is_an_error_with_advice(tiny: Tiny, tmp_path: Path) -
         train(config)
 
 
-def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, place: Path, tmp_path: Path) -> None:
+def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
     """A full run that is killed repeatedly ends with the results of an uninterrupted one."""
     options = [
         "experiment=trime_ext",
@@ -272,7 +280,13 @@ def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, place: Path, tmp_path: P
         "evaluate.tokens=300",
         "datastore.tokens=3000",
     ]
-    command = [sys.executable, str(ROOT / "cli.py"), *options, f"paths.data={place}/data", f"paths.outputs={tmp_path}/killed"]
+    command = [
+        sys.executable,
+        str(ROOT / "cli.py"),
+        *options,
+        f"paths.data={session_folder}/data",
+        f"paths.outputs={tmp_path}/killed",
+    ]
     marks = ["artefacts/fit-*.partial/checkpoints/*.ckpt", "artefacts/encode-*", "runs/*/*/results.json"]
     for mark in marks[:2]:
         with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

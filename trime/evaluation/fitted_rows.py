@@ -69,7 +69,7 @@ class FittedScorer:
 
     @torch.no_grad()
     def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
-        document = window.query.place.document
+        document = window.query.positions.document
         if self.mixture is None:
             self.mixture = self.row.mixture_on(document.device)
         expert_masses = self.expert_masses = stack_masses(

@@ -127,8 +127,8 @@ class Continuation:
         )
         self.f = encoding.f[0]
         position = torch.arange(begin, begin + length, device=self.device)
-        place = TokenPosition(torch.zeros_like(position), torch.full_like(position, first // self.windows.block), position)
-        contexts = Contexts(encoding.g[0].float(), torch.tensor(targets[:length], device=self.device), place)
+        positions = TokenPosition(torch.zeros_like(position), torch.full_like(position, first // self.windows.block), position)
+        contexts = Contexts(encoding.g[0].float(), torch.tensor(targets[:length], device=self.device), positions)
         zeros = contexts.g.new_zeros(length - (first - begin))
         return Window(contexts, first - begin, Mass(zeros, zeros))
 
@@ -160,7 +160,7 @@ class Continuation:
         )
         masses = {name: self.memories[name].experts(window, divisor) for name in self.row.joint}
         largest = {name: Mass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
-        expert_masses = stack_masses(mass, largest, window.query.place.document)
+        expert_masses = stack_masses(mass, largest, window.query.positions.document)
         self.history.features(0, expert_masses.log_probability[max(self.history_length - window.scored_from, 0) :])
         self.history_length = window.scored_from + len(targets)
         return expert_masses
@@ -207,9 +207,9 @@ def top_attention(step: Step, count: int) -> list[tuple[str, float, int]]:
 
 
 def top_entries(step: Step, count: int) -> list[tuple[str, float, int]]:
-    """Return the entries that contribute most to a step's token: memory, share of its probability, place."""
+    """Return the entries that contribute most to a step's token: memory, share of its probability, source."""
     contributions = [
-        (name, float(weight[entry]), int(entries.place[entry]))
+        (name, float(weight[entry]), int(entries.source[entry]))
         for name, entries in step.entries.items()
         for weight in (step.attribution.weights[name].masked_fill(entries.token != step.token, 0),)
         for entry in weight.topk(min(count, len(weight))).indices.tolist()

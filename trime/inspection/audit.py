@@ -94,7 +94,7 @@ class Audit:
             targets = collate(self.text, self.windows, [number], special_ids).targets.to(self.device).flatten()
             encoding = reader.encode(batch)
             contexts = contexts_of(batch, encoding.g.float()).take(is_token(batch).flatten())
-            contexts = contexts._replace(place=contexts.place._replace(segment=contexts.place.segment + number))
+            contexts = contexts._replace(positions=contexts.positions._replace(segment=contexts.positions.segment + number))
             scored = batch.scored.flatten()
             mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], targets[scored])
             vocabulary = Mass(mass.target.float(), mass.total.float(), mass.gate)
@@ -174,8 +174,8 @@ class Audit:
         windows = windows_of(self.plan.test.path(), torch.device("cpu"))
         for window in islice(windows, None, None, max(1, len(self.windows) // MAX_WINDOWS)):
             score, _, index = nearest.entries(window.query)
-            own = (nearest.store.document[index] == window.query.place.document[:, None]) & score.isfinite()
-            shares.setdefault(str(int(window.query.place.document[0])), []).append(float(own.float().mean()))
+            own = (nearest.store.document[index] == window.query.positions.document[:, None]) & score.isfinite()
+            shares.setdefault(str(int(window.query.positions.document[0])), []).append(float(own.float().mean()))
         return {document: max(of_windows) for document, of_windows in shares.items()}
 
 

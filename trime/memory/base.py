@@ -32,18 +32,18 @@ class Window(NamedTuple):
     @property
     def scored_from(self) -> int:
         """Return the position in the document of the first scored context."""
-        return int(self.contexts.place.position[self.context])
+        return int(self.contexts.positions.position[self.context])
 
 
 class Entries(NamedTuple):
-    """The entries of a memory that contexts see: raw similarities, the tokens that followed, and their places.
+    """The entries of a memory that contexts see: raw similarities, the tokens that followed, and where they are from.
 
     ``counts``: for a memory with named experts, the log-count of each entry under each expert, -inf where there is none.
     """
 
     similarity: Float[Tensor, "*n k"]
     token: Int[Tensor, "*n k"]
-    place: Int[Tensor, "*n k"]  # position in this text, or number in the datastore
+    source: Int[Tensor, "*n k"]  # position in this text, or number in the datastore
     counts: Float[Tensor, "*n e k"] | None = None
 
 

@@ -20,9 +20,9 @@ def gather_contexts(seen: Contexts, gradient: bool = True) -> Contexts:
     counts = gather_counts(len(seen.token), seen.token.device)
     gather = _Gather.apply if gradient else _gather_own
     g = gather(seen.g, counts)
-    labels = torch.stack([seen.token, *seen.place], 1)
-    token, *place = torch.cat(all_gather_rows(labels, counts)).unbind(1)
-    return Contexts(g, token, TokenPosition(*place))
+    labels = torch.stack([seen.token, *seen.positions], 1)
+    token, *positions = torch.cat(all_gather_rows(labels, counts)).unbind(1)
+    return Contexts(g, token, TokenPosition(*positions))
 
 
 def world_size() -> int:

@@ -70,7 +70,7 @@ class EvictingTokenMemory:
     def content_for(self, query: Contexts, overlap: int) -> Content:
         """Return the content that a query sees: nothing of another document, and the waiting entries that it may see."""
         states, waiting, inserted = self.content
-        if not self.crossing and waiting is not None and (waiting.place.document[-1] != query.place.document[0]):
+        if not self.crossing and waiting is not None and (waiting.positions.document[-1] != query.positions.document[0]):
             return Content(None, None, 0)
         ready = 0 if waiting is None else len(waiting.token) - (0 if self.repeats else overlap)
         if waiting is None or ready <= 0:
@@ -87,10 +87,10 @@ class EvictingTokenMemory:
         """Return the state after the attention of a window's queries, whose positions count all contexts read so far."""
         if not policy.uses_attention:
             return state
-        place, filled = TokenPosition(*(column[0] for column in state.columns[2:])), state.ranking.position[0] >= 0
+        positions, filled = TokenPosition(*(column[0] for column in state.columns[2:])), state.ranking.position[0] >= 0
         summary = policy.begin(state.ranking)
         for rows in torch.arange(len(position), device=position.device).split(BLOCK):
-            seen = self.visibility.sees(query.place.take(rows), place) & filled
+            seen = self.visibility.sees(query.positions.take(rows), positions) & filled
             score = similarity(query.g[rows], state.columns[0][0].to(query.g), self.metric) / query.g.shape[1] ** 0.5
             mass = score.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, -torch.inf)
             summary = policy.observe(summary, AttentionBlock(mass[None, None], position[rows][None]))
@@ -107,11 +107,11 @@ class Content(NamedTuple):
 
 def to_columns(seen: Contexts) -> tuple[Tensor, ...]:
     """Return contexts as the columns of a memory with one row."""
-    return tuple(column[None] for column in (seen.g, seen.token, *seen.place))
+    return tuple(column[None] for column in (seen.g, seen.token, *seen.positions))
 
 
 def to_contexts(state: MemoryState) -> Contexts:
     """Return the entries of a memory with one row, in no particular order."""
     filled = state.ranking.position[0] >= 0
-    g, token, *place = (column[0][filled] for column in state.columns)
-    return Contexts(g, token, TokenPosition(*place))
+    g, token, *positions = (column[0][filled] for column in state.columns)
+    return Contexts(g, token, TokenPosition(*positions))

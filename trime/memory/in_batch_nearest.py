@@ -42,7 +42,7 @@ class NearestInBatch:
 
     def block(self, query: Contexts, memory: Contexts, divisor: Tensor) -> Mass:
         """Return the mass of some queries; the backward pass computes their similarities again."""
-        hidden = ~self.visibility.sees(query.place, memory.place)
+        hidden = ~self.visibility.sees(query.positions, memory.positions)
         target, total = checkpoint(
             self.masses, query.g, memory.g, hidden, query.token, memory.token, divisor, use_reentrant=False
         )

@@ -36,4 +36,4 @@ class LocalMemory(Memory):
 def context_entries(window: Window, seen: Contexts, metric: str) -> Entries:
     """Return contexts as entries, with their similarities to the last context of a window."""
     query = window.contexts.take(slice(-1, None))
-    return Entries(similarity(query.g, seen.g.to(query.g), metric)[0], seen.token, seen.place.position)
+    return Entries(similarity(query.g, seen.g.to(query.g), metric)[0], seen.token, seen.positions.position)

@@ -53,7 +53,7 @@ class RecentTokens:
         unscored = contexts.token[: window.context].cpu().numpy().astype(np.int64)
         if len(unscored) >= self.limit:
             return unscored[len(unscored) - self.limit :]
-        document, begin = int(contexts.place.document[0]), int(contexts.place.position[0])
+        document, begin = int(contexts.positions.document[0]), int(contexts.positions.position[0])
         if document != self.document or not self.end - len(self.tokens) <= begin <= self.end:
             return unscored
         return np.concatenate([self.tokens[: len(self.tokens) - (self.end - begin)], unscored])
@@ -62,8 +62,8 @@ class RecentTokens:
         """Add the scored tokens of a window."""
         before = self.before(window)
         self.tokens = np.concatenate([before, next_tokens(window)])[-self.limit :]
-        self.document = int(window.contexts.place.document[0])
-        self.end = int(window.contexts.place.position[-1]) + 1
+        self.document = int(window.contexts.positions.document[0])
+        self.end = int(window.contexts.positions.position[-1]) + 1
 
 
 def next_tokens(window: Window) -> np.ndarray:
@@ -108,17 +108,17 @@ class Ngrams(Memory):
         return Mass(*masses)
 
     def entries(self, window: Window) -> Entries:
-        """Return each token that followed, with its log-count under each order and a place where it followed the longest."""
+        """Return each token that followed, with its log-count under each order and where it followed the longest."""
         followers = self.continuations(window)
         token, column = np.unique(np.concatenate([tokens for tokens, _ in followers] or [np.zeros(0)]), return_inverse=True)
-        counts, place = np.zeros((len(self.orders), len(token))), np.zeros(len(token), np.int64)
+        counts, source = np.zeros((len(self.orders), len(token))), np.zeros(len(token), np.int64)
         for number, (columns, (_, places)) in enumerate(zip(split(column, followers), followers, strict=True)):
             counts[number] = np.bincount(columns, minlength=len(token))
-            place[columns] = places
+            source[columns] = places
         longest = counts[max(int(counts.any(1).sum()) - 1, 0)]
         device = window.contexts.g.device
         logs = [torch.as_tensor(part).to(device).log() for part in (longest, counts)]
-        return Entries(logs[0], torch.as_tensor(token).long().to(device), torch.as_tensor(place).to(device), logs[1])
+        return Entries(logs[0], torch.as_tensor(token).long().to(device), torch.as_tensor(source).to(device), logs[1])
 
     @abstractmethod
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -184,7 +184,7 @@ class DocumentNgrams(Ngrams):
 
     def start_document(self, window: Window) -> None:
         """Clear the counts where a window is of another document."""
-        document = int(window.contexts.place.document[0])
+        document = int(window.contexts.positions.document[0])
         if document != self.document:
             self.clear()
             self.document = document
@@ -225,7 +225,7 @@ class DocumentNgrams(Ngrams):
 
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
         current = next_tokens(window)[:-1]
-        first = int(window.contexts.place.position[window.context]) - len(self.tokens)
+        first = int(window.contexts.positions.position[window.context]) - len(self.tokens)
         before = self.read.before(window) if first else self.tokens
         history = np.concatenate([before, current])
         followers, places = [], np.arange(len(history))

@@ -67,12 +67,12 @@ def counts_in_text(text, array, starts, history, first, target, orders, of_targe
     of_target[q, i] is how often target[i] follows them.
     """
     for i in range(len(target)):
-        place = first + i
+        position = first + i
         for q in range(len(orders)):
             length = orders[q]
-            if length > place:
+            if length > position:
                 break
-            low, high = suffix_range(text, array, starts, history, place - length, length)
+            low, high = suffix_range(text, array, starts, history, position - length, length)
             if low == high:
                 break
             of_target[q, i] = count_followed_by(text, array, low, high, length, target, i)
@@ -104,18 +104,18 @@ def counts_in_document(keys, counts, history, first, target, orders, of_target, 
     """
     done = 0
     for i in range(len(target)):
-        place = first + i
+        position = first + i
         for q in range(len(orders)):
             length = orders[q]
-            if length > place:
+            if length > position:
                 break
             hashed = START + np.uint64(length)
-            for j in range(place - length, place):
+            for j in range(position - length, position):
                 hashed = mix_hash(hashed, history[j])
             context = hashed | ONE
             total[q, i] = counts[find_slot(keys, context)]
             of_target[q, i] = counts[find_slot(keys, mix_hash(hashed ^ NEXT, target[i]) | ONE)]
-            for key in (context, mix_hash(hashed ^ NEXT, history[place]) | ONE):
+            for key in (context, mix_hash(hashed ^ NEXT, history[position]) | ONE):
                 slot = find_slot(keys, key)
                 keys[slot] = key
                 counts[slot] += 1

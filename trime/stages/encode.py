@@ -201,9 +201,9 @@ class Encode(Artefact):
         """Return contexts as columns on the host; ``first`` is the number of the shard's first window."""
         columns = stored_keys(contexts.g, self.portion.dtype) | {
             "token": contexts.token.int(),
-            "document": contexts.place.document.int(),
-            "segment": (contexts.place.segment + first).int(),
-            "position": contexts.place.position.int(),
+            "document": contexts.positions.document.int(),
+            "segment": (contexts.positions.segment + first).int(),
+            "position": contexts.positions.position.int(),
         }
         return {name: column.cpu() for name, column in columns.items()}
 
@@ -240,8 +240,8 @@ def windows_of(folder: Path, device: torch.device) -> Iterator[Window]:
     gated = "gate" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are not dictionaries)
     for columns in shards.iter_columns(*names, *(["gate"] if gated else [])):
         g, token, document, segment, position, scored, target, total, *gate = (column.to(device) for column in columns)
-        place = TokenPosition(document.long(), segment.long(), position.long())
-        contexts = Contexts(g.float(), token.long(), place)
+        positions = TokenPosition(document.long(), segment.long(), position.long())
+        contexts = Contexts(g.float(), token.long(), positions)
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for low, high in pairwise(edges):
             context = int((~scored[low:high]).sum())

@@ -155,7 +155,7 @@ class MassCollector:
         if self.limit is not None and self.tokens >= self.limit:
             return
         row_masses = {name: masses[name] for name in self.row.joint}
-        self.parts.append(stack_masses(window.vocabulary, row_masses, window.query.place.document).cpu())
+        self.parts.append(stack_masses(window.vocabulary, row_masses, window.query.positions.document).cpu())
         self.tokens += len(window.query.token)
         self.description = {"experts": {name: mass.total.shape[1] for name, mass in row_masses.items()}}
 
@@ -180,7 +180,7 @@ class LossSums:
 
     def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
         """Add the log-probabilities of a window by memory size, setting and token."""
-        key = int(window.contexts.place.document[0]), window.scored_from // self.part_tokens
+        key = int(window.contexts.positions.document[0]), window.scored_from // self.part_tokens
         self.documents.add(key[0])
         self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
         if len(self.losses) > MAX_PARTS and self.few_documents:

@@ -47,11 +47,11 @@ def slices(length: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, length)) for start in range(0, length, block)]
 
 
-def extents(place: TokenPosition, block: int) -> list[Extent]:
-    """Return the extent of each block of places, with a single transfer to the host."""
-    if not len(place.segment):
+def extents(positions: TokenPosition, block: int) -> list[Extent]:
+    """Return the extent of each block of positions, with a single transfer to the host."""
+    if not len(positions.segment):
         return []
-    bounds = [torch.stack([torch.stack([part.min(), part.max()]) for part in column.split(block)]) for column in place]
+    bounds = [torch.stack([torch.stack([part.min(), part.max()]) for part in column.split(block)]) for column in positions]
     return [Extent(*((low, high) for low, high in blocks)) for blocks in torch.stack(bounds, 1).tolist()]
 
 
@@ -73,8 +73,8 @@ class Tiles:
 
     def __init__(self, query: Contexts, memory: Contexts, visibility: Visibility, block: int, symmetric: bool):
         self.query, self.memory, self.visibility, self.symmetric = query, memory, visibility, symmetric
-        self.rows, self.row_extents = slices(len(query.token), block), extents(query.place, block)
-        self.columns, self.column_extents = slices(len(memory.token), block), extents(memory.place, block)
+        self.rows, self.row_extents = slices(len(query.token), block), extents(query.positions, block)
+        self.columns, self.column_extents = slices(len(memory.token), block), extents(memory.positions, block)
 
     def __iter__(self) -> Iterator[Tile]:
         for row in range(len(self.rows)):
@@ -103,7 +103,7 @@ class Tiles:
         """Return the mask of what a block of queries sees of a block of memory; None: everything."""
         if self.visibility.shows_all(self.row_extents[row], self.column_extents[column]):
             return None
-        return self.visibility.sees(self.query.place.take(self.rows[row]), self.memory.place.take(self.columns[column]))
+        return self.visibility.sees(self.query.positions.take(self.rows[row]), self.memory.positions.take(self.columns[column]))
 
 
 def mask_scores(scores: Float[Tensor, "t n m"], seen: Bool[Tensor, "n m"] | None) -> Tensor:
@@ -130,7 +130,7 @@ def score_gradients(
     hit: Tensor,
 ) -> Float[Tensor, "t n m"]:
     """Return the gradient of a tile's scores that comes from its rows, by the definition."""
-    # Where nothing is visible the mass is -inf; 0 in its place gives exp(-inf - 0) = 0 instead of NaN, and no gradient.
+    # Where nothing is visible the mass is -inf; 0 instead gives exp(-inf - 0) = 0 instead of NaN, and no gradient.
     target, total = (torch.where(part.isinf(), 0, part)[:, rows, None] for part in masses)
     grad_target, grad_total = (
         torch.where(part.isinf(), 0, gradient)[:, rows, None] for part, gradient in zip(masses, gradients, strict=True)

@@ -65,7 +65,7 @@ class ContextReplay(Replay):
             raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
         crossing, row = self.config.long.crossing, self.row()
         windows = windows_of(self.encoded.path(), device_of(self.config))
-        for _, group in groupby(windows, lambda window: 0 if crossing else int(window.contexts.place.document[0])):
+        for _, group in groupby(windows, lambda window: 0 if crossing else int(window.contexts.positions.document[0])):
             yield ContextDocument(list(group), row, self.config)
 
 
