@@ -113,7 +113,7 @@ class AttentionBlock:
     retrieved: Bool[Tensor, "b h q m"] | None = None  # None: the memory has no top-k, every visible entry counts
 
     @cached_property
-    def seen(self) -> Bool[Tensor, "b h q m"]:
+    def visible(self) -> Bool[Tensor, "b h q m"]:
         """Return True where a query may attend to an entry."""
         return (self.score > -torch.inf) & (self.position >= 0)[:, None, :, None]
 

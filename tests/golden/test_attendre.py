@@ -66,8 +66,8 @@ class Run:
             )
             self.step_of_query[row, position[filled]] = number
             held = state.keys.ranking.position[row]
-            seen = self.layer.visible(position[None], held[None])[0, 0][filled][:, held >= 0]
-            self.visible[row, position[filled][:, None], held[held >= 0]] = seen
+            visible = self.layer.visible(position[None], held[None])[0, 0][filled][:, held >= 0]
+            self.visible[row, position[filled][:, None], held[held >= 0]] = visible
 
 
 @parametrized("name", list(RUNS))

@@ -27,15 +27,15 @@ class LFA(AttentionScorePolicy):
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last = last_position(summary, block)
         weight = self.decay(last[:, None] - block.position)[:, None, :, None]
-        score = (weight * self.reading(block)).masked_fill(~block.seen, 0.0).sum((1, 2))
+        score = (weight * self.reading(block)).masked_fill(~block.visible, 0.0).sum((1, 2))
         value = self.decay(last - summary.last)[:, None] * summary.value + score
-        return Summary(value, summary.seen | block.seen.any(2).any(1), last)
+        return Summary(value, summary.attended | block.visible.any(2).any(1), last)
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         passed = torch.where(ranking.clock >= 0, summary.last - ranking.clock, 0)
         old = self.decay(passed)[:, None] * ranking.score
         if self.replaces:
-            old = old.masked_fill(summary.seen & ~ranking.attended, 0.0)
+            old = old.masked_fill(summary.attended & ~ranking.attended, 0.0)
         return old + summary.value
 
     def decay(self, distance: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:

@@ -22,8 +22,10 @@ class LRALast(AttentionScorePolicy):
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last, query = block.position.max(1)
         index = query[:, None, None, None].expand(-1, block.score.shape[1], 1, block.score.shape[3])
-        score, seen = self.reading(block).gather(2, index).squeeze(2), block.seen.gather(2, index).squeeze(2)
-        pooled = score.masked_fill(~seen, 0.0).sum(1) if self.heads == "sum" else score.masked_fill(~seen, -torch.inf).amax(1)
+        score, visible = self.reading(block).gather(2, index).squeeze(2), block.visible.gather(2, index).squeeze(2)
+        pooled = (
+            score.masked_fill(~visible, 0.0).sum(1) if self.heads == "sum" else score.masked_fill(~visible, -torch.inf).amax(1)
+        )
         later = (last > summary.last)[:, None]
-        value, hit = torch.where(later, pooled, summary.value), torch.where(later, seen.any(1), summary.seen)
+        value, hit = torch.where(later, pooled, summary.value), torch.where(later, visible.any(1), summary.attended)
         return Summary(value, hit, last_position(summary, block))

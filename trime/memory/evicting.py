@@ -90,9 +90,9 @@ class EvictingTokenMemory:
         positions, filled = TokenPosition(*(column[0] for column in state.columns[2:])), state.ranking.position[0] >= 0
         summary = policy.begin(state.ranking)
         for rows in torch.arange(len(position), device=position.device).split(BLOCK):
-            seen = self.visibility.sees(query.positions.take(rows), positions) & filled
+            visible = self.visibility.sees(query.positions.take(rows), positions) & filled
             score = similarity(query.g[rows], state.columns[0][0].to(query.g), self.metric) / query.g.shape[1] ** 0.5
-            mass = score.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, -torch.inf)
+            mass = score.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, -torch.inf)
             summary = policy.observe(summary, AttentionBlock(mass[None, None], position[rows][None]))
         return state._replace(ranking=policy.finalize(state.ranking, summary))
 
@@ -105,9 +105,9 @@ class Content(NamedTuple):
     inserted: int
 
 
-def to_columns(seen: Contexts) -> tuple[Tensor, ...]:
+def to_columns(contexts: Contexts) -> tuple[Tensor, ...]:
     """Return contexts as the columns of a memory with one row."""
-    return tuple(column[None] for column in (seen.g, seen.token, *seen.positions))
+    return tuple(column[None] for column in (contexts.g, contexts.token, *contexts.positions))
 
 
 def to_contexts(state: MemoryState) -> Contexts:

@@ -46,13 +46,13 @@ class InBatch:
         self.temperature, self.metric = temperature, metric
 
     def mass(
-        self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
+        self, query: Contexts, contexts: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
     ) -> Mass:
-        """Return the mass [t n] of the batch's contexts for the queries; ``seen`` are the contexts of this process.
+        """Return the mass [t n] of the batch's contexts for the queries; ``contexts`` are the contexts of this process.
 
         ``draw``, uniform in [0, 1), is a function of seed and update alone; ``progress`` of training runs from 0 to 1.
         """
-        memory = gather_contexts(seen, not self.own_gradient_only)
+        memory = gather_contexts(contexts, not self.own_gradient_only)
         if not self.gradient:
             memory = memory._replace(g=memory.g.detach())
         return blockwise_mass(
@@ -70,10 +70,10 @@ class StaleContexts:
     def __init__(self, batches: int):
         self.batches: deque[Contexts] = deque(maxlen=batches)
 
-    def join_and_store(self, seen: Contexts) -> Contexts:
+    def join_and_store(self, contexts: Contexts) -> Contexts:
         """Return the stored contexts followed by those of this batch, which are then stored too."""
-        joined = Contexts.concat([*self.batches, seen]) if self.batches else seen
-        self.batches.append(seen._replace(g=seen.g.detach()))
+        joined = Contexts.concat([*self.batches, contexts]) if self.batches else contexts
+        self.batches.append(contexts._replace(g=contexts.g.detach()))
         return joined
 
     def saved(self) -> list[list[list[Tensor]]]:

@@ -32,10 +32,10 @@ class NearestInBatch:
         self.visibility, self.k, self.temperature, self.metric = visibility, k, temperature, metric
 
     def mass(
-        self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
+        self, query: Contexts, contexts: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
     ) -> Mass:
-        """Return the mass [t n] of the nearest contexts; ``seen`` are those of this process. ``draw`` has no effect."""
-        memory = gather_contexts(seen)
+        """Return the mass [t n] of the nearest contexts; ``contexts`` are those of this process. ``draw`` has no effect."""
+        memory = gather_contexts(contexts)
         blocks = [*slices(len(query.token), ROWS)] or [slice(0, 0)]  # a process may have no rows
         parts = [self.block(query.take(rows), memory, divisor) for rows in blocks]
         return Mass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))

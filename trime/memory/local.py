@@ -33,7 +33,7 @@ class LocalMemory(Memory):
         return context_entries(window, window.contexts.take(slice(0, -1)), self.metric)
 
 
-def context_entries(window: Window, seen: Contexts, metric: str) -> Entries:
+def context_entries(window: Window, memory: Contexts, metric: str) -> Entries:
     """Return contexts as entries, with their similarities to the last context of a window."""
     query = window.contexts.take(slice(-1, None))
-    return Entries(similarity(query.g, seen.g.to(query.g), metric)[0], seen.token, seen.positions.position)
+    return Entries(similarity(query.g, memory.g.to(query.g), metric)[0], memory.token, memory.positions.position)

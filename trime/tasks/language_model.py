@@ -79,12 +79,12 @@ class LanguageModel(pl.LightningModule):
 
     def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
         """Return the loss of each scored token in nats, and the memory's share of the mass."""
-        query, seen, vocabulary = self.queries_and_memories(batch)
+        query, contexts, vocabulary = self.queries_and_memories(batch)
         if self.memory is None or plain:
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        mass = self.memory.mass(query, self.stale.join_and_store(seen), divisor, draw, self.progress)
+        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw, self.progress)
         memory = Mass(mass.target[0], mass.total[0])
         return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
 
