@@ -11,7 +11,7 @@ from tests.helpers.laws import ROWS, WORDS, contexts
 from trime.eviction.fifo import FIFO
 from trime.eviction.initial import Constant
 from trime.eviction.lra_sum import LRASum
-from trime.eviction.reading import Raw
+from trime.eviction.score_transform import Raw
 from trime.memory.evicting import EvictingTokenMemory
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.in_batch import InBatch

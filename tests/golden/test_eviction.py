@@ -14,7 +14,7 @@ from trime.eviction.initial import Constant
 from trime.eviction.lfa import LFA
 from trime.eviction.lra_last import LRALast
 from trime.eviction.lra_sum import LRASum
-from trime.eviction.reading import Softmax
+from trime.eviction.score_transform import Softmax
 from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory, take_slots
 from trime.types import AttentionBlock

@@ -109,12 +109,12 @@ def test_the_gate_mixes_any_pair(name: str) -> None:
 def test_the_ring(name: str) -> None:
     """Compare the ring buffer slot by slot, the number of written entries, and their positions."""
     published = arrays(name)
-    for number, _, _, _, held in steps(name, attention(name, "exact", True, True)):
-        for column, key in zip(held.columns, ("mem_keys", "mem_values"), strict=True):
+    for number, _, _, _, entries in steps(name, attention(name, "exact", True, True)):
+        for column, key in zip(entries.columns, ("mem_keys", "mem_values"), strict=True):
             torch.testing.assert_close(column.transpose(1, 2).float(), published[key][number], rtol=0, atol=1e-6)
-        assert torch.equal(held.ranking.position, published["mem_src"][number])
+        assert torch.equal(entries.ranking.position, published["mem_src"][number])
         assert torch.equal(
-            held.ranking.written[:, None].expand_as(published["db_index"][number]), published["db_index"][number]
+            entries.ranking.written[:, None].expand_as(published["db_index"][number]), published["db_index"][number]
         )
 
 

@@ -411,7 +411,7 @@ def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
         (["model.backbone.memory.search=approximate", "model.backbone.memory.candidates=8"], "candidates=8"),
         (["model.backbone.memory.search=approximate", "eviction=lra_sum"], "eviction=fifo"),
         (["model.backbone.memory.search=faiss", "eviction=lfa"], "eviction=fifo"),
-        (["model.backbone.form.norm=batch"], "form.norm=batch"),
+        (["model.backbone.attention.norm=batch"], "attention.norm=batch"),
         (["model.backbone.window.length=0"], "window.length=0"),
         (["backbone=transformer", "batching=shuffled", "eviction=lfa", "eviction.gamma=-1"], "gamma=-1"),
     ],

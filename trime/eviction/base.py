@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from trime.eviction.initial import Initial
-from trime.eviction.reading import ScoreTransform
+from trime.eviction.score_transform import ScoreTransform
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
 
@@ -67,11 +67,11 @@ class EvictionPolicy:
 
 
 class AttentionScorePolicy(EvictionPolicy):
-    """A policy over attention scores, which ``reading`` transforms before they are pooled over heads."""
+    """A policy over attention scores, which ``score_transform`` transforms before they are pooled over heads."""
 
-    def __init__(self, initial: Initial, reading: ScoreTransform, newest_first: bool = True):
+    def __init__(self, initial: Initial, score_transform: ScoreTransform, newest_first: bool = True):
         super().__init__(initial, newest_first)
-        self.reading = reading
+        self.score_transform = score_transform
 
 
 def last_position(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:
