@@ -7,8 +7,8 @@ import math
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from trime.kernels.blocks import slices
 from trime.memory.distributed import gather_contexts
-from trime.memory.objective.blockwise import slices
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Visibility
 from trime.types import Contexts, Float, Mass, Tensor

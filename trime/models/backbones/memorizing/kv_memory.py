@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from trime.eviction.base import AttentionScorePolicy, EvictionPolicy, Summary
+from trime.kernels.blocks import slices
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.memory.objective.blockwise import slices
 from trime.models.attention_trace import AttentionTrace
 from trime.models.backbones.memorizing.key_index import IVFKeyIndex
 from trime.models.layers.topk_attention import (
