@@ -221,7 +221,7 @@ def test_what_an_update_sees_is_drawn_by_shares_that_move() -> None:
     assert shares(0.0) == {"Local": 0.5, "Long": 0.25, "Nothing": 0.25}
     assert shares(0.5) == {"Local": 0.25, "Long": 0.175, "Nothing": 0.125, "Others": 0.45}
     assert shares(1.0) == {"Long": 0.1, "Others": 0.9}
-    assert isinstance(memory.visibility_for(1.0), External), "validation sees all"
+    assert isinstance(memory.visibility_for(None), External), "validation sees all"
     seen = contexts(13, ROWS)
     nothing = memory.mass(seen, seen, torch.tensor([1.0]), 0.9, 0.0)
     assert bool(nothing.total.isneginf().all() and nothing.target.isneginf().all())

@@ -64,9 +64,9 @@ def drops_in_band_term(case: dict, vectors: dict) -> bool:
     return any((vectors["target"] == cutoff + 1).any() for cutoff in cutoffs)
 
 
-def local_draw(case: dict) -> float:
+def local_draw(case: dict) -> float | None:
     """Return the random draw that decides whether local memory is dropped, which happens only in training."""
-    return 0.0 if case.get("training", True) else 1.0
+    return 0.0 if case.get("training", True) else None
 
 
 def is_warmup(vectors: dict) -> bool:

@@ -32,7 +32,12 @@ class NearestInBatch:
         self.visibility, self.k, self.temperature, self.metric = visibility, k, temperature, metric
 
     def mass(
-        self, query: Contexts, contexts: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
+        self,
+        query: Contexts,
+        contexts: Contexts,
+        divisor: Float[Tensor, " t"],
+        draw: float | None = None,
+        progress: float = 1.0,
     ) -> Mass:
         """Return the mass [t n] of the nearest contexts; ``contexts`` are those of this process. ``draw`` has no effect."""
         memory = gather_contexts(contexts)

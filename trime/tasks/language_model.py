@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from trime.memory.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
 from trime.memory.in_batch import InBatch, StaleContexts, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
+from trime.metrics import perplexity
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network, Reader, shard_weights
 from trime.tasks.optimization import check_scheduler_state, with_schedule
@@ -77,8 +78,12 @@ class LanguageModel(pl.LightningModule):
         """Return the reader and the stale contexts before anything is read."""
         return Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
 
-    def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
-        """Return the loss of each scored token in nats, and the memory's share of the mass."""
+    def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
+        """Return the loss of each scored token in nats, and the memory's share of the mass.
+
+        ``draw``: the update's random number, by which an in-batch memory chooses what is visible; None in validation.
+        ``plain``: True: the loss is that of the vocabulary alone, without memories.
+        """
         query, contexts, vocabulary = self.queries_and_memories(batch)
         if self.memory is None or plain:
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
@@ -149,7 +154,7 @@ class LanguageModel(pl.LightningModule):
         self.reader, self.stale = self.initial_state()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        losses, _ = self.losses(batch, draw=1.0, plain=False)
+        losses, _ = self.losses(batch, draw=None, plain=False)
         self.valid_sum += float(losses.double().sum())
         self.valid_count += int(batch.scored.sum())
 
@@ -158,7 +163,7 @@ class LanguageModel(pl.LightningModule):
             (self.reader, self.stale), self.paused = self.paused, None
         total, count = all_reduce_sum(self.valid_sum, self.valid_count, device=self.device)
         loss = total / max(1, count)
-        self.log_dict({"valid/objective": loss, "valid/objective_perplexity": math.exp(min(loss, 700.0))})
+        self.log_dict({"valid/objective": loss, "valid/objective_perplexity": perplexity(loss)})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the state of every process's rows; leave out frozen weights, which come from elsewhere."""

@@ -8,8 +8,9 @@ from itertools import zip_longest
 
 import numpy as np
 
-from trime.data.batching.base import check_size
+from trime.data.batching.base import check_size, chunks
 from trime.data.batching.bm25 import greedy_chain, neighbour_lists
+from trime.data.batching.budget import fill_batches
 from trime.data.segments import Segments
 
 ORDERS = ("shuffled", "kept", "bm25")
@@ -53,7 +54,9 @@ class Published:
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
         """Return the micro-batches of an epoch: the batches of all ranks at each step, joined or one by one."""
         order = self.segment_order(segments.length, neighbours)
-        shards = self.distribute(self.batches(order, segments.length), epoch + 1)
+        capacity = self.size // self.processes * int(segments.length.max())  # tokens of a process's longest segments
+        batches = fill_batches(order, segments.length, capacity, len(order), multiple=self.multiple)
+        shards = self.distribute(batches, epoch + 1)
         steps = zip_longest(*shards, fillvalue=())
         if self.joined:
             return [list(chain_lists.from_iterable(step)) for step in steps]
@@ -69,20 +72,6 @@ class Published:
         nearest = None if neighbours is None else neighbours[:, : self.k]
         return published_chain(neighbour_lists(nearest, len(lengths), self.string_ids), self.seed)
 
-    def batches(self, order: list[int], lengths: np.ndarray) -> list[list[int]]:
-        """Fill batches greedily up to the tokens of a process's segments at their maximum length."""
-        capacity = self.size // self.processes * int(lengths.max())
-        batches: list[list[int]] = []
-        batch: list[int] = []
-        for segment in order:
-            if (len(batch) + 1) * int(lengths[[*batch, segment]].max()) > capacity:
-                count = max(len(batch) // self.multiple * self.multiple, len(batch) % self.multiple)
-                batches.append(batch[:count])
-                batch = batch[count:]
-            batch.append(segment)
-        batches.append(batch)
-        return batches
-
     def distribute(self, batches: list[list[int]], epoch: int) -> list[list[list[int]]]:
         """Return each process's batches of an epoch, which the published code counts from 1."""
         if self.order == "kept":
@@ -91,7 +80,7 @@ class Published:
             parts = [batches[start : start + size] for start in range(0, size * groups, size)]
             return [part[c :: self.combined] for part in parts for c in range(self.combined)]
         size = self.processes if self.order == "bm25" else 1
-        shuffled_groups = [batches[start : start + size] for start in range(0, len(batches), size)]
+        shuffled_groups = chunks(batches, size)
         np.random.RandomState(self.seed + epoch).shuffle(shuffled_groups)
         flat = [batch for group in shuffled_groups for batch in group]
         return [flat[rank :: self.processes] for rank in range(self.processes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -73,6 +73,7 @@ def extents(positions: TokenPosition, block: int) -> list[Extent]:
     return [Extent(*((low, high) for low, high in blocks)) for blocks in torch.stack(bounds, 1).tolist()]
 
 
+@runtime_checkable
 class TileKernels(Protocol):
     """Kernels for the tiles of one kind of device; where they decline a tile, it is computed by the definition.
 
