@@ -65,7 +65,7 @@ class Step(NamedTuple):
 def steps(name: str, layer: KNNAttention) -> Iterator[Step]:
     """Yield the segments in order; only the last one has a gradient."""
     published, config = arrays(name), META[name]["config"]
-    state = layer.start(config["B"])
+    state = layer.initial_state(config["B"])
     for number, fresh in enumerate(published["start_of_sequence"]):
         inputs = tuple(heads_first(published[key][number]) for key in ("q_raw", "k_raw", "v"))
         if number + 1 == config["n"]:
@@ -174,7 +174,7 @@ def test_the_whole_layer(name: str) -> None:
     attention = KNNAttention(config["E"], config["H"], 0.0, window, options, memory)
     layer = StatefulTransformerLayer(attention, LayerSizes(config["E"], config["F"]), options.norm, options.biases).double()
     load(layer, {key.removeprefix("param/"): value for key, value in published.items() if key.startswith("param/")})
-    state: AttentionState = attention.start(config["B"])
+    state: AttentionState = attention.initial_state(config["B"])
     for number, (x, fresh) in enumerate(zip(published["xs"], published["start_of_sequence"], strict=True)):
         position = torch.arange(number * config["T"], (number + 1) * config["T"]).expand(config["B"], -1)
         y, _, state = layer(x.double(), attention.reset(state, fresh), position)

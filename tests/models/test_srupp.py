@@ -133,7 +133,7 @@ def test_a_layer_is_the_papers_equations(heads: int) -> None:
     layer = model(heads=heads).layers[0]
     torch.manual_seed(3)
     x = torch.randn(1, 9, 16, dtype=torch.float64)
-    state = layer(x[:, :5], layer.start(1), torch.arange(5)[None])[2]
+    state = layer(x[:, :5], layer.initial_state(1), torch.arange(5)[None])[2]
     h, g, _ = layer(x[:, 5:], state, torch.arange(5, 9)[None])
     q = layer.norm(x[0]) @ layer.q_proj.weight.T
     k, v = (q @ layer.kv_proj.weight.T).chunk(2, 1)

@@ -154,7 +154,7 @@ class Continuation:
         """Add the window's tokens that the history has not seen; return the experts' masses for all of them."""
         assert isinstance(self.row, FittedRow) and self.history
         targets = window.query.token
-        mass = self.network.vocabulary_mass(self.f[window.context : window.context + len(targets)], targets)
+        mass = self.network.vocabulary_mass(self.f[window.num_context : window.num_context + len(targets)], targets)
         divisor = window.contexts.g.new_tensor(
             self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled_interpolation))
         )

@@ -71,7 +71,7 @@ class Audit:
             first, room = first - 1, room - int(scored[first - 1])
         if self.network.is_stateful or any(memory.depends_on_whole_document for memory in self.scorer.memories.values()):
             # from the start of its document
-            first = min(first, int(np.searchsorted(self.windows.begin, self.windows.begin[last])))
+            first = min(first, int(np.searchsorted(self.windows.document_offset, self.windows.document_offset[last])))
         return list(range(first, last + 1))
 
     @torch.no_grad()
@@ -118,7 +118,7 @@ class Audit:
         windows = self.windows
         scored = int(windows.length[number] - windows.context[number])
         count = max(1, scored // 2)
-        first = int(windows.begin[number] + windows.start[number] + windows.context[number]) + count - 1
+        first = int(windows.document_offset[number] + windows.start[number] + windows.context[number]) + count - 1
         return self.max_change(number, np.arange(first, len(self.text.tokens)), count)
 
     def change_by_target(self, number: int) -> float:
@@ -152,7 +152,7 @@ class Audit:
 
     def change_by_other_documents(self, number: int) -> float:
         """Return the change in a window when all other documents are altered."""
-        document = int(np.searchsorted(self.text.offsets, self.windows.begin[number], side="right")) - 1
+        document = int(np.searchsorted(self.text.offsets, self.windows.document_offset[number], side="right")) - 1
         low, high = self.text.offsets[document : document + 2]
         outside = np.concatenate([np.arange(low), np.arange(high, len(self.text.tokens))])
         return self.max_change(number, outside, int(self.windows.length[number] - self.windows.context[number]))

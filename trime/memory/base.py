@@ -9,20 +9,20 @@ from trime.types import Contexts, Float, Int, Mass, Tensor
 
 
 class Window(NamedTuple):
-    """The contexts of a window, of which the first ``context`` are not scored, and the vocabulary's mass for the others.
+    """The contexts of a window, of which the first ``num_context`` are not scored, and the vocabulary's mass for the others.
 
-    ``targets``: the tokens whose probability is computed; null: those that followed.
+    ``targets``: the tokens whose probability is computed; None: those that followed.
     """
 
     contexts: Contexts
-    context: int
+    num_context: int
     vocabulary: Mass
     targets: Int[Tensor, " n"] | None = None
 
     @property
     def scored(self) -> Contexts:
         """Return the scored contexts with the tokens that followed them."""
-        return self.contexts.take(slice(self.context, None))
+        return self.contexts.take(slice(self.num_context, None))
 
     @property
     def query(self) -> Contexts:
@@ -32,7 +32,7 @@ class Window(NamedTuple):
     @property
     def scored_from(self) -> int:
         """Return the position in the document of the first scored context."""
-        return int(self.contexts.positions.position[self.context])
+        return int(self.contexts.positions.position[self.num_context])
 
 
 class Entries(NamedTuple):

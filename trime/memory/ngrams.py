@@ -50,7 +50,7 @@ class RecentTokens:
     def before(self, window: Window) -> np.ndarray:
         """Return the tokens before a window's first scored context: its unscored ones, and those read before the window."""
         contexts = window.contexts
-        unscored = contexts.token[: window.context].cpu().numpy().astype(np.int64)
+        unscored = contexts.token[: window.num_context].cpu().numpy().astype(np.int64)
         if len(unscored) >= self.limit:
             return unscored[len(unscored) - self.limit :]
         document, begin = int(contexts.positions.document[0]), int(contexts.positions.position[0])
@@ -225,7 +225,7 @@ class DocumentNgrams(Ngrams):
 
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
         current = next_tokens(window)[:-1]
-        first = int(window.contexts.positions.position[window.context]) - len(self.tokens)
+        first = int(window.contexts.positions.position[window.num_context]) - len(self.tokens)
         before = self.read.before(window) if first else self.tokens
         history = np.concatenate([before, current])
         followers, places = [], np.arange(len(history))

@@ -91,7 +91,7 @@ class Attendre:
     window: int | None = None
     search: str = "exact"
 
-    def start(self, entries: tuple[Tensor, ...], queries: Queries) -> AttendreState:
+    def initial_state(self, entries: tuple[Tensor, ...], queries: Queries) -> AttendreState:
         """Return an empty state for entries and queries of these shapes."""
         return AttendreState(self.keys.empty(entries), queries.split(0)[0])
 

@@ -102,7 +102,7 @@ class Reader:
         if not tensors:
             self.state = None
             return
-        references, structure = tree_flatten(self.network.backbone.start(1))  # type: ignore[operator]
+        references, structure = tree_flatten(self.network.backbone.initial_state(1))  # type: ignore[operator]
         pairs = zip(tensors, references, strict=True)
         self.state = tree_unflatten([tensor.to(device, reference.dtype) for tensor, reference in pairs], structure)
 

@@ -118,7 +118,7 @@ class PretrainedBackbone(nn.Module):
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None, fresh: Bool[Tensor, " b"] | None
     ) -> tuple[Float[Tensor, "b l e"], PretrainedState]:
         """Encode the next window of each row with memories."""
-        state = self.start(len(tokens)) if state is None else state
+        state = self.initial_state(len(tokens)) if state is None else state
         assert state is not None
         state = state if fresh is None else self.reset(state, fresh)
         layers, position, outputs = list(state.layers), state.position, []
@@ -129,12 +129,12 @@ class PretrainedBackbone(nn.Module):
             position = position + part.shape[1]
         return torch.cat(outputs, 1), PretrainedState(tuple(layers), position)
 
-    def start(self, rows: int) -> PretrainedState | None:
+    def initial_state(self, rows: int) -> PretrainedState | None:
         """Return the state of rows that have read nothing."""
         if not self.is_stateful:
             return None
         weight = self.decoder.model.get_input_embeddings().weight
-        layers = self.stack.start(weight.new_zeros(rows, 0, self.width))
+        layers = self.stack.initial_state(weight.new_zeros(rows, 0, self.width))
         return PretrainedState(tuple(layers), torch.zeros(rows, dtype=torch.long, device=weight.device))
 
     def reset(self, state: PretrainedState, rows: Bool[Tensor, " b"]) -> PretrainedState:

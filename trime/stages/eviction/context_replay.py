@@ -82,7 +82,7 @@ class ContextDocument:
     def received_mass(self, number: int) -> Float[Tensor, " n"]:
         """Return the attention mass that a window's queries give each context in an unlimited memory."""
         mass, query = self.g.new_zeros(len(self.g)), self.windows[number].query.g
-        overlap = 0 if self.config.long.repeats else self.windows[number].context
+        overlap = 0 if self.config.long.repeats else self.windows[number].num_context
         count = max(int(self.starts[number]) - overlap, 0)
         if count:
             score = similarity(query, self.g[:count], self.config.similarity) / query.shape[1] ** 0.5

@@ -100,7 +100,7 @@ class KeyValueMemory(nn.Module):
         """Return x with the slots as second axis; heads that keep entries of their own become rows."""
         return x.flatten(0, 1)[:, :, None] if self.per_head else x.transpose(1, 2)
 
-    def start(self, key: Float[Tensor, "b h l d"]) -> KeyValueState:
+    def initial_state(self, key: Float[Tensor, "b h l d"]) -> KeyValueState:
         """Return an empty memory for keys of this shape."""
         no_keys = key.detach()[:, :, :0]
         entries = self.memory.empty((self.to_slots(no_keys), self.to_slots(no_keys)))

@@ -79,11 +79,13 @@ class KNNAttention(nn.Module):
         if config.biases:
             nn.init.zeros_(self.out_proj.bias)
 
-    def start(self, rows: int) -> AttentionState:
+    def initial_state(self, rows: int) -> AttentionState:
         """Return the state of rows that have read nothing."""
         weight = self.out_proj.weight
         like = unsharded_zeros(weight, rows, self.heads, 0, weight.shape[1] // self.heads)
-        return AttentionState(Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.start(like),))
+        return AttentionState(
+            Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.initial_state(like),)
+        )
 
     def reset(self, state: AttentionState, rows: Bool[Tensor, " b"]) -> AttentionState:
         """Return the state with the chosen rows cleared."""
