@@ -121,7 +121,7 @@ def test_the_suffix_array_is_sorted(dtype: type) -> None:
     """Also for a read-only text, such as a memory-mapped one."""
     tokens = (text(2000, 5) % 200).astype(dtype)
     tokens.flags.writeable = False
-    order = SuffixArray.build(tokens, WORDS).order
+    order = SuffixArray.build(tokens, WORDS).suffixes
     assert sorted(order.tolist()) == list(range(2000))
     assert all(tokens[a:].tolist() < tokens[b:].tolist() for a, b in pairwise(order.tolist()))
 

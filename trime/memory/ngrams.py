@@ -23,8 +23,8 @@ MAX_OCCURRENCES = 2**16  # occurrences of a context that generation reads at mos
 class SuffixArray:
     """A text [n] and its suffixes in sorted order [n]; those that begin with token v are ``starts[v]`` to ``starts[v + 1]``."""
 
-    def __init__(self, text: np.ndarray, order: np.ndarray, starts: np.ndarray):
-        self.text, self.order, self.starts = text, order, starts
+    def __init__(self, text: np.ndarray, suffixes: np.ndarray, starts: np.ndarray):
+        self.text, self.suffixes, self.starts = text, suffixes, starts
 
     @staticmethod
     def build(tokens: np.ndarray, vocabulary: int) -> SuffixArray:
@@ -84,13 +84,13 @@ class Ngrams(Memory):
             raise ValueError(f"orders={list(orders)}: context lengths must be positive and rising")
         self.orders = np.array(orders, np.int64)
         self.expert_names = [str(order) for order in orders]
-        self.read = RecentTokens(int(self.orders[-1]))
+        self.recent_tokens = RecentTokens(int(self.orders[-1]))
 
     def reset(self) -> None:
-        self.read.forget()
+        self.recent_tokens.forget()
 
     def write(self, window: Window) -> None:
-        self.read.add(window)
+        self.recent_tokens.add(window)
 
     @abstractmethod
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
@@ -138,30 +138,30 @@ class TextNgrams(Ngrams):
         self.array = suffixes
 
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        before, target = self.read.before(window), window.query.token.cpu().numpy().astype(np.int64)
+        before, target = self.recent_tokens.before(window), window.query.token.cpu().numpy().astype(np.int64)
         history, array = np.concatenate([before, next_tokens(window)]), self.array
         of_target, total = np.zeros((2, len(self.orders), len(target)), np.int64)
-        arguments = array.text, array.order, array.starts, history, len(before), target, self.orders
+        arguments = array.text, array.suffixes, array.starts, history, len(before), target, self.orders
         counts_in_text(*arguments, of_target, total)
         return of_target, total
 
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
-        history, array = np.concatenate([self.read.before(window), next_tokens(window)[:-1]]), self.array
+        history, array = np.concatenate([self.recent_tokens.before(window), next_tokens(window)[:-1]]), self.array
         followers = []
         for order in self.orders[self.orders <= len(history)].tolist():
             begin = len(history) - order
-            low, high = suffix_range(array.text, array.order, array.starts, history, begin, order)
+            low, high = suffix_range(array.text, array.suffixes, array.starts, history, begin, order)
             if high - low > MAX_OCCURRENCES:
-                places = np.asarray(array.order[np.linspace(low, high - 1, MAX_OCCURRENCES).astype(np.int64)]) + order
+                places = np.asarray(array.suffixes[np.linspace(low, high - 1, MAX_OCCURRENCES).astype(np.int64)]) + order
             else:
-                places = np.asarray(array.order[low:high]) + order
+                places = np.asarray(array.suffixes[low:high]) + order
             places = places[places < len(array.text)]
             followers.append((np.asarray(array.text[places]), places))
         return followers
 
     @property
     def bytes(self) -> int:
-        return int(self.array.text.nbytes + self.array.order.nbytes + self.array.starts.nbytes)
+        return int(self.array.text.nbytes + self.array.suffixes.nbytes + self.array.starts.nbytes)
 
 
 class DocumentNgrams(Ngrams):
@@ -205,7 +205,7 @@ class DocumentNgrams(Ngrams):
 
     def count(self, window: Window, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Count a window's tokens; return the counts before targets and before any token, and the slots that went up."""
-        before = self.read.before(window)
+        before = self.recent_tokens.before(window)
         added = np.zeros(2 * len(self.orders) * len(target), np.int64)
         self.make_room(len(added))
         of_target, total = np.zeros((2, len(self.orders), len(target)), np.int64)
@@ -226,7 +226,7 @@ class DocumentNgrams(Ngrams):
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
         current = next_tokens(window)[:-1]
         first = int(window.contexts.positions.position[window.num_context]) - len(self.tokens)
-        before = self.read.before(window) if first else self.tokens
+        before = self.recent_tokens.before(window) if first else self.tokens
         history = np.concatenate([before, current])
         followers, places = [], np.arange(len(history))
         for number, order in enumerate(self.orders.tolist()):
