@@ -54,9 +54,7 @@ class Published:
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
         """Return the micro-batches of an epoch: the batches of all ranks at each step, joined or one by one."""
         order = self.segment_order(segments.length, neighbours)
-        capacity = self.size // self.processes * int(segments.length.max())  # tokens of a process's longest segments
-        batches = fill_batches(order, segments.length, capacity, len(order), multiple=self.multiple)
-        shards = self.distribute(batches, epoch + 1)
+        shards = self.distribute(self.batches(order, segments.length), epoch + 1)
         steps = zip_longest(*shards, fillvalue=())
         if self.joined:
             return [list(chain_lists.from_iterable(step)) for step in steps]
@@ -71,6 +69,11 @@ class Published:
             return np.lexsort((permutation, lengths)).tolist()
         nearest = None if neighbours is None else neighbours[:, : self.k]
         return published_chain(neighbour_lists(nearest, len(lengths), self.string_ids), self.seed)
+
+    def batches(self, order: list[int], lengths: np.ndarray) -> list[list[int]]:
+        """Fill batches greedily up to the tokens of a process's segments at their maximum length."""
+        capacity = self.size // self.processes * int(lengths.max())
+        return fill_batches(order, lengths, capacity, len(order), multiple=self.multiple)
 
     def distribute(self, batches: list[list[int]], epoch: int) -> list[list[list[int]]]:
         """Return each process's batches of an epoch, which the published code counts from 1."""
