@@ -19,7 +19,7 @@ from trime.eviction.base import EvictionPolicy
 from trime.eviction.fifo import FIFO
 from trime.eviction.initial import BelowMean
 from trime.eviction.lra_sum import LRASum
-from trime.eviction.reading import Raw
+from trime.eviction.score_transform import Raw
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
 from trime.models.pretrained.reader import LongReader

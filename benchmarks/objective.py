@@ -61,10 +61,10 @@ class Implementations:
 
     def direct(self, sight: str = "external") -> Tensor:
         """Return the gradient by the published formulation."""
-        seen = SIGHTS[sight].sees(self.contexts.place, self.contexts.place)
-        score = (self.g @ self.g.T / self.divisor).masked_fill(~seen, -math.inf)
+        visible = SIGHTS[sight].sees(self.contexts.positions, self.contexts.positions)
+        score = (self.g @ self.g.T / self.divisor).masked_fill(~visible, -math.inf)
         share = torch.cat([self.vocabulary.target[:, None], self.others[:, None], score], 1).log_softmax(1)
-        first = torch.tensor([True, False], device=seen.device).expand(len(seen), 2)  # the target's logit, all others'
+        first = torch.tensor([True, False], device=visible.device).expand(len(visible), 2)  # the target's logit, all others'
         hit = torch.cat([first, self.contexts.token[:, None] == self.contexts.token], 1)
         return self.gradient(-share.masked_fill(~hit, -math.inf).logsumexp(1))
 
@@ -92,7 +92,7 @@ class Head:
 
     def blockwise(self) -> Tensor:
         """Return the gradient by this project's implementation."""
-        mass = self.head.evidence(self.f, self.token)
+        mass = self.head.mass(self.f, self.token)
         return torch.autograd.grad((mass.total - mass.target).sum(), self.f)[0]
 
     def direct(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Shared means: configurations composed as the command line composes them, one place for tiny artefacts."""
+"""Shared fixtures: configurations composed as the command line composes them, and one folder for tiny artefacts."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if DEVICE == "cpu":
 
 @cache
 def composed_once(overrides: tuple[str, ...], return_hydra: bool) -> DictConfig:
-    """The configuration of a command line, composed once a process; it is not to be changed."""
+    """Return the configuration of a command line, composed once per process; it must not be changed."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return compose("config", list(overrides), return_hydra_config=return_hydra)
 
 
 def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
-    """The configuration of a command line, the caller's own."""
+    """Return a copy of the composed configuration, which the caller may change."""
     return copy.deepcopy(composed_once(overrides, return_hydra))
 
 
 @cache
 def experiment(name: str) -> DictConfig:
-    """The configuration of an experiment as it stands; it cannot be changed."""
+    """Return the configuration of an experiment, read-only."""
     config = composed(f"experiment={name}")
     OmegaConf.set_readonly(config, True)
     return config
@@ -47,7 +47,7 @@ def experiment(name: str) -> DictConfig:
 
 @pytest.fixture(autouse=True)
 def precision() -> Iterator[None]:
-    """How PyTorch multiplies is a process's: runs choose it, tests begin with what it was."""
+    """Restore the precision of matrix products, which runs set for the whole process."""
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -68,7 +68,7 @@ class Screen(logging.StreamHandler[TextIO]):
 
 @pytest.fixture(autouse=True)
 def messages() -> None:
-    """Messages of the package go to standard output, as on the command line; a test of the command line may have changed it."""
+    """Send the package's messages to standard output, as on the command line, whatever a test has changed."""
     logger = logging.getLogger("trime")
     logger.setLevel(logging.INFO)
     logger.handlers = [Screen()]
@@ -76,22 +76,27 @@ def messages() -> None:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Tests run in random order (pytest-randomly); each begins with the same random state of torch."""
+    """Give every test the same random state of torch, because tests run in random order (pytest-randomly)."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the session's artefacts lie, so that tests share what they have in common."""
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the session's artefacts, so that tests share what they have in common."""
     return tmp_path_factory.mktemp("trime")
 
 
 @pytest.fixture(scope="session")
-def tiny(place: Path) -> Callable[..., DictConfig]:
-    """Composes an experiment at size=tiny, two updates long, under the session's place."""
+def tiny(session_folder: Path) -> Callable[..., DictConfig]:
+    """Return a function that composes an experiment at size=tiny with two updates, in the session's folder."""
 
     def make(*overrides: str, return_hydra: bool = False) -> DictConfig:
-        fixed = [f"paths.data={place}/data", f"paths.outputs={place}/outputs", "logger=none", "report.samples.passages=0"]
+        fixed = [
+            f"paths.data={session_folder}/data",
+            f"paths.outputs={session_folder}/outputs",
+            "logger=none",
+            "report.samples.passages=0",
+        ]
         return composed(
             "size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", *fixed, *overrides, return_hydra=return_hydra
         )
@@ -101,7 +106,7 @@ def tiny(place: Path) -> Callable[..., DictConfig]:
 
 @pytest.fixture()
 def text_folder(tmp_path: Path) -> Path:
-    """A folder of text with train/ valid/ test/, some kilobytes in all."""
+    """Return a folder of text with train/ valid/ test/, some kilobytes in all."""
     text = "the cat sat on a mat and the dog ran to the house while it rained in May ."
     words = re.findall(r"\S+", text)
     for number, split in enumerate(("train", "valid", "test")):

@@ -11,7 +11,7 @@ from tests.helpers.laws import ROWS, WORDS, contexts
 from trime.eviction.fifo import FIFO
 from trime.eviction.initial import Constant
 from trime.eviction.lra_sum import LRASum
-from trime.eviction.reading import Raw
+from trime.eviction.score_transform import Raw
 from trime.memory.evicting import EvictingTokenMemory
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.in_batch import InBatch
@@ -25,15 +25,15 @@ def memory_of(name: str) -> InBatch:
     return instantiate(composed(f"memory={name}").memory, _convert_="all")
 
 
-def for_every_word(memory: InBatch, query: Contexts, seen: Contexts, draw: float) -> torch.Tensor:
-    """Evidence [n words] for each word as the target, and in all [n 1]."""
-    masses = [memory.evidence(query._replace(token=torch.full_like(query.token, w)), seen, DIVISOR, draw) for w in range(WORDS)]
+def for_every_word(memory: InBatch, query: Contexts, seen: Contexts, draw: float | None) -> torch.Tensor:
+    """The masses [n words] for each word as the target, and in all [n 1]."""
+    masses = [memory.mass(query._replace(token=torch.full_like(query.token, w)), seen, DIVISOR, draw) for w in range(WORDS)]
     return torch.stack([*(mass.target[0] for mass in masses), masses[0].total[0]], 1)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize("draw", [0.0, 0.99])
-def test_own_target_never_moves_own_evidence(name: str, draw: float) -> None:
+def test_own_target_never_moves_own_mass(name: str, draw: float) -> None:
     memory, seen = memory_of(name), contexts(1, ROWS)
     before = for_every_word(memory, seen, seen, draw)
     for i in range(len(seen.token)):
@@ -44,13 +44,13 @@ def test_own_target_never_moves_own_evidence(name: str, draw: float) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MEMORIES if name not in ("external", "sentences", "drawn")])
-def test_nothing_later_moves_an_earlier_evidence(name: str) -> None:
+def test_nothing_later_moves_an_earlier_mass(name: str) -> None:
     memory, seen = memory_of(name), contexts(2, [(0, 0, 9), (0, 9, 6)])
-    before = for_every_word(memory, seen, seen, 1.0)
+    before = for_every_word(memory, seen, seen, None)
     for i in range(len(seen.token)):
         token, g = seen.token.clone(), seen.g.clone()
         token[i], g[i] = (token[i] + 1) % WORDS, g[i] + 1
-        after = for_every_word(memory, seen, seen._replace(token=token, g=g), 1.0)
+        after = for_every_word(memory, seen, seen._replace(token=token, g=g), None)
         assert torch.equal(before[:i], after[:i])
         assert not torch.equal(before, after) or i == len(seen.token) - 1 or name == "local"
 
@@ -62,10 +62,10 @@ def test_recent_holds_no_more_than_its_capacity_and_forgets_the_oldest(sizes: li
     for start in range(0, 40, 4):
         memory.write(written.take(slice(start, start + 4)), keep_extra=overlap)
         assert memory.contexts is not None and len(memory.contexts.token) <= sizes[-1] + overlap
-        assert memory.contexts.place.position[-1] == start + 3
-        assert (memory.contexts.place.position.diff() == 1).all()
+        assert memory.contexts.positions.position[-1] == start + 3
+        assert (memory.contexts.positions.position.diff() == 1).all()
     memory.reset()
-    empty: Mass = memory.evidence(written.take(slice(0, 2)), DIVISOR)
+    empty: Mass = memory.mass(written.take(slice(0, 2)), DIVISOR)
     assert empty.total.shape == (len(sizes), 1, 2) and empty.total.isinf().all()
 
 
@@ -74,7 +74,7 @@ def test_recent_is_bounded_by_documents_unless_crossing() -> None:
     for crossing in (False, True):
         memory = FifoTokenMemory([8], crossing)
         memory.write(before)
-        assert memory.evidence(query, DIVISOR).total.isfinite().all() == crossing
+        assert memory.mass(query, DIVISOR).total.isfinite().all() == crossing
 
 
 @pytest.mark.parametrize("overlap", [0, 4])
@@ -86,7 +86,7 @@ def test_selective_memory_by_age_is_the_recent_one(overlap: int, repeats: bool) 
         whole = contexts(7 + document, [(document, 0, 40)])
         for start in range(0, 40, 4):
             query, own = whole.take(slice(start, start + 4)), min(start, overlap)
-            one, other = (memory.evidence(query, DIVISOR, overlap=own) for memory in (recent, selective))
+            one, other = (memory.mass(query, DIVISOR, overlap=own) for memory in (recent, selective))
             torch.testing.assert_close(one.total, other.total, rtol=0, atol=1e-12)
             torch.testing.assert_close(one.target, other.target, rtol=0, atol=1e-12)
             recent.write(query, keep_extra=overlap + 4)
@@ -118,7 +118,7 @@ def test_queries_do_not_change_what_an_evicting_memory_keeps(overlap: int) -> No
         for start in range(0, 24, 4):
             query, own = whole.take(slice(start, start + 4)), min(start, overlap)
             for elsewhere in (query, contexts(1, [(7, 0, 5)]), query):
-                asked.evidence(elsewhere, DIVISOR, overlap=own)
+                asked.mass(elsewhere, DIVISOR, overlap=own)
                 asked.entries(elsewhere, overlap=own)
             for memory in (asked, quiet):
                 memory.write(query, overlap=own)
@@ -136,4 +136,4 @@ def test_one_entry_in_two_windows_counts_once_unless_repeats() -> None:
         memory.write(whole.take(slice(0, 6)))
         alone = FifoTokenMemory([100])
         alone.write(whole.take(slice(0, held)))
-        assert torch.equal(memory.evidence(query, DIVISOR, overlap=3).total, alone.evidence(query, DIVISOR).total)
+        assert torch.equal(memory.mass(query, DIVISOR, overlap=3).total, alone.mass(query, DIVISOR).total)

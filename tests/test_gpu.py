@@ -21,13 +21,13 @@ from trime.types import Contexts, TokenPosition
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-def on_device(seen: Contexts) -> Contexts:
-    return Contexts(seen.g.cuda(), seen.token.cuda(), TokenPosition(*(column.cuda() for column in seen.place)))
+def on_device(memory: Contexts) -> Contexts:
+    return Contexts(memory.g.cuda(), memory.token.cuda(), TokenPosition(*(column.cuda() for column in memory.positions)))
 
 
 def test_blockwise_mass() -> None:
-    seen, divisor = contexts(1, ROWS), torch.tensor([math.sqrt(6)], dtype=torch.float64)
-    host, device = (blockwise_mass(part, part, External(), divisor, 4) for part in (seen, on_device(seen)))
+    memory, divisor = contexts(1, ROWS), torch.tensor([math.sqrt(6)], dtype=torch.float64)
+    host, device = (blockwise_mass(part, part, External(), divisor, 4) for part in (memory, on_device(memory)))
     assert torch.allclose(host.total, device.total.cpu()) and torch.allclose(host.target, device.target.cpu())
 
 

@@ -167,13 +167,13 @@ def test_reading_segments_with_recent_is_one_batch_with_long(overlap: int) -> No
     expected = blockwise_mass(whole, whole, Long(), divisor)
     recent, found = FifoTokenMemory([1000]), []
     for document, length in ((0, 20), (1, 12)):
-        own = whole.take(whole.place.document == document)
+        own = whole.take(whole.positions.document == document)
         for start in range(0, length, 4):
             low = max(0, start - overlap)
             window = own.take(slice(low, start + 4))  # one segment, as the rows here are documents
             query = window.take(slice(start - low, None))
             local = blockwise_mass(query, window, Local(), divisor)
-            memory = recent.evidence(query, divisor, overlap=start - low)
+            memory = recent.mass(query, divisor, overlap=start - low)
             found.append(union([Mass(local.target[None], local.total[None]), memory]))
             recent.write(query, keep_extra=4 + overlap)
     assert torch.allclose(torch.cat([part.target[0] for part in found], 1), expected.target)
@@ -186,7 +186,7 @@ def test_nested_sizes_are_memories_of_each_size() -> None:
     nested = FifoTokenMemory([4, 9, 50])
     for start in range(0, 30, 6):
         nested.write(written.take(slice(start, start + 6)))
-    together = nested.evidence(query, divisor)
+    together = nested.mass(query, divisor)
     for position, size in enumerate((4, 9, 50)):
         alone = blockwise_mass(query, written.take(slice(max(0, 30 - size), 30)), SameDocument(), divisor)
         assert torch.allclose(together.total[position], alone.total)
@@ -205,7 +205,7 @@ def test_dropping_local_memory_is_a_pure_function_of_seed_and_update() -> None:
     assert abs(sum(draw < 0.9 for draw in draws) / 2000 - 0.9) < 0.03
     seen = contexts(13, ROWS)
     divisor, memory = torch.tensor([1.0]), InBatch(External(), 0.9)
-    kept, dropped = (memory.evidence(seen, seen, divisor, draw).total for draw in (0.95, 0.1))
+    kept, dropped = (memory.mass(seen, seen, divisor, draw).total for draw in (0.95, 0.1))
     assert torch.equal(kept, blockwise_mass(seen, seen, External(), divisor).total)
     assert torch.equal(dropped, blockwise_mass(seen, seen, Others(), divisor).total)
 
@@ -221,9 +221,9 @@ def test_what_an_update_sees_is_drawn_by_shares_that_move() -> None:
     assert shares(0.0) == {"Local": 0.5, "Long": 0.25, "Nothing": 0.25}
     assert shares(0.5) == {"Local": 0.25, "Long": 0.175, "Nothing": 0.125, "Others": 0.45}
     assert shares(1.0) == {"Long": 0.1, "Others": 0.9}
-    assert isinstance(memory.visibility_for(1.0), External), "validation sees all"
+    assert isinstance(memory.visibility_for(None), External), "validation sees all"
     seen = contexts(13, ROWS)
-    nothing = memory.evidence(seen, seen, torch.tensor([1.0]), 0.9, 0.0)
+    nothing = memory.mass(seen, seen, torch.tensor([1.0]), 0.9, 0.0)
     assert bool(nothing.total.isneginf().all() and nothing.target.isneginf().all())
     for wrong in ({"near": 0.1}, {"local": 0.7, "long": 0.4}, {"local": -0.1}):
         with pytest.raises(ValueError, match=r"memory.shares"):

@@ -39,7 +39,7 @@ BELOW = {
     "models.checkpoints": "types models.network",
     "models.pretrained": "types choices eviction memory models.layers models.attendre models.attention_trace",
     "evaluation": "types data memory mixtures models",
-    "tasks": "types io memory mixtures models",
+    "tasks": "types io metrics memory mixtures models",
     "pipeline": "config types io data evaluation memory models tasks",
     "stages": "config types io metrics data eviction memory models mixtures optim evaluation tasks pipeline",
     "plan": "types io data memory pipeline stages",

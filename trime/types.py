@@ -57,22 +57,22 @@ class Contexts(NamedTuple):
 
     g: Float[Tensor, "n d"]
     token: Int[Tensor, " n"]  # the token that followed the context
-    place: TokenPosition
+    positions: TokenPosition
 
     def take(self, index: Tensor | slice) -> Contexts:
         """Return the contexts at an index, a mask or a slice."""
-        return Contexts(self.g[index], self.token[index], self.place.take(index))
+        return Contexts(self.g[index], self.token[index], self.positions.take(index))
 
     @property
     def bytes(self) -> int:
         """Return the size of all columns in bytes."""
-        return sum(column.nbytes for column in (self.g, self.token, *self.place))
+        return sum(column.nbytes for column in (self.g, self.token, *self.positions))
 
     @staticmethod
     def concat(parts: list[Contexts]) -> Contexts:
         """Concatenate contexts, in order."""
-        places = TokenPosition(*(torch.cat(column) for column in zip(*(part.place for part in parts), strict=True)))
-        return Contexts(torch.cat([p.g for p in parts]), torch.cat([p.token for p in parts]), places)
+        positions = TokenPosition(*(torch.cat(column) for column in zip(*(part.positions for part in parts), strict=True)))
+        return Contexts(torch.cat([p.g for p in parts]), torch.cat([p.token for p in parts]), positions)
 
 
 class Encoding(NamedTuple):
@@ -113,7 +113,7 @@ class AttentionBlock:
     retrieved: Bool[Tensor, "b h q m"] | None = None  # None: the memory has no top-k, every visible entry counts
 
     @cached_property
-    def seen(self) -> Bool[Tensor, "b h q m"]:
+    def visible(self) -> Bool[Tensor, "b h q m"]:
         """Return True where a query may attend to an entry."""
         return (self.score > -torch.inf) & (self.position >= 0)[:, None, :, None]
 

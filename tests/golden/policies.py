@@ -13,7 +13,7 @@ from trime.eviction.lra_last import LRALast
 from trime.eviction.lra_max import LRAMax
 from trime.eviction.lra_sum import LRASum
 from trime.eviction.lru import LRU
-from trime.eviction.reading import Raw, Softmax
+from trime.eviction.score_transform import Raw, Softmax
 from trime.eviction.sink import Sink
 
 
@@ -27,16 +27,16 @@ def initial(name_and_arguments: list[Any]) -> Initial:
 def policy_of(parameters: dict[str, Any]) -> EvictionPolicy:
     """Return the policy of a case."""
     start, newest_first = initial(parameters["init"]), parameters["tie"] == "newer"
-    reading = Softmax() if parameters["score"] == "softmax" else Raw()
+    score_transform = Softmax() if parameters["score"] == "softmax" else Raw()
     heads = "max" if parameters["head_agg"] == "max" else "sum"
     factories = {
         "fifo": FIFO,
         "sink": lambda: Sink(parameters["n_sink"]),
         "lru": lambda: LRU(start, parameters["topk"], newest_first),
         "lfu": lambda: LFU(start, parameters["topk"], parameters["count"], newest_first),
-        "lra_last": lambda: LRALast(start, reading, heads, newest_first),
-        "lra_max": lambda: LRAMax(start, reading, newest_first),
-        "lra_sum": lambda: LRASum(start, reading, newest_first),
-        "lfa": lambda: LFA(start, reading, parameters["gamma"], parameters["lfa_init"] == "replace", newest_first),
+        "lra_last": lambda: LRALast(start, score_transform, heads, newest_first),
+        "lra_max": lambda: LRAMax(start, score_transform, newest_first),
+        "lra_sum": lambda: LRASum(start, score_transform, newest_first),
+        "lfa": lambda: LFA(start, score_transform, parameters["gamma"], parameters["lfa_init"] == "replace", newest_first),
     }
     return factories[parameters["kind"]]()

@@ -35,7 +35,7 @@ class Run:
         self.out = torch.full_like(self.query, torch.nan)
         self.step_of_query = torch.full(self.valid.shape, -1)
         self.visible = torch.zeros(*self.valid.shape, self.valid.shape[1], dtype=torch.bool)
-        state = self.layer.start((self.key, self.value), self.queries(slice(0, 0)))
+        state = self.layer.initial_state((self.key, self.value), self.queries(slice(0, 0)))
         ranges = published["in/insert_range"].tolist()
         for number, (low, high) in enumerate(ranges):
             chunk = slice(low, high)
@@ -66,8 +66,8 @@ class Run:
             )
             self.step_of_query[row, position[filled]] = number
             held = state.keys.ranking.position[row]
-            seen = self.layer.visible(position[None], held[None])[0, 0][filled][:, held >= 0]
-            self.visible[row, position[filled][:, None], held[held >= 0]] = seen
+            visible = self.layer.visible(position[None], held[None])[0, 0][filled][:, held >= 0]
+            self.visible[row, position[filled][:, None], held[held >= 0]] = visible
 
 
 @parametrized("name", list(RUNS))

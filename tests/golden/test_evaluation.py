@@ -72,7 +72,7 @@ def test_model_outputs_of_every_window(model: str, windows: str) -> None:
     for window in index("eval/windows.json")[windows][:count]:
         with torch.no_grad():
             encoding, _ = net.backbone(torch.tensor([window["src"]]), None, None)
-            mass = net.head.evidence(encoding.f[0], torch.tensor(window["src"]))
+            mass = net.head.mass(encoding.f[0], torch.tensor(window["src"]))
         outputs.append((encoding.f[0], encoding.g[0], mass.total))
     assert [len(part[0]) for part in outputs] == vectors["window_lengths"].tolist()
     for key, parts in zip(("features", "last_ffn_input", "head_logsumexp"), zip(*outputs, strict=True), strict=True):

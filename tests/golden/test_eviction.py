@@ -14,7 +14,7 @@ from trime.eviction.initial import Constant
 from trime.eviction.lfa import LFA
 from trime.eviction.lra_last import LRALast
 from trime.eviction.lra_sum import LRASum
-from trime.eviction.reading import Softmax
+from trime.eviction.score_transform import Softmax
 from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory, take_slots
 from trime.types import AttentionBlock
@@ -41,8 +41,10 @@ class Stream:
         b, h = self.score.shape[:2]
         rows = take_slots(self.score.transpose(1, 2), query.clamp(min=0)).transpose(1, 2)
         score = rows.gather(3, kept.clamp(min=0)[:, None, None].expand(b, h, query.shape[1], -1))
-        seen = take_slots(self.allowed, query.clamp(min=0)).gather(2, kept.clamp(min=0)[:, None].expand(-1, query.shape[1], -1))
-        return AttentionBlock(score.masked_fill(~(seen & (kept >= 0)[:, None])[:, None], -torch.inf), query)
+        visible = take_slots(self.allowed, query.clamp(min=0)).gather(
+            2, kept.clamp(min=0)[:, None].expand(-1, query.shape[1], -1)
+        )
+        return AttentionBlock(score.masked_fill(~(visible & (kept >= 0)[:, None])[:, None], -torch.inf), query)
 
 
 def ascending(position: torch.Tensor, *columns: torch.Tensor) -> list[torch.Tensor]:

@@ -187,9 +187,9 @@ def off_by_one(self: Local, query: TokenPosition, memory: TokenPosition) -> torc
     return same(query.segment, memory.segment) & (memory.position[None, :] <= query.position[:, None])
 
 
-def late_write(self: FifoTokenMemory, seen: object, keep_extra: int = 0) -> None:
+def late_write(self: FifoTokenMemory, contexts: object, keep_extra: int = 0) -> None:
     """A long memory that leaves out the newest entry of each window."""
-    newest = seen.take(slice(None, -1))  # type: ignore[attr-defined]
+    newest = contexts.take(slice(None, -1))  # type: ignore[attr-defined]
     joined = newest if self.contexts is None else type(newest).concat([self.contexts, newest])
     self.contexts = joined.take(slice(max(0, len(joined.token) - self.sizes[-1] - keep_extra), None))
 

@@ -64,9 +64,9 @@ def drops_in_band_term(case: dict, vectors: dict) -> bool:
     return any((vectors["target"] == cutoff + 1).any() for cutoff in cutoffs)
 
 
-def local_draw(case: dict) -> float:
+def local_draw(case: dict) -> float | None:
     """Return the random draw that decides whether local memory is dropped, which happens only in training."""
-    return 0.0 if case.get("training", True) else 1.0
+    return 0.0 if case.get("training", True) else None
 
 
 def is_warmup(vectors: dict) -> bool:
@@ -128,9 +128,9 @@ def test_what_is_visible(name: str) -> None:
     seen = memory.visibility_for(local_draw(case)).sees(position, position)
     assert torch.equal(seen, torch.as_tensor(vectors["visible"]).bool())
     assert (vectors["mem_labels"] == vectors["target"].ravel()).all()
-    query, _, vocabulary = task(case, vectors, True).evidence(batch_of(vectors))
+    query, _, vocabulary = task(case, vectors, True).queries_and_memories(batch_of(vectors))
     assert_close(vocabulary.total, vectors["norm_t"], 1e-9)
-    mass = memory.evidence(query, query, torch.tensor([query.g.shape[1] ** 0.5], dtype=torch.float64), local_draw(case))
+    mass = memory.mass(query, query, torch.tensor([query.g.shape[1] ** 0.5], dtype=torch.float64), local_draw(case))
     has_memory = torch.as_tensor(vectors["visible"]).bool().any(1)
     assert_close(mass.total[0][has_memory], vectors["norm_c"][has_memory.numpy()], 1e-9)
     assert mass.total[0][~has_memory].isinf().all()
@@ -185,7 +185,7 @@ def run_rank(rank: int, world: int, folder: str, names: list[str]) -> None:
                 same_gradients(model, rank_vectors)
                 assert_close(losses, rank_vectors["loss_per_token_f64"].ravel(), 1e-9)
                 assert_close(losses.sum(), rank_vectors["loss_total_f64"], 1e-8)
-                labels = gather_contexts(model.evidence(batch)[1]).token
+                labels = gather_contexts(model.queries_and_memories(batch)[1]).token
                 assert labels.tolist() == rank_vectors["mem_labels"].tolist()
             torch.save(content, f"{folder}/{name}-{published}-{rank}.pt")
     distributed.destroy_process_group()

@@ -65,7 +65,7 @@ class Step(NamedTuple):
 def steps(name: str, layer: KNNAttention) -> Iterator[Step]:
     """Yield the segments in order; only the last one has a gradient."""
     published, config = arrays(name), META[name]["config"]
-    state = layer.start(config["B"])
+    state = layer.initial_state(config["B"])
     for number, fresh in enumerate(published["start_of_sequence"]):
         inputs = tuple(heads_first(published[key][number]) for key in ("q_raw", "k_raw", "v"))
         if number + 1 == config["n"]:
@@ -109,12 +109,12 @@ def test_the_gate_mixes_any_pair(name: str) -> None:
 def test_the_ring(name: str) -> None:
     """Compare the ring buffer slot by slot, the number of written entries, and their positions."""
     published = arrays(name)
-    for number, _, _, _, held in steps(name, attention(name, "exact", True, True)):
-        for column, key in zip(held.columns, ("mem_keys", "mem_values"), strict=True):
+    for number, _, _, _, entries in steps(name, attention(name, "exact", True, True)):
+        for column, key in zip(entries.columns, ("mem_keys", "mem_values"), strict=True):
             torch.testing.assert_close(column.transpose(1, 2).float(), published[key][number], rtol=0, atol=1e-6)
-        assert torch.equal(held.ranking.position, published["mem_src"][number])
+        assert torch.equal(entries.ranking.position, published["mem_src"][number])
         assert torch.equal(
-            held.ranking.written[:, None].expand_as(published["db_index"][number]), published["db_index"][number]
+            entries.ranking.written[:, None].expand_as(published["db_index"][number]), published["db_index"][number]
         )
 
 
@@ -174,7 +174,7 @@ def test_the_whole_layer(name: str) -> None:
     attention = KNNAttention(config["E"], config["H"], 0.0, window, options, memory)
     layer = StatefulTransformerLayer(attention, LayerSizes(config["E"], config["F"]), options.norm, options.biases).double()
     load(layer, {key.removeprefix("param/"): value for key, value in published.items() if key.startswith("param/")})
-    state: AttentionState = attention.start(config["B"])
+    state: AttentionState = attention.initial_state(config["B"])
     for number, (x, fresh) in enumerate(zip(published["xs"], published["start_of_sequence"], strict=True)):
         position = torch.arange(number * config["T"], (number + 1) * config["T"]).expand(config["B"], -1)
         y, _, state = layer(x.double(), attention.reset(state, fresh), position)

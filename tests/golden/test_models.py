@@ -26,7 +26,7 @@ def test_forward(model: str, file: str) -> None:
         layer.register_forward_pre_hook(lambda _, inputs: inner.append(inputs[0]))
     with torch.no_grad():
         encoding, state = net.backbone(tokens, None, None)
-        mass = net.head.evidence(encoding.f.flatten(0, 1), target.flatten())
+        mass = net.head.mass(encoding.f.flatten(0, 1), target.flatten())
         log_probs = net.head.log_probs(encoding.f.flatten(0, 1))
         unscaled = net.backbone.embedding(tokens)
     assert state is None

@@ -89,9 +89,9 @@ def test_a_decoder_whose_queries_all_wait_reads_both_ways(name: str, keys: str, 
     length = tokens.shape[1]
     memory = Attendre(BoundedMemory(length, FIFO()), length, causal=False)
     hidden = outputs(LongReader(family, [memory] * len(family.layers), 13), tokens, filled, end)
-    seen = filled[:, None, None].expand(-1, 1, length, -1)
+    visible = filled[:, None, None].expand(-1, 1, length, -1)
     with torch.no_grad():
-        expected = model(tokens, attention_mask=torch.zeros(seen.shape).masked_fill(~seen, -1e30)).logits
+        expected = model(tokens, attention_mask=torch.zeros(visible.shape).masked_fill(~visible, -1e30)).logits
     close(family.logits(hidden)[filled], expected[filled])
     assert (expected[filled] - published["logits"][filled]).abs().max() > 1e-2, "the future matters"
 
@@ -125,11 +125,11 @@ def test_what_is_retrieved_tells_place_and_document(name: str, tmp_path: Path) -
     assert reader.stack.last_outputs is not None and len(reader.stack.last_outputs) == len(family.layers)
     for output in reader.stack.last_outputs:
         similarity, retrieved, (retrieved_document,) = output.retrieved.top(4)
-        seen = similarity > -torch.inf
+        visible = similarity > -torch.inf
         assert (
-            seen.any()
-            and torch.equal(retrieved_document[seen], retrieved[seen] // 7)
-            and bool((similarity.diff(dim=-1) <= 0)[seen[..., 1:]].all())
+            visible.any()
+            and torch.equal(retrieved_document[visible], retrieved[visible] // 7)
+            and bool((similarity.diff(dim=-1) <= 0)[visible[..., 1:]].all())
         )
 
 

@@ -33,7 +33,7 @@ def test_loss(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = Mass(logits.gather(1, contexts.token[:, None]).squeeze(1), logits.logsumexp(1))
     memory = NearestInBatch(Others(), case["topk_mem"], case["temp"], case["dist"])
     divisor = torch.tensor([math.sqrt(x.shape[-1])], dtype=torch.float64)
-    mass = memory.evidence(contexts, contexts, divisor)
+    mass = memory.mass(contexts, contexts, divisor)
     plain = name.startswith("ce")  # the warm-up phase, which only its name distinguishes
     scores = vocabulary.target - vocabulary.total if plain else joint(vocabulary, [Mass(mass.target[0], mass.total[0])])
     (-scores.sum()).backward()

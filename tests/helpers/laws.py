@@ -49,19 +49,19 @@ def visible(visibility: object, query: Contexts, memory: Contexts) -> list[list[
         "Nothing": lambda back, same, before: False,
         "SameDocument": lambda back, same, before: same,
     }[type(visibility).__name__]
-    places = [list(zip(*(column.tolist() for column in part.place), strict=True)) for part in (query, memory)]
+    places = [list(zip(*(column.tolist() for column in part.positions), strict=True)) for part in (query, memory)]
     return [[sentence(q[1] - m[1], m[0] == q[0], m[2] < q[2]) for m in places[1]] for q in places[0]]
 
 
 def eq5(logits: Tensor, query: Contexts, memory: Contexts, visibility: object, divisor: float) -> Tensor:
     """P(w | c_i) for every context and word by Eq. 5 / 6, in plain numbers."""
-    seen, tokens = visible(visibility, query, memory), memory.token.tolist()
+    mask, tokens = visible(visibility, query, memory), memory.token.tolist()
     products = (query.g @ memory.g.T).tolist()
     rows = []
     for i, row in enumerate(logits.tolist()):
         weights = [math.exp(logit) for logit in row]
         for j, token in enumerate(tokens):
-            if seen[i][j]:
+            if mask[i][j]:
                 weights[token] += math.exp(products[i][j] / divisor)
         rows.append([weight / sum(weights) for weight in weights])
     return torch.tensor(rows, dtype=torch.float64)
@@ -69,8 +69,8 @@ def eq5(logits: Tensor, query: Contexts, memory: Contexts, visibility: object, d
 
 def direct_mass(query: Contexts, memory: Contexts, visibility: object, divisor: Tensor) -> Mass:
     """The whole matrix at once; rows without an entry are -inf and carry no gradient."""
-    seen = torch.tensor(visible(visibility, query, memory))
-    hit = seen & (query.token[:, None] == memory.token)
+    mask = torch.tensor(visible(visibility, query, memory))
+    hit = mask & (query.token[:, None] == memory.token)
     scores = (query.g @ memory.g.T) / divisor[:, None, None]
 
     def masked(mask: Tensor) -> Tensor:
@@ -78,4 +78,4 @@ def direct_mass(query: Contexts, memory: Contexts, visibility: object, divisor: 
         filled = scores.masked_fill(~mask, -math.inf)
         return torch.where(some, torch.where(some[:, None], filled, 0.0).logsumexp(-1), -math.inf)
 
-    return Mass(masked(hit), masked(seen))
+    return Mass(masked(hit), masked(mask))

@@ -40,7 +40,7 @@ def step(n: int, head: Any, visibility: Any, width: int) -> None:
     token = torch.randint(head_size(head), (n,))
     contexts = Contexts(g, token, TokenPosition(order * 0, order // (n // 4), order))
     mass = blockwise_mass(contexts, contexts, visibility, torch.tensor([math.sqrt(width)]))
-    loss = -joint(head.evidence(f, token), [Mass(mass.target[0], mass.total[0])]).sum()
+    loss = -joint(head.mass(f, token), [Mass(mass.target[0], mass.total[0])]).sum()
     loss.backward()
 
 

@@ -30,10 +30,10 @@ def windows(documents: list[np.ndarray], block: int, context: int) -> list[Windo
     for number, tokens in enumerate(documents):
         for start in range(0, len(tokens), block):
             begin, end = max(0, start - context), min(start + block, len(tokens))
-            place = TokenPosition(
+            positions = TokenPosition(
                 *(torch.full((end - begin,), number), torch.zeros(end - begin).long(), torch.arange(begin, end))
             )
-            contexts = Contexts(torch.zeros(end - begin, 2), torch.as_tensor(tokens[begin:end].astype(np.int64)), place)
+            contexts = Contexts(torch.zeros(end - begin, 2), torch.as_tensor(tokens[begin:end].astype(np.int64)), positions)
             none = torch.zeros(end - start)
             parts.append(Window(contexts, start - begin, Mass(none, none)))
     return parts
@@ -109,11 +109,11 @@ def test_entries_are_the_counts_of_every_token(kind: str) -> None:
         shown = entries.counts[:, column[0]] if len(column) else torch.full((len(ORDERS),), -torch.inf)
         torch.testing.assert_close(mass.target[0, :, -1].double(), shown.double(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(entries.counts.logsumexp(1), mass.total[0, :, -1].double(), rtol=1e-6, atol=1e-6)
-    longest = memory.evidence(with_target(0), torch.ones(3))
+    longest = memory.mass(with_target(0), torch.ones(3))
     known_orders = int(mass.total[0, :, -1].isfinite().sum())
     torch.testing.assert_close(longest.total[0, :, -1], mass.total[0, known_orders - 1, -1].expand(3))
     where = known if kind == "text" else tokens
-    assert torch.as_tensor(where[entries.place.numpy()].astype(np.int64)).tolist() == entries.token.tolist()
+    assert torch.as_tensor(where[entries.source.numpy()].astype(np.int64)).tolist() == entries.token.tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
@@ -121,7 +121,7 @@ def test_the_suffix_array_is_sorted(dtype: type) -> None:
     """Also for a read-only text, such as a memory-mapped one."""
     tokens = (text(2000, 5) % 200).astype(dtype)
     tokens.flags.writeable = False
-    order = SuffixArray.build(tokens, WORDS).order
+    order = SuffixArray.build(tokens, WORDS).suffixes
     assert sorted(order.tolist()) == list(range(2000))
     assert all(tokens[a:].tolist() < tokens[b:].tolist() for a, b in pairwise(order.tolist()))
 

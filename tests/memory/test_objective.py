@@ -147,7 +147,7 @@ def test_nothing_to_ask_or_to_see() -> None:
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
 def test_all_is_shown_only_where_every_pair_is_seen(visibility: Visibility) -> None:
     """And no pair is visible where a tile is ruled out."""
-    place, shown = contexts().place, False
+    place, shown = contexts().positions, False
     parts = [slice(low, low + size) for size in (1, 5, 40) for low in range(0, len(place.segment), 7)]
     extents = [Extent(*((int(c[part].min()), int(c[part].max())) for c in place)) for part in parts]
     for row, query in zip(parts, extents, strict=True):

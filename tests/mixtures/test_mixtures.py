@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from trime.mixtures.adaptive import LEARNED, Adaptive
 from trime.mixtures.calibrated import Calibrated
-from trime.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, Evidence, History, Mixture, log_mixture
+from trime.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, ExpertMasses, History, Mixture, log_mixture
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.mixture import folds, score_tokens
@@ -24,8 +24,8 @@ Tiny = Callable[..., DictConfig]
 KINDS = [lambda: Adaptive([0.5, 1.0], hidden=8), lambda: Calibrated([0.5, 1.0]), lambda: Adaptive([0.5, 1.0], history=[])]
 
 
-def random_evidence(count: int, documents: int, seed: int = 0) -> Evidence:
-    """Return evidence of a vocabulary and of a memory of two experts, right where its mass is large and sometimes empty."""
+def random_masses(count: int, documents: int, seed: int = 0) -> ExpertMasses:
+    """Return masses of a vocabulary and of a memory of two experts, right where its mass is large and sometimes empty."""
     generator = torch.Generator().manual_seed(seed)
     good = torch.rand(count, generator=generator) < 0.4
     total = torch.stack(
@@ -33,21 +33,21 @@ def random_evidence(count: int, documents: int, seed: int = 0) -> Evidence:
     )
     total[torch.rand(count, generator=generator) < 0.1, 1:] = -torch.inf
     share = torch.stack([torch.full((count,), 0.1), torch.where(good, 0.8, 0.001), torch.where(good, 0.6, 0.01)], 1)
-    return Evidence(total + share.log(), total, torch.arange(count) * documents // count)
+    return ExpertMasses(total + share.log(), total, torch.arange(count) * documents // count)
 
 
-def fitted(kind: int, evidence: Evidence, seed: int = 0) -> tuple[Mixture, torch.Tensor]:
+def fitted(kind: int, masses: ExpertMasses, seed: int = 0) -> tuple[Mixture, torch.Tensor]:
     """Return a fitted mixture and its cross-fitted log-probabilities."""
     mixture = KINDS[kind]()
     mixture.memories = {"memory": 2}
-    fold = folds(evidence.document, 3, seed)
-    return mixture, mixture.fit(evidence, fold, [False, False, False], seed)
+    fold = folds(masses.document, 3, seed)
+    return mixture, mixture.fit(masses, fold, [False, False, False], seed)
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_weights_sum_to_one_over_experts_with_entries(kind: int) -> None:
-    mixture, _ = fitted(kind, random_evidence(1200, 6))
-    other = random_evidence(300, 3, seed=1)
+    mixture, _ = fitted(kind, random_masses(1200, 6))
+    other = random_masses(300, 3, seed=1)
     history = History(mixture.decays).text_features(other)
     weights = mixture.log_weights(other.total, history).exp()
     torch.testing.assert_close(weights.sum(1), torch.ones(300))
@@ -57,8 +57,8 @@ def test_weights_sum_to_one_over_experts_with_entries(kind: int) -> None:
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_a_fit_helps_on_new_text(kind: int) -> None:
     """It beats the vocabulary alone and uniform weights; the cross-fitted dev loss is near that of new text."""
-    mixture, dev = fitted(kind, random_evidence(4000, 8))
-    other = random_evidence(4000, 8, seed=1)
+    mixture, dev = fitted(kind, random_masses(4000, 8))
+    other = random_masses(4000, 8, seed=1)
     loss, even = -score_tokens(mixture, other).mean(), torch.where(other.total.isfinite(), 0.0, -torch.inf).log_softmax(1)
     assert loss < -other.log_probability[:, 0].mean() - 0.3
     assert loss < -log_mixture(even, other.log_probability).mean() - (0.0 if kind == 1 else 0.05)
@@ -67,28 +67,28 @@ def test_a_fit_helps_on_new_text(kind: int) -> None:
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_a_fit_is_deterministic_and_can_be_saved(kind: int) -> None:
-    evidence = random_evidence(900, 5)
-    (one, dev), (two, again) = fitted(kind, evidence), fitted(kind, evidence)
+    masses = random_masses(900, 5)
+    (one, dev), (two, again) = fitted(kind, masses), fitted(kind, masses)
     assert torch.equal(dev, again)
     three = KINDS[kind]()
     three.memories = {"memory": 2}
     three.load(two.state())
-    assert torch.equal(score_tokens(one, evidence), score_tokens(three, evidence)) and one.describe()
+    assert torch.equal(score_tokens(one, masses), score_tokens(three, masses)) and one.describe()
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_scores_of_a_fold_do_not_depend_on_its_targets(kind: int) -> None:
     """Changing the targets of a fold leaves the weights that score it the same."""
-    evidence = random_evidence(900, 6)
-    fold = folds(evidence.document, 3, 0)
-    changed = evidence.target.clone()
+    masses = random_masses(900, 6)
+    fold = folds(masses.document, 3, 0)
+    changed = masses.target.clone()
     changed[fold == 0, 1:] -= 3
     mixture, other = KINDS[kind](), KINDS[kind]()
     mixture.memories = other.memories = {"memory": 2}
     if isinstance(mixture, Adaptive) and isinstance(other, Adaptive):
         mixture.decays = other.decays = ()
-    mixture.fit(evidence, fold, [False] * 3, 0)
-    other.fit(evidence._replace(target=changed), fold, [False] * 3, 0)
+    mixture.fit(masses, fold, [False] * 3, 0)
+    other.fit(masses._replace(target=changed), fold, [False] * 3, 0)
     if isinstance(mixture, Adaptive) and isinstance(other, Adaptive):
         assert all(torch.equal(mixture.parameters[name][0], other.parameters[name][0]) for name in LEARNED)
         assert not torch.equal(mixture.parameters["w2"][1], other.parameters["w2"][1])
@@ -98,8 +98,8 @@ def test_history_is_a_decaying_mean() -> None:
     """Whatever the pieces in which a text comes; a new document starts anew."""
     decays, scores = (0.0, 0.8, 1.0), torch.randn(700, 2) * 8
     document = torch.tensor([0] * 400 + [1] * 300)
-    evidence = Evidence(scores, torch.zeros(700, 2), document)
-    whole = History(decays).text_features(evidence)
+    masses = ExpertMasses(scores, torch.zeros(700, 2), document)
+    whole = History(decays).text_features(masses)
     pieces = History(decays)
     parts = [
         pieces.features(int(document[i]), scores[i : i + 7])
@@ -133,11 +133,11 @@ def test_folds_are_documents_balanced_by_size_or_blocks_of_few_documents() -> No
 
 
 def test_online_learning_continues_on_scored_tokens() -> None:
-    mixture, _ = fitted(0, random_evidence(900, 5))
+    mixture, _ = fitted(0, random_masses(900, 5))
     assert isinstance(mixture, Adaptive)
-    shifted = random_evidence(3000, 2, seed=2)
+    shifted = random_masses(3000, 2, seed=2)
     shifted = shifted._replace(target=shifted.target.roll(1, 1) + shifted.total - shifted.total.roll(1, 1).nan_to_num(neginf=0))
-    shifted = Evidence(shifted.target.nan_to_num(neginf=-60), shifted.total.nan_to_num(neginf=0), shifted.document)
+    shifted = ExpertMasses(shifted.target.nan_to_num(neginf=-60), shifted.total.nan_to_num(neginf=0), shifted.document)
     before = -score_tokens(mixture, shifted).mean()
     mixture.learns, history = True, History(mixture.decays).text_features(shifted)
     for start in range(0, 3000, 100):
@@ -147,18 +147,18 @@ def test_online_learning_continues_on_scored_tokens() -> None:
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_a_copy_on_a_device_learns_independently(kind: int) -> None:
-    evidence = random_evidence(900, 5)
-    mixture, _ = fitted(kind, evidence)
-    before = score_tokens(mixture, evidence)
+    masses = random_masses(900, 5)
+    mixture, _ = fitted(kind, masses)
+    before = score_tokens(mixture, masses)
     mixture.learns = kind == 0
-    other, history = mixture.to(torch.device("cpu")), History(mixture.decays).text_features(evidence)
-    assert torch.equal(score_tokens(other, evidence), before)
-    other.learn(evidence, history)
-    assert torch.equal(score_tokens(mixture, evidence), before)
-    assert torch.equal(score_tokens(other, evidence), before) == (kind != 0)
+    other, history = mixture.to(torch.device("cpu")), History(mixture.decays).text_features(masses)
+    assert torch.equal(score_tokens(other, masses), before)
+    other.learn(masses, history)
+    assert torch.equal(score_tokens(mixture, masses), before)
+    assert torch.equal(score_tokens(other, masses), before) == (kind != 0)
     copied = mixture.to(torch.device("meta"))
     assert {part.device.type for part in copied.parameters.values()} == {"meta"}
-    assert copied.log_weights(evidence.total.to("meta"), history.to("meta")).shape == evidence.total.shape
+    assert copied.log_weights(masses.total.to("meta"), history.to("meta")).shape == masses.total.shape
 
 
 def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tmp_path: Path) -> None:

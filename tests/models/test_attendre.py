@@ -40,7 +40,7 @@ def test_retrieval_tells_similarity_place_and_document() -> None:
     document = torch.tensor([[7, 7, 8, 8, 8, 9]]).expand(2, -1)
     layer = Attendre(BoundedMemory(5, FIFO()), top_k=3, causal=True)
     entries, queries = (key, value, document), Queries((query,), POSITION)
-    _, output = layer.step(layer.start(entries, queries), entries, queries, score)
+    _, output = layer.step(layer.initial_state(entries, queries), entries, queries, score)
     similarity, position, (metadata,) = output.retrieved.top(4)
     scores = dot_products(query, key)
     for row, count in enumerate((6, 4)):
@@ -68,7 +68,7 @@ def test_what_the_layer_retrieved_counts_as_used(name: str, top_k: int) -> None:
     position = torch.arange(40)[None]
     layer = Attendre(BoundedMemory(40, instantiate(composed(f"eviction={name}").eviction, _convert_="all")), top_k=top_k)
     entries, queries = (key, value), Queries((query,), position)
-    state, output = layer.step(layer.start(entries, queries), entries, queries, score)
+    state, output = layer.step(layer.initial_state(entries, queries), entries, queries, score)
     retrieved = (output.retrieved.similarity > -torch.inf)[0, 0]
     assert bool((retrieved.sum(-1) == top_k).all())
     last = torch.where(retrieved, torch.arange(40)[:, None], -1).amax(0)

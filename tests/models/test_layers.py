@@ -37,14 +37,14 @@ def test_adaptive_softmax_is_a_distribution_and_its_mass_agrees(cutoffs: list[in
     f, target = torch.randn(20, 8, dtype=torch.float64), torch.arange(20)
     log_probs = head.log_probs(f)
     assert torch.allclose(log_probs.exp().sum(1), torch.ones(20, dtype=torch.float64))
-    mass = head.evidence(f, target)
+    mass = head.mass(f, target)
     assert torch.allclose(mass.target - mass.total, log_probs.diagonal())
 
 
 def test_plain_softmax_mass() -> None:
     head = Softmax(PlainInput(20, 8))
     f, target = torch.randn(5, 8), torch.tensor([0, 3, 19, 7, 7])
-    mass = head.evidence(f, target)
+    mass = head.mass(f, target)
     assert torch.allclose(mass.target - mass.total, head.log_probs(f).gather(1, target[:, None]).squeeze(1), atol=1e-6)
 
 
@@ -60,7 +60,7 @@ def test_blocks_change_neither_values_nor_gradients(make: object, monkeypatch: p
         monkeypatch.setattr(heads, "LOGITS_PER_BLOCK", cells)
         own = f.clone().requires_grad_()
         head.zero_grad()
-        mass = head.evidence(own, target)
+        mass = head.mass(own, target)
         (mass.target * 1.5 - mass.total).sum().backward()
         results.append([mass.target, mass.total, own.grad, *(p.grad.clone() for p in head.parameters() if p.grad is not None)])
     assert all(torch.allclose(a, b) for a, b in zip(*results, strict=True))

@@ -45,7 +45,7 @@ def network_of(folder: Path, size: int = 0, chunk: int = 7, lora: dict[str, Any]
 
 @pytest.mark.parametrize("kind", ["Llama", "GPTNeoX"])
 def test_it_is_the_model_itself(kind: str, tmp_path: Path) -> None:
-    """f is the input of its output layer, g that of its last feed-forward block, and evidence its own softmax."""
+    """f is the input of its output layer, g that of its last feed-forward block, and mass its own softmax."""
     folder = save_model(kind, tmp_path / "model")
     network, model, tokens = network_of(folder), load_pretrained(str(folder)), torch.randint(1, 15, (2, 30))
     with torch.no_grad():

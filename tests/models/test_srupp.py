@@ -133,7 +133,7 @@ def test_a_layer_is_the_papers_equations(heads: int) -> None:
     layer = model(heads=heads).layers[0]
     torch.manual_seed(3)
     x = torch.randn(1, 9, 16, dtype=torch.float64)
-    state = layer(x[:, :5], layer.start(1), torch.arange(5)[None])[2]
+    state = layer(x[:, :5], layer.initial_state(1), torch.arange(5)[None])[2]
     h, g, _ = layer(x[:, 5:], state, torch.arange(5, 9)[None])
     q = layer.norm(x[0]) @ layer.q_proj.weight.T
     k, v = (q @ layer.kv_proj.weight.T).chunk(2, 1)
@@ -189,7 +189,7 @@ def test_the_previous_segment_is_memory_without_gradient() -> None:
         expected = eq5(logits, contexts, memory, Previous(), math.sqrt(8)).gather(1, contexts.token[:, None]).log()[:, 0]
         torch.testing.assert_close(losses, -expected, rtol=0, atol=1e-10)
     stored = module.stale.batches[0]
-    assert not stored.g.requires_grad and isinstance(stored.place, TokenPosition) and len(module.stale.batches) == 1
+    assert not stored.g.requires_grad and isinstance(stored.positions, TokenPosition) and len(module.stale.batches) == 1
 
 
 def test_validation_leaves_the_carried_contexts_alone() -> None:

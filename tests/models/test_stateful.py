@@ -123,7 +123,7 @@ def test_relative_attention_is_the_papers_sum() -> None:
     attention = xl(6, FIFO()).attentions[0]
     torch.manual_seed(5)
     x = torch.randn(1, 9, 16, dtype=torch.float64)
-    _, state = attention(x[:, :5], attention.start(1), torch.arange(5)[None])
+    _, state = attention(x[:, :5], attention.initial_state(1), torch.arange(5)[None])
     output, _ = attention(x[:, 5:], state, torch.arange(5, 9)[None])
     expected = torch.zeros(4, 16, dtype=torch.float64)
     key, value = attention.kv_proj(x[0]).chunk(2, -1)
@@ -145,7 +145,7 @@ def test_a_large_memory_is_attention_to_all_segments_before() -> None:
     query, key, value = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64).unbind(0)
     memory = KeyValueMemory(4, 8, 12, FIFO(), 12).double()
     position = torch.arange(5).expand(2, -1)
-    empty, held = memory.read(query, memory.start(key), position)
+    empty, held = memory.read(query, memory.initial_state(key), position)
     assert (empty == 0).all()
     held = memory.with_pending(memory.write(held, (query, key, value), position))
     output, _ = memory.read(query, memory.write(held, (query, key + 1, value + 1), position + 5), position + 10)
@@ -411,7 +411,7 @@ def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
         (["model.backbone.memory.search=approximate", "model.backbone.memory.candidates=8"], "candidates=8"),
         (["model.backbone.memory.search=approximate", "eviction=lra_sum"], "eviction=fifo"),
         (["model.backbone.memory.search=faiss", "eviction=lfa"], "eviction=fifo"),
-        (["model.backbone.form.norm=batch"], "form.norm=batch"),
+        (["model.backbone.attention.norm=batch"], "attention.norm=batch"),
         (["model.backbone.window.length=0"], "window.length=0"),
         (["backbone=transformer", "batching=shuffled", "eviction=lfa", "eviction.gamma=-1"], "gamma=-1"),
     ],

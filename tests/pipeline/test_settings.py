@@ -76,7 +76,7 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "index.nprobe": frozenset({"grid"}),
     "index.rescore": frozenset({"grid"}),
     "mixture": frozenset({"mixture", "subsets"}),
-    "mixture.tokens": frozenset({"mixture", "subsets", "grid"}),  # the evidence is collected with the grid
+    "mixture.tokens": frozenset({"mixture", "subsets", "grid"}),  # the masses are collected with the grid
     "mixture.temperatures": frozenset({"mixture", "subsets", "grid"}),
     "compatibility.sorted_windows": ENCODED | SCORED,
     "compatibility.dropped_in_band": ENCODED | {"fit"},

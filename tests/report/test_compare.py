@@ -139,9 +139,9 @@ def test_the_papers_order_is_compared_pair_by_pair() -> None:
 
 def window(document: int, begin: int, count: int) -> Window:
     """Return a window of contexts that are all scored."""
-    place = TokenPosition(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
+    positions = TokenPosition(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
     nothing = torch.zeros(count)
-    return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), place), 0, Mass(nothing, nothing))
+    return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), positions), 0, Mass(nothing, nothing))
 
 
 @pytest.mark.parametrize("documents", [1, 3, FEW_DOCUMENTS])

@@ -66,7 +66,7 @@ def render(page: Path, width: int, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ran(place: Path, tiny: Tiny) -> tuple[Plan, str]:
+def ran(session_folder: Path, tiny: Tiny) -> tuple[Plan, str]:
     """Return a run with all memories, and its page."""
     config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1")
     run(config)
@@ -183,9 +183,9 @@ def test_a_page_of_several_runs_is_narrow_too(tiny: Tiny, tmp_path: Path) -> Non
     assert seen["content"] <= seen["width"] and seen["outside"] == 0
 
 
-def test_wandb_gets_tables_and_pictures(place: Path, tmp_path: Path) -> None:
+def test_wandb_gets_tables_and_pictures(session_folder: Path, tmp_path: Path) -> None:
     fixed = ["size=tiny", "train.updates=2", "experiment=trime", "trainer.enable_progress_bar=false"]
-    config = composed(*fixed, f"paths.data={place}/data", f"paths.outputs={tmp_path}")
+    config = composed(*fixed, f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}")
     run(config)
     (media,) = Plan(config).run_folder.glob("wandb/offline-run-*/files/media")
     tables = {file.name.split("_")[0]: json.loads(file.read_text()) for file in media.glob("table/*.json")}
@@ -195,10 +195,15 @@ def test_wandb_gets_tables_and_pictures(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_by_optuna_survives_a_failed_trial(place: Path, tmp_path: Path) -> None:
+def test_a_search_by_optuna_survives_a_failed_trial(session_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="pip install 'trime[sweep]'")
     line = [sys.executable, "cli.py", "experiment=trime", "sweep=optuna", "size=tiny", "train.updates=2", "logger=none"]
-    line += ["hydra.sweeper.n_trials=4", "batching.size=choice(0,4)", f"paths.data={place}/data", f"paths.outputs={tmp_path}"]
+    line += [
+        "hydra.sweeper.n_trials=4",
+        "batching.size=choice(0,4)",
+        f"paths.data={session_folder}/data",
+        f"paths.outputs={tmp_path}",
+    ]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "Traceback" not in done.stderr and "batching.size=0" in done.stderr
     assert list(tmp_path.glob("runs/trime/*/results.json")) and [*(tmp_path / "sweeps").rglob("optimization_results.yaml")]
@@ -207,7 +212,7 @@ def test_a_search_by_optuna_survives_a_failed_trial(place: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_search_by_optuna_goes_by_dev(place: Path, tmp_path: Path) -> None:
+def test_a_search_by_optuna_goes_by_dev(session_folder: Path, tmp_path: Path) -> None:
     """Its trials are runs; the same command proposes the same trials and finds their runs."""
     pytest.importorskip("optuna", reason="pip install 'trime[sweep]'")
     overrides = [
@@ -223,7 +228,7 @@ def test_a_search_by_optuna_goes_by_dev(place: Path, tmp_path: Path) -> None:
         sys.executable,
         "cli.py",
         *overrides,
-        f"paths.data={place}/data",
+        f"paths.data={session_folder}/data",
         f"paths.outputs={tmp_path}",
         "report.samples.passages=0",
     ]

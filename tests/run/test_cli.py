@@ -58,7 +58,7 @@ def commands() -> list[Any]:
 
 @pytest.mark.parametrize("command", commands())
 def test_readme_command_runs(
-    command: str, place: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, session_folder: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As written, with the tiny size, the session's artefacts, and small things in place of one's own text and model.
 
@@ -69,7 +69,9 @@ def test_readme_command_runs(
     if any(word.startswith("prompt_file=") for word in words):
         (tmp_path / "prompt.txt").write_text("import os")
         if not any("train_small" in word for word in words):
-            run(composed_tiny(place, "experiment=trime_ext", "index.k=16", "index.factory=null", "evaluate.tokens=200"))
+            run(
+                composed_tiny(session_folder, "experiment=trime_ext", "index.k=16", "index.factory=null", "evaluate.tokens=200")
+            )
         words = [word.replace("=FILE", f"={tmp_path}/prompt.txt") for word in words]
     if "model=smollm2" in words:
         place_of = words.index("model=smollm2")
@@ -111,7 +113,7 @@ def test_readme_command_runs(
     elif any(word.startswith("checkpoint=") for word in words):
         words = released(words)
     if any("report.runs" in word for word in words):
-        run(composed_tiny(place, "experiment=vanilla", f"paths.outputs={tmp_path}/outputs"))
+        run(composed_tiny(session_folder, "experiment=vanilla", f"paths.outputs={tmp_path}/outputs"))
         words = [word.replace("outputs/", f"{tmp_path}/outputs/") for word in words]
     tiny = [
         "size=tiny",
@@ -122,8 +124,8 @@ def test_readme_command_runs(
         "index.k=16",
         "index.factory=null",
         "evaluate.tokens=200",
-        f"paths.data={place}/data",
-        f"paths.outputs={place}/outputs",
+        f"paths.data={session_folder}/data",
+        f"paths.outputs={session_folder}/outputs",
     ]
     if "stages=[audit]" in words:  # of a finished run
         monkeypatch.setattr("sys.argv", ["cli.py", *(word for word in words if not word.startswith("stages=")), *tiny])
@@ -142,7 +144,7 @@ def released(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("target", ["wikitext103", "enwik8"])
-def test_make_targets_run_on_files_of_the_same_form(target: str, place: Path, tmp_path: Path) -> None:
+def test_make_targets_run_on_files_of_the_same_form(target: str, session_folder: Path, tmp_path: Path) -> None:
     """Run the command of `make TARGET SIZE=tiny`, from text to report."""
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "house", "while", "it", "rained", "."]
     lines = [" ".join(words[(i * 7 + j * (1 + i % 3)) % len(words)] for j in range(25)) for i in range(60)]
@@ -155,14 +157,14 @@ def test_make_targets_run_on_files_of_the_same_form(target: str, place: Path, tm
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     command = shlex.split(next(line for line in dry.splitlines() if "cli.py" in line))[1:]
-    fixed = ["logger=none", "train.updates=2", f"paths.data={place}/data", f"paths.outputs={tmp_path}/outputs"]
+    fixed = ["logger=none", "train.updates=2", f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}/outputs"]
     done = subprocess.run([sys.executable, *command, *fixed], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "results: " in done.stdout and ("bits/char" in done.stdout) is (target == "enwik8")
 
 
-def composed_tiny(place: Path, *overrides: str) -> DictConfig:
-    places = [f"paths.data={place}/data", f"paths.outputs={place}/outputs"]
+def composed_tiny(session_folder: Path, *overrides: str) -> DictConfig:
+    places = [f"paths.data={session_folder}/data", f"paths.outputs={session_folder}/outputs"]
     return composed("size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", "logger=none", *places, *overrides)
 
 
@@ -191,13 +193,13 @@ def test_report_of_several_runs(tiny: Callable[..., DictConfig], tmp_path: Path,
     assert f"{results['metrics']['test'][-1]['perplexity']:.2f}" in table
 
 
-def test_wandb_is_offline_by_default_and_in_the_runs_folder(place: Path, tmp_path: Path) -> None:
+def test_wandb_is_offline_by_default_and_in_the_runs_folder(session_folder: Path, tmp_path: Path) -> None:
     config = composed(
         "size=tiny",
         "train.updates=2",
         "experiment=trime",
         "trainer.enable_progress_bar=false",
-        f"paths.data={place}/data",
+        f"paths.data={session_folder}/data",
         f"paths.outputs={tmp_path}",
     )
     assert config.logger.offline is True
@@ -209,10 +211,10 @@ def test_wandb_is_offline_by_default_and_in_the_runs_folder(place: Path, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
-def test_jobs_in_other_processes_are_one_sweep(launcher: str, place: Path, tmp_path: Path) -> None:
+def test_jobs_in_other_processes_are_one_sweep(launcher: str, session_folder: Path, tmp_path: Path) -> None:
     """Their runs are reported together; failed jobs are listed at the end, and the exit status is 1."""
     given = ["-m", "experiment=trime,vanilla", "evaluate.block=32,0", "size=tiny", "train.updates=2", "logger=none"]
-    places = [f"paths.data={place}/data", f"paths.outputs={tmp_path}", "report.samples.passages=0"]
+    places = [f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}", "report.samples.passages=0"]
     line = [sys.executable, "cli.py", *given, *places, f"hydra/launcher={launcher}"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.count("error: job ") == 2 and "evaluate.block=0" in done.stderr

@@ -23,8 +23,8 @@ from trime.stages import encode
 class Said:
     """Runs the command line in this process and reads what it said."""
 
-    def __init__(self, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-        self.place, self.capsys, self.monkeypatch = place, capsys, monkeypatch
+    def __init__(self, session_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+        self.session_folder, self.capsys, self.monkeypatch = session_folder, capsys, monkeypatch
 
     def __call__(self, *overrides: str, where: Path | None = None) -> str:
         fixed = [
@@ -32,8 +32,8 @@ class Said:
             "logger=none",
             "train.updates=2",
             "trainer.enable_progress_bar=false",
-            f"paths.data={where or self.place}/data",
-            f"paths.outputs={where or self.place}/outputs",
+            f"paths.data={where or self.session_folder}/data",
+            f"paths.outputs={where or self.session_folder}/outputs",
         ]
         self.monkeypatch.setattr("sys.argv", ["cli.py", *fixed, *overrides])
         self.capsys.readouterr()
@@ -45,8 +45,8 @@ class Said:
 
 
 @pytest.fixture()
-def said(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
-    return Said(place, capsys, monkeypatch)
+def said(session_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
+    return Said(session_folder, capsys, monkeypatch)
 
 
 def test_missing_folder_and_path(said: Said, tmp_path: Path) -> None:

@@ -50,9 +50,9 @@ def triviaqa(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write_text(json.dumps({"Data": rows, "Domain": "unfiltered-web", "Version": 1.0}))
     for number in range(3):
         for kind, name in (("wikipedia", f"Page_{number}.txt"), ("web", f"7/7_{number}.txt")):
-            place = folder / "evidence" / kind / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text(number, kind))
+            file = folder / "evidence" / kind / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text(number, kind))
     return folder
 
 
@@ -70,7 +70,7 @@ def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def table(place: Path, triviaqa: Path, model: Callable[[str], Path], tmp_path: Path) -> Callable[..., DictConfig]:
+def table(session_folder: Path, triviaqa: Path, model: Callable[[str], Path], tmp_path: Path) -> Callable[..., DictConfig]:
     """Compose an experiment with only the paths of text, model and results changed."""
 
     def make(name: str, *overrides: str) -> DictConfig:

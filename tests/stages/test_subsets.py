@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import composed
-from trime.mixtures.experts import Evidence
+from trime.mixtures.experts import ExpertMasses
 from trime.plan.language_model import Plan
 from trime.report.figures.weights import weights_panel
 from trime.report.frontier import Point, advice, frontier_points, group_by_model, pareto_front
@@ -31,11 +31,11 @@ def test_subsets_are_every_one_or_all_but_one() -> None:
     assert subsets(("a",), "leave_one_out") == [(), ("a",)]
 
 
-def test_evidence_of_some_memories_is_their_columns_beside_the_vocabulary() -> None:
+def test_masses_of_some_memories_is_their_columns_beside_the_vocabulary() -> None:
     column = torch.arange(6.0).expand(4, 6)
-    evidence = Evidence(column, column + 10, torch.zeros(4, dtype=torch.long))
+    masses = ExpertMasses(column, column + 10, torch.zeros(4, dtype=torch.long))
     all_experts = {"experts": {"a": 2, "b": 1, "c": 2}, "counts": [False, False, False, True, False, False]}
-    selected, description = select_memories(evidence, all_experts, ("b", "c"))
+    selected, description = select_memories(masses, all_experts, ("b", "c"))
     assert selected.target[0].tolist() == [0, 3, 4, 5] and selected.total[0].tolist() == [10, 13, 14, 15]
     assert description == {"experts": {"b": 1, "c": 2}, "counts": [False, True, False, False]}
 

@@ -175,7 +175,7 @@ def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.Mon
 
     def record_query(nearest: KNNMemory, query: Contexts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         similarity, token, index = entries(nearest, query)
-        own_entries = nearest.store.document[index] == query.place.document[:, None]
+        own_entries = nearest.store.document[index] == query.positions.document[:, None]
         queries.append((nearest.k, bool((own_entries & ~similarity.isinf()).any())))
         return similarity, token, index
 
@@ -550,8 +550,8 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
     batch = next(iter(data.train_dataloader()))
     with torch.no_grad():
         task.train().network.eval()
-        smoothed, _ = task.losses(batch, 1.0, True)
-        plain, _ = task.eval().losses(batch, 1.0, True)
+        smoothed, _ = task.losses(batch, None, True)
+        plain, _ = task.eval().losses(batch, None, True)
         f = network.backbone(batch.source, batch.tokens).f[batch.scored]
         uniform = -(f @ network.head.weight.T).log_softmax(1).mean(1)
     assert math.isclose(config.translation.smoothing, 0.1) and torch.allclose(smoothed, 0.9 * plain + 0.1 * uniform, atol=1e-5)

@@ -58,7 +58,7 @@ def test_padding_is_neither_scored_nor_memory() -> None:
     changed = padded._replace(
         tokens=padded.tokens.masked_fill(~padded.scored, 5), targets=padded.targets.masked_fill(~padded.scored, 9)
     )
-    one, other = model.losses(padded, 1.0, False)[0], model.losses(changed, 1.0, False)[0]
+    one, other = model.losses(padded, None, False)[0], model.losses(changed, None, False)[0]
     assert len(one) == 21 and torch.equal(one, other)
 
 
@@ -66,7 +66,7 @@ def test_context_is_memory_but_not_scored() -> None:
     model, whole = module(InBatch(Local())), batch(2)
     scored = whole.scored.clone()
     scored[:, :5] = False
-    every, later = model.losses(whole, 1.0, False)[0], model.losses(whole._replace(scored=scored), 1.0, False)[0]
+    every, later = model.losses(whole, None, False)[0], model.losses(whole._replace(scored=scored), None, False)[0]
     assert torch.allclose(every.view(3, 8)[:, 5:].flatten(), later)
 
 
@@ -75,13 +75,13 @@ def test_gradients_are_divided_once_by_the_updates_targets() -> None:
     parts, model = [batch(3, short=5), batch(4)], module(None)
     both = Batch(*(torch.cat(columns) for columns in zip(*(part[:-1] for part in parts), strict=True)))
     for part in parts:
-        losses, _ = model.losses(part, 1.0, False)
+        losses, _ = model.losses(part, None, False)
         model.targets += len(losses)
         losses.sum().backward()
     model.configure_gradient_clipping(None)
     summed = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     other = module(None)
-    other.losses(both, 1.0, False)[0].mean().backward()
+    other.losses(both, None, False)[0].mean().backward()
     assert all(
         torch.allclose(a, p.grad) for a, p in zip(summed, (p for p in other.parameters() if p.grad is not None), strict=True)
     )
@@ -89,7 +89,7 @@ def test_gradients_are_divided_once_by_the_updates_targets() -> None:
 
 def test_clipping_is_of_the_mean() -> None:
     model = module(None)
-    losses, _ = model.losses(batch(5), 1.0, False)
+    losses, _ = model.losses(batch(5), None, False)
     model.targets = len(losses)
     losses.sum().backward()
     model.configure_gradient_clipping(None, 0.01)
@@ -99,8 +99,8 @@ def test_clipping_is_of_the_mean() -> None:
 
 def test_warm_up_trains_the_plain_model() -> None:
     model, rows = module(InBatch(Local())), batch(6)
-    plain, joint = model.losses(rows, 1.0, True)[0], model.losses(rows, 1.0, False)[0]
-    assert torch.equal(plain, module(None).losses(rows, 1.0, False)[0]) and not torch.allclose(plain, joint)
+    plain, joint = model.losses(rows, None, True)[0], model.losses(rows, None, False)[0]
+    assert torch.equal(plain, module(None).losses(rows, None, False)[0]) and not torch.allclose(plain, joint)
 
 
 def test_an_update_that_sees_no_memory_trains_the_plain_model() -> None:
@@ -118,7 +118,7 @@ def test_gradients_reach_every_in_batch_memory() -> None:
     backbone = model.network.backbone
     backbone.layers[0].ffn_norm.register_forward_hook(lambda m, i, out: (out.retain_grad(), outputs.append(out))[0])
     rows.targets[:] = 4
-    losses, _ = model.losses(rows, 1.0, False)
+    losses, _ = model.losses(rows, None, False)
     losses[-1].backward()
     assert (outputs[0].grad[0, :-1].abs().sum(1) > 0).all()
 
@@ -228,12 +228,20 @@ def test_sharded_training_makes_the_model_of_one_process(
 
 
 @pytest.mark.slow
-def test_two_machines_train_the_model_of_one(tiny: Tiny, place: Path, tmp_path: Path) -> None:
+def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
     """Both run the same command with different NODE_RANK; the second machine stops after the training."""
     options = ("experiment=trime_ext", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "stages=[prepare,pack,fit,encode]"]
-    command = [sys.executable, str(ROOT / "cli.py"), "size=tiny", "logger=none", f"paths.data={place}/data", *options, *two]
+    command = [
+        sys.executable,
+        str(ROOT / "cli.py"),
+        "size=tiny",
+        "logger=none",
+        f"paths.data={session_folder}/data",
+        *options,
+        *two,
+    ]
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     machines = [
         subprocess.Popen(command, env=os.environ | environment | {"NODE_RANK": str(node)}, stdout=subprocess.PIPE, text=True)
@@ -259,7 +267,7 @@ def test_a_non_finite_loss_is_an_error_with_advice(tiny: Tiny, tmp_path: Path) -
         train(config)
 
 
-def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, place: Path, tmp_path: Path) -> None:
+def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
     """A full run that is killed repeatedly ends with the results of an uninterrupted one."""
     options = [
         "experiment=trime_ext",
@@ -272,7 +280,13 @@ def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, place: Path, tmp_path: P
         "evaluate.tokens=300",
         "datastore.tokens=3000",
     ]
-    command = [sys.executable, str(ROOT / "cli.py"), *options, f"paths.data={place}/data", f"paths.outputs={tmp_path}/killed"]
+    command = [
+        sys.executable,
+        str(ROOT / "cli.py"),
+        *options,
+        f"paths.data={session_folder}/data",
+        f"paths.outputs={tmp_path}/killed",
+    ]
     marks = ["artefacts/fit-*.partial/checkpoints/*.ckpt", "artefacts/encode-*", "runs/*/*/results.json"]
     for mark in marks[:2]:
         with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -110,17 +110,17 @@ def block_of(terms: Terms, vocabulary: int, frequent: int, low: int, high: int) 
 
 
 @numba_jit()
-def fill_block(edges, term, impact, dense, place, segment, rare):  # type: ignore[no-untyped-def]
-    """Write every impact to its column, or to its term's next posting (``place``)."""
+def fill_block(edges, term, impact, dense, offset, segment, rare):  # type: ignore[no-untyped-def]
+    """Write every impact to its column, or to its term's next posting (``offset``)."""
     frequent = dense.shape[1]
     for number in range(len(edges) - 1):
         for j in range(edges[number], edges[number + 1]):
             if term[j] < frequent:
                 dense[number, term[j]] = impact[j]
             else:
-                p = place[term[j] - frequent]
+                p = offset[term[j] - frequent]
                 segment[p], rare[p] = number, impact[j]
-                place[term[j] - frequent] += 1
+                offset[term[j] - frequent] += 1
 
 
 def nearest(
@@ -141,11 +141,11 @@ def nearest(
         query, best = np.asarray(queries[rows], np.int64), (number[rows], score[rows])
         weight = torch.zeros(len(query), index.frequent)
         run_kernel(fill_weights, *index.terms[:3], query, weight)
-        for place, block in enumerate(index.blocks):
+        for block_number, block in enumerate(index.blocks):
             sums = weight @ block.dense.T
             left_out = excluded[rows], limit[rows]
             run_kernel(
-                score_block, *index.terms[:3], query, index.frequent, *block[1:], place * COLUMNS, *left_out, sums, *best
+                score_block, *index.terms[:3], query, index.frequent, *block[1:], block_number * COLUMNS, *left_out, sums, *best
             )
         sort_heaps(*best)
     return number, score
@@ -212,18 +212,18 @@ def insert_lane(part, lane, low, number, score):  # type: ignore[no-untyped-def]
 
 
 @numba_jit()
-def replace_worst(score, number, new, place):  # type: ignore[no-untyped-def]
+def replace_worst(score, number, new, segment):  # type: ignore[no-untyped-def]
     """Replace a heap's worst segment (the lowest score, of ties the last) by another one."""
     hole, size = 0, len(score)
     while 2 * hole + 1 < size:
         child = 2 * hole + 1
         if child + 1 < size and ranks_before(score, number, child, child + 1):
             child += 1
-        if score[child] > new or (score[child] == new and number[child] < place):
+        if score[child] > new or (score[child] == new and number[child] < segment):
             break
         score[hole], number[hole] = score[child], number[child]
         hole = child
-    score[hole], number[hole] = new, place
+    score[hole], number[hole] = new, segment
 
 
 @numba_jit()

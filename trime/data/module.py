@@ -215,12 +215,3 @@ class TextDataModule(pl.LightningDataModule):
         if self.batching.contiguous_rows:
             return self.batching.plan(self.windows, 0, None)
         return sequential_batches(self.windows, self.batching.size)
-
-
-def segment_terms(text: Split, segments: Segments, excluded_ids: list[int]) -> list[np.ndarray]:
-    """Return the token ids of each segment for BM25, without the excluded (special) ones."""
-    terms = []
-    for begin, start, length in zip(segments.begin, segments.start, segments.length, strict=True):
-        ids = np.asarray(text.tokens[begin + start : begin + start + length])
-        terms.append(ids[~np.isin(ids, excluded_ids)])
-    return terms

@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from trime.data.bm25 import idf_of, index_of, nearest, self_ranges
+from trime.data.corpus import Split
+from trime.data.segments import Segments
 
 SCORES = 2**24  # maximum number of scores that Sparse holds at a time
 NEAR = 0.5  # share of a segment's score with itself: segments that score more are near copies
@@ -54,6 +56,15 @@ class Backend(Protocol):
         Left out are the segments from excluded[q, 0] to before excluded[q, 1] (see ``excluded_ranges``; by default only the
         query), and those that score more than ``max_ratio`` times the query's score with itself.
         """
+
+
+def segment_terms(text: Split, segments: Segments, excluded_ids: list[int]) -> list[np.ndarray]:
+    """Return the token ids of each segment for BM25, without the excluded (special) ones."""
+    terms = []
+    for offset, start, length in zip(segments.document_offset, segments.start, segments.length, strict=True):
+        ids = np.asarray(text.tokens[offset + start : offset + start + length])
+        terms.append(ids[~np.isin(ids, excluded_ids)])
+    return terms
 
 
 def excluded_ranges(queries: list[int], document: np.ndarray, exclude: str) -> tuple[np.ndarray, float]:

@@ -20,11 +20,11 @@ from trime.types import Batch, UserError
 class Segments(NamedTuple):
     """Row i covers tokens [start, start + length) of a document; the first ``context`` of them are not scored.
 
-    ``begin`` is where the document's first token lies in the split.
+    ``document_offset`` is where the document's first token lies in the split.
     """
 
     document: np.ndarray
-    begin: np.ndarray
+    document_offset: np.ndarray
     start: np.ndarray
     length: np.ndarray
     context: np.ndarray
@@ -137,17 +137,17 @@ def collate(
     """
     if not index:
         return padding_batch(special_ids.pad)
-    document, begin, start, length, context = segments.take(index)
+    document, offset, start, length, context = segments.take(index)
     filled = np.array(index) >= 0
-    rows = Segments(np.where(filled, document, -1), begin, start * filled, length * filled, context)
+    rows = Segments(np.where(filled, document, -1), offset, start * filled, length * filled, context)
     width = max(1, int(rows.length.max()))
     targets = np.full((len(index), width), special_ids.pad, np.int64)
     tokens = targets.copy()
-    for i, (begin, start, length) in enumerate(zip(rows.begin, rows.start, rows.length, strict=True)):
-        text = split.tokens[begin + start : begin + start + length]
+    for i, (offset, start, length) in enumerate(zip(rows.document_offset, rows.start, rows.length, strict=True)):
+        text = split.tokens[offset + start : offset + start + length]
         targets[i, :length] = text
         tokens[i, 1:length] = text[:-1]
-        tokens[i, 0] = split.tokens[begin + start - 1] if start else special_ids.eos
+        tokens[i, 0] = split.tokens[offset + start - 1] if start else special_ids.eos
     column, fresh = np.arange(width), rows.start == 0
     if before is not None:
         fresh |= np.array(before) + 1 != index

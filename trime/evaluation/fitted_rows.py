@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from trime.memory.base import Window
-from trime.mixtures.experts import Evidence, History, Mixture, log_mixture, stack_evidence
+from trime.mixtures.experts import ExpertMasses, History, Mixture, log_mixture, stack_masses
 from trime.types import Float, Mass, Tensor
 
 
@@ -57,9 +57,9 @@ class FittedMixtureSpec:
 
 
 class FittedScorer:
-    """Scores windows in stream order; ``evidence`` and ``log_weights`` [n e] are of the window scored last."""
+    """Scores windows in stream order; ``expert_masses`` and ``log_weights`` [n e] are of the window scored last."""
 
-    evidence: Evidence
+    expert_masses: ExpertMasses
 
     def __init__(self, row: FittedMixtureSpec):
         assert row.fitted is not None, "the mixture has not been fitted yet"
@@ -69,18 +69,18 @@ class FittedScorer:
 
     @torch.no_grad()
     def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
-        document = window.query.place.document
+        document = window.query.positions.document
         if self.mixture is None:
             self.mixture = self.row.mixture_on(document.device)
-        evidence = self.evidence = stack_evidence(
+        expert_masses = self.expert_masses = stack_masses(
             window.vocabulary, {name: masses[name] for name in self.row.memory_order}, document
         )
-        log_probability = evidence.log_probability
+        log_probability = expert_masses.log_probability
         history = self.history.features(int(document[0]), log_probability)
-        self.log_weights = self.mixture.log_weights(evidence.total, history)
-        self.mixture.learn(evidence, history)
+        self.log_weights = self.mixture.log_weights(expert_masses.total, history)
+        self.mixture.learn(expert_masses, history)
         return log_mixture(self.log_weights, log_probability)[None, None]
 
     def vocabulary_log_prob(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
         """Return the log of the vocabulary's part of P(target) for the window scored last."""
-        return (self.log_weights[:, 0] + self.evidence.log_probability[:, 0])[None, None]
+        return (self.log_weights[:, 0] + self.expert_masses.log_probability[:, 0])[None, None]

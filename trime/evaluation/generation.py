@@ -23,7 +23,7 @@ from trime.evaluation.attribution import (
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.rows import MixtureSpec, scales
 from trime.memory.base import Entries, Memory, Window
-from trime.mixtures.experts import Evidence, History, stack_evidence
+from trime.mixtures.experts import ExpertMasses, History, stack_masses
 from trime.models.attention_trace import AttentionTrace
 from trime.models.network import Network
 from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
@@ -127,8 +127,8 @@ class Continuation:
         )
         self.f = encoding.f[0]
         position = torch.arange(begin, begin + length, device=self.device)
-        place = TokenPosition(torch.zeros_like(position), torch.full_like(position, first // self.windows.block), position)
-        contexts = Contexts(encoding.g[0].float(), torch.tensor(targets[:length], device=self.device), place)
+        positions = TokenPosition(torch.zeros_like(position), torch.full_like(position, first // self.windows.block), position)
+        contexts = Contexts(encoding.g[0].float(), torch.tensor(targets[:length], device=self.device), positions)
         zeros = contexts.g.new_zeros(length - (first - begin))
         return Window(contexts, first - begin, Mass(zeros, zeros))
 
@@ -142,28 +142,28 @@ class Continuation:
         if self.network.is_stateful:
             self.state = self.next_state
         if self.history and not skip_history:
-            evidence = self.update_history(window)
+            expert_masses = self.update_history(window)
             if self.mixture and self.learned_history and self.mixture.learns:  # window by window, as in evaluation
-                self.mixture.learn(evidence, self.learned_history.features(0, evidence.log_probability))
+                self.mixture.learn(expert_masses, self.learned_history.features(0, expert_masses.log_probability))
         else:
             self.history_length = len(self.tokens)
         for memory in filling:
             memory.write(window)
 
-    def update_history(self, window: Window) -> Evidence:
-        """Add the window's tokens that the history has not seen; return the experts' evidence for all of them."""
+    def update_history(self, window: Window) -> ExpertMasses:
+        """Add the window's tokens that the history has not seen; return the experts' masses for all of them."""
         assert isinstance(self.row, FittedMixtureSpec) and self.history
         targets = window.query.token
-        mass = self.network.vocabulary_mass(self.f[window.context : window.context + len(targets)], targets)
+        mass = self.network.vocabulary_mass(self.f[window.num_context : window.num_context + len(targets)], targets)
         divisor = window.contexts.g.new_tensor(
             self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled_interpolation))
         )
         masses = {name: self.memories[name].experts(window, divisor) for name in self.row.memory_order}
         largest = {name: Mass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
-        evidence = stack_evidence(mass, largest, window.query.place.document)
-        self.history.features(0, evidence.log_probability[max(self.history_length - window.scored_from, 0) :])
+        expert_masses = stack_masses(mass, largest, window.query.positions.document)
+        self.history.features(0, expert_masses.log_probability[max(self.history_length - window.scored_from, 0) :])
         self.history_length = window.scored_from + len(targets)
-        return evidence
+        return expert_masses
 
     @torch.no_grad()
     def next(self) -> tuple[Attribution, dict[str, Entries]]:
@@ -205,9 +205,9 @@ def top_attention(step: Step, count: int) -> list[tuple[str, float, int]]:
 
 
 def top_entries(step: Step, count: int) -> list[tuple[str, float, int]]:
-    """Return the entries that contribute most to a step's token: memory, share of its probability, place."""
+    """Return the entries that contribute most to a step's token: memory, share of its probability, source."""
     contributions = [
-        (name, float(weight[entry]), int(entries.place[entry]))
+        (name, float(weight[entry]), int(entries.source[entry]))
         for name, entries in step.entries.items()
         for weight in (step.attribution.weights[name].masked_fill(entries.token != step.token, 0),)
         for entry in weight.topk(min(count, len(weight))).indices.tolist()

@@ -26,8 +26,8 @@ class MeteredMemory(Memory):
     def prefetch(self, windows: list[Window]) -> list[Any]:
         return self.timed(self.memory.prefetch, windows)
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
-        return self.timed(self.memory.evidence, window, divisor, prefetched)
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+        return self.timed(self.memory.mass, window, divisor, prefetched)
 
     def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         return self.timed(self.memory.experts, window, divisor, prefetched)

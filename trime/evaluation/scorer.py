@@ -18,7 +18,7 @@ PREFETCHED_QUERIES = 4096  # minimum number of queries in a call of ``prefetch``
 class WindowMasses(NamedTuple):
     """The masses of a window by memory: under every divisor, and under the memory's own experts where it has any."""
 
-    evidence: dict[str, Mass]
+    by_divisor: dict[str, Mass]
     experts: dict[str, Mass]
 
 
@@ -84,7 +84,7 @@ class Scorer:
             if any(name in row.memories and row.uses_experts for row in self.rows) and memory.expert_names:
                 result.experts[name] = memory.experts(*arguments)
             if any(name in row.memories and not (row.uses_experts and memory.expert_names) for row in self.rows):
-                result.evidence[name] = memory.evidence(*arguments)
+                result.by_divisor[name] = memory.mass(*arguments)
         return result
 
     def row_masses(
@@ -95,7 +95,7 @@ class Scorer:
         result = {}
         for name in row.memories:
             memory, has_experts = self.memories[name], row.uses_experts and bool(self.memories[name].expert_names)
-            mass = masses.experts[name] if has_experts else masses.evidence[name]
+            mass = masses.experts[name] if has_experts else masses.by_divisor[name]
             if memory.sizes != Memory.sizes:
                 sizes = [memory.sizes.index(size) for size in row.sizes]
                 mass = Mass(mass.target[sizes], mass.total[sizes])

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from trime.eviction.initial import Initial
-from trime.eviction.reading import ScoreTransform
+from trime.eviction.score_transform import ScoreTransform
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
 
@@ -20,7 +20,7 @@ class Summary(NamedTuple):
     """The attention that the queries of a step have paid to each entry so far, accumulated block by block."""
 
     value: Float[Tensor, "b m"]
-    seen: Bool[Tensor, "b m"]  # entries that count as attended
+    attended: Bool[Tensor, "b m"]  # entries that count as attended
     last: Int[Tensor, " b"]  # largest position of a query, -1 before there is one
 
 
@@ -54,24 +54,24 @@ class EvictionPolicy:
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         """Return the scores after a step; here attended entries take the value of the summary."""
-        return torch.where(summary.seen, summary.value, ranking.score)
+        return torch.where(summary.attended, summary.value, ranking.score)
 
     def finalize(self, ranking: Ranking, summary: Summary) -> Ranking:
         """Return the ranking after a step; a step without queries changes nothing."""
         changed = (summary.last >= 0)[:, None] & (ranking.position >= 0)
         return ranking._replace(
             score=torch.where(changed, self.update_scores(ranking, summary), ranking.score),
-            attended=ranking.attended | (summary.seen & changed),
+            attended=ranking.attended | (summary.attended & changed),
             clock=torch.maximum(ranking.clock, summary.last),
         )
 
 
 class AttentionScorePolicy(EvictionPolicy):
-    """A policy over attention scores, which ``reading`` transforms before they are pooled over heads."""
+    """A policy over attention scores, which ``score_transform`` transforms before they are pooled over heads."""
 
-    def __init__(self, initial: Initial, reading: ScoreTransform, newest_first: bool = True):
+    def __init__(self, initial: Initial, score_transform: ScoreTransform, newest_first: bool = True):
         super().__init__(initial, newest_first)
-        self.reading = reading
+        self.score_transform = score_transform
 
 
 def last_position(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:
@@ -84,7 +84,7 @@ def retrieved_entries(block: AttentionBlock, top_k: int | None, of_all: int | No
 
     A memory without a top-k of its own retrieves every visible entry; of these the ``of_all`` best count (null: all).
     """
-    hits = block.seen if block.retrieved is None else block.retrieved & block.seen
+    hits = block.visible if block.retrieved is None else block.retrieved & block.visible
     count = of_all if top_k is None and block.retrieved is None else top_k
     return hits if count is None else hits & topk_mask(block.score, count)
 

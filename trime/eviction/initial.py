@@ -42,9 +42,9 @@ class BelowMean:
         self.c = c
 
     def __call__(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-        held = ranking.position >= 0
-        count = held.sum(1).clamp(min=1)
-        score = ranking.score.masked_fill(~held, 0.0)
+        filled = ranking.position >= 0
+        count = filled.sum(1).clamp(min=1)
+        score = ranking.score.masked_fill(~filled, 0.0)
         mean = score.sum(1) / count
-        variance = ((score - mean[:, None]).masked_fill(~held, 0.0) ** 2).sum(1) / count
+        variance = ((score - mean[:, None]).masked_fill(~filled, 0.0) ** 2).sum(1) / count
         return (mean - self.c * variance.sqrt())[:, None].expand(position.shape)

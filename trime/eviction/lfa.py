@@ -6,7 +6,7 @@ import torch
 
 from trime.eviction.base import AttentionScorePolicy, Summary, last_position
 from trime.eviction.initial import Initial
-from trime.eviction.reading import ScoreTransform
+from trime.eviction.score_transform import ScoreTransform
 from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 
@@ -17,9 +17,14 @@ class LFA(AttentionScorePolicy):
     """
 
     def __init__(
-        self, initial: Initial, reading: ScoreTransform, gamma: float = 0.0, replaces: bool = False, newest_first: bool = True
+        self,
+        initial: Initial,
+        score_transform: ScoreTransform,
+        gamma: float = 0.0,
+        replaces: bool = False,
+        newest_first: bool = True,
     ):
-        super().__init__(initial, reading, newest_first)
+        super().__init__(initial, score_transform, newest_first)
         if gamma < 0:
             raise ValueError(f"eviction.gamma={gamma}: older queries must not weigh more than newer ones: choose 0 or above")
         self.gamma, self.replaces = gamma, replaces
@@ -27,15 +32,15 @@ class LFA(AttentionScorePolicy):
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last = last_position(summary, block)
         weight = self.decay(last[:, None] - block.position)[:, None, :, None]
-        score = (weight * self.reading(block)).masked_fill(~block.seen, 0.0).sum((1, 2))
+        score = (weight * self.score_transform(block)).masked_fill(~block.visible, 0.0).sum((1, 2))
         value = self.decay(last - summary.last)[:, None] * summary.value + score
-        return Summary(value, summary.seen | block.seen.any(2).any(1), last)
+        return Summary(value, summary.attended | block.visible.any(2).any(1), last)
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         passed = torch.where(ranking.clock >= 0, summary.last - ranking.clock, 0)
         old = self.decay(passed)[:, None] * ranking.score
         if self.replaces:
-            old = old.masked_fill(summary.seen & ~ranking.attended, 0.0)
+            old = old.masked_fill(summary.attended & ~ranking.attended, 0.0)
         return old + summary.value
 
     def decay(self, distance: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:

@@ -33,8 +33,8 @@ class LFU(EvictionPolicy):
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         hit = retrieved_entries(block, self.top_k, self.of_all)
         times = hit.sum((1, 2)) if self.count == "query_head" else hit.any(1).sum(1)
-        return Summary(summary.value + times, summary.seen | (times > 0), last_position(summary, block))
+        return Summary(summary.value + times, summary.attended | (times > 0), last_position(summary, block))
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
-        times = summary.seen.double() if self.count == "step" else summary.value
-        return torch.where(summary.seen, ranking.score + times, ranking.score)
+        times = summary.attended.double() if self.count == "step" else summary.value
+        return torch.where(summary.attended, ranking.score + times, ranking.score)

@@ -6,15 +6,15 @@ import torch
 
 from trime.eviction.base import AttentionScorePolicy, Summary, last_position
 from trime.eviction.initial import Initial
-from trime.eviction.reading import ScoreTransform
+from trime.eviction.score_transform import ScoreTransform
 from trime.types import AttentionBlock
 
 
 class LRALast(AttentionScorePolicy):
     """Score entries by the last query of each step; ``heads``: the sum or the max over heads (else ValueError)."""
 
-    def __init__(self, initial: Initial, reading: ScoreTransform, heads: str = "sum", newest_first: bool = True):
-        super().__init__(initial, reading, newest_first)
+    def __init__(self, initial: Initial, score_transform: ScoreTransform, heads: str = "sum", newest_first: bool = True):
+        super().__init__(initial, score_transform, newest_first)
         if heads not in ("sum", "max"):
             raise ValueError(f"eviction.heads={heads}: choose sum or max")
         self.heads = heads
@@ -22,8 +22,10 @@ class LRALast(AttentionScorePolicy):
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last, query = block.position.max(1)
         index = query[:, None, None, None].expand(-1, block.score.shape[1], 1, block.score.shape[3])
-        score, seen = self.reading(block).gather(2, index).squeeze(2), block.seen.gather(2, index).squeeze(2)
-        pooled = score.masked_fill(~seen, 0.0).sum(1) if self.heads == "sum" else score.masked_fill(~seen, -torch.inf).amax(1)
+        score, visible = self.score_transform(block).gather(2, index).squeeze(2), block.visible.gather(2, index).squeeze(2)
+        pooled = (
+            score.masked_fill(~visible, 0.0).sum(1) if self.heads == "sum" else score.masked_fill(~visible, -torch.inf).amax(1)
+        )
         later = (last > summary.last)[:, None]
-        value, hit = torch.where(later, pooled, summary.value), torch.where(later, seen.any(1), summary.seen)
+        value, hit = torch.where(later, pooled, summary.value), torch.where(later, visible.any(1), summary.attended)
         return Summary(value, hit, last_position(summary, block))

@@ -10,5 +10,5 @@ class LRASum(AttentionScorePolicy):
     """Score entries by the sum over the queries and heads of a step; each step overwrites the one before."""
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        score = self.reading(block).masked_fill(~block.seen, 0.0).sum((1, 2))
-        return Summary(summary.value + score, summary.seen | block.seen.any(2).any(1), last_position(summary, block))
+        score = self.score_transform(block).masked_fill(~block.visible, 0.0).sum((1, 2))
+        return Summary(summary.value + score, summary.attended | block.visible.any(2).any(1), last_position(summary, block))

@@ -19,5 +19,5 @@ class LRU(EvictionPolicy):
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         hit = retrieved_entries(block, self.top_k, self.of_all).any(1)
         position = block.position[:, :, None].double().expand(hit.shape).masked_fill(~hit, -1.0).amax(1)
-        seen = summary.seen | hit.any(1)
-        return Summary(torch.maximum(summary.value, position), seen, last_position(summary, block))
+        attended = summary.attended | hit.any(1)
+        return Summary(torch.maximum(summary.value, position), attended, last_position(summary, block))

@@ -71,7 +71,7 @@ class Audit:
             first, room = first - 1, room - int(scored[first - 1])
         if self.network.is_stateful or any(memory.depends_on_whole_document for memory in self.scorer.memories.values()):
             # from the start of its document
-            first = min(first, int(np.searchsorted(self.windows.begin, self.windows.begin[last])))
+            first = min(first, int(np.searchsorted(self.windows.document_offset, self.windows.document_offset[last])))
         return list(range(first, last + 1))
 
     @torch.no_grad()
@@ -94,7 +94,7 @@ class Audit:
             targets = collate(self.text, self.windows, [number], special_ids).targets.to(self.device).flatten()
             encoding = reader.encode(batch)
             contexts = contexts_of(batch, encoding.g.float()).take(is_token(batch).flatten())
-            contexts = contexts._replace(place=contexts.place._replace(segment=contexts.place.segment + number))
+            contexts = contexts._replace(positions=contexts.positions._replace(segment=contexts.positions.segment + number))
             scored = batch.scored.flatten()
             mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], targets[scored])
             vocabulary = Mass(mass.target.float(), mass.total.float(), mass.gate)
@@ -118,7 +118,7 @@ class Audit:
         windows = self.windows
         scored = int(windows.length[number] - windows.context[number])
         count = max(1, scored // 2)
-        first = int(windows.begin[number] + windows.start[number] + windows.context[number]) + count - 1
+        first = int(windows.document_offset[number] + windows.start[number] + windows.context[number]) + count - 1
         return self.max_change(number, np.arange(first, len(self.text.tokens)), count)
 
     def change_by_target(self, number: int) -> float:
@@ -152,7 +152,7 @@ class Audit:
 
     def change_by_other_documents(self, number: int) -> float:
         """Return the change in a window when all other documents are altered."""
-        document = int(np.searchsorted(self.text.offsets, self.windows.begin[number], side="right")) - 1
+        document = int(np.searchsorted(self.text.offsets, self.windows.document_offset[number], side="right")) - 1
         low, high = self.text.offsets[document : document + 2]
         outside = np.concatenate([np.arange(low), np.arange(high, len(self.text.tokens))])
         return self.max_change(number, outside, int(self.windows.length[number] - self.windows.context[number]))
@@ -174,8 +174,8 @@ class Audit:
         windows = read_windows(self.plan.test.path(), torch.device("cpu"))
         for window in islice(windows, None, None, max(1, len(self.windows) // MAX_WINDOWS)):
             score, _, index = nearest.entries(window.query)
-            own = (nearest.store.document[index] == window.query.place.document[:, None]) & score.isfinite()
-            shares.setdefault(str(int(window.query.place.document[0])), []).append(float(own.float().mean()))
+            own = (nearest.store.document[index] == window.query.positions.document[:, None]) & score.isfinite()
+            shares.setdefault(str(int(window.query.positions.document[0])), []).append(float(own.float().mean()))
         return {document: max(of_windows) for document, of_windows in shares.items()}
 
 

@@ -9,20 +9,20 @@ from trime.types import Contexts, Float, Int, Mass, Tensor
 
 
 class Window(NamedTuple):
-    """The contexts of a window, of which the first ``context`` are not scored, and the vocabulary's mass for the others.
+    """The contexts of a window, of which the first ``num_context`` are not scored, and the vocabulary's mass for the others.
 
-    ``targets``: the tokens whose probability is computed; null: those that followed.
+    ``targets``: the tokens whose probability is computed; None: those that followed.
     """
 
     contexts: Contexts
-    context: int
+    num_context: int
     vocabulary: Mass
     targets: Int[Tensor, " n"] | None = None
 
     @property
     def scored(self) -> Contexts:
         """Return the scored contexts with the tokens that followed them."""
-        return self.contexts.take(slice(self.context, None))
+        return self.contexts.take(slice(self.num_context, None))
 
     @property
     def query(self) -> Contexts:
@@ -32,31 +32,31 @@ class Window(NamedTuple):
     @property
     def scored_from(self) -> int:
         """Return the position in the document of the first scored context."""
-        return int(self.contexts.place.position[self.context])
+        return int(self.contexts.positions.position[self.num_context])
 
 
 class Entries(NamedTuple):
-    """The entries of a memory that contexts see: raw similarities, the tokens that followed, and their places.
+    """The entries of a memory that contexts see: raw similarities, the tokens that followed, and where they are from.
 
     ``counts``: for a memory with named experts, the log-count of each entry under each expert, -inf where there is none.
     """
 
     similarity: Float[Tensor, "*n k"]
     token: Int[Tensor, "*n k"]
-    place: Int[Tensor, "*n k"]  # position in this text, or number in the datastore
+    source: Int[Tensor, "*n k"]  # position in this text, or number in the datastore
     counts: Float[Tensor, "*n e k"] | None = None
 
 
 class Memory(ABC):
     """A memory at test. Windows come in stream order; each is queried, then passed to ``write``.
 
-    ``evidence``, ``experts`` and ``entries`` do not change the memory; ``write`` does.
+    ``mass``, ``experts`` and ``entries`` do not change the memory; ``write`` does.
 
     ``sizes``: the numbers of entries that one query evaluates, which are the axis s of masses.
     ``supports_batched_queries``: True: many windows can be queried in one call of ``prefetch``, because results do not
     depend on what was written.
     ``stores_text``: the text that is read is written to the memory.
-    ``depends_on_whole_document``: evidence depends on the whole document so far, not only on its last contexts.
+    ``depends_on_whole_document``: masses depend on the whole document so far, not only on its last contexts.
     ``expert_names``: the names of the memory's experts; empty: there is one expert for each temperature.
     """
 
@@ -70,16 +70,16 @@ class Memory(ABC):
         """Forget the text that was read."""
 
     def prefetch(self, windows: list[Window]) -> list[Any]:
-        """Return for each window what ``evidence`` takes as ``prefetched``; only where ``supports_batched_queries``."""
+        """Return for each window what ``mass`` takes as ``prefetched``; only where ``supports_batched_queries``."""
         raise NotImplementedError
 
     @abstractmethod
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         """Return the masses [s t n] for the window's queries, with similarities divided by each divisor."""
 
     def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         """Return the masses [s e n] under each expert of the memory: one for each divisor, or those of ``expert_names``."""
-        return self.evidence(window, divisor, prefetched)
+        return self.mass(window, divisor, prefetched)
 
     def write(self, window: Window) -> None:  # noqa: B027
         """Add the scored contexts of a window, after it was scored."""

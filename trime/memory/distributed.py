@@ -10,19 +10,19 @@ from torch import distributed
 from trime.types import Contexts, Tensor, TokenPosition
 
 
-def gather_contexts(seen: Contexts, gradient: bool = True) -> Contexts:
-    """Return the contexts of all processes, in order of ranks; a single process gets ``seen`` itself.
+def gather_contexts(contexts: Contexts, gradient: bool = True) -> Contexts:
+    """Return the contexts of all processes, in order of ranks; a single process gets ``contexts`` itself.
 
     ``gradient`` false: no gradient reaches the representations of other processes, as in the published code.
     """
     if world_size() == 1:
-        return seen
-    counts = gather_counts(len(seen.token), seen.token.device)
+        return contexts
+    counts = gather_counts(len(contexts.token), contexts.token.device)
     gather = _Gather.apply if gradient else _gather_own
-    g = gather(seen.g, counts)
-    labels = torch.stack([seen.token, *seen.place], 1)
-    token, *place = torch.cat(all_gather_rows(labels, counts)).unbind(1)
-    return Contexts(g, token, TokenPosition(*place))
+    g = gather(contexts.g, counts)
+    labels = torch.stack([contexts.token, *contexts.positions], 1)
+    token, *positions = torch.cat(all_gather_rows(labels, counts)).unbind(1)
+    return Contexts(g, token, TokenPosition(*positions))
 
 
 def world_size() -> int:

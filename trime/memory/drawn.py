@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import External, Local, Long, Nothing, Others, Visibility
 
@@ -15,12 +13,21 @@ class Drawn(InBatch):
 
     ``shares``: the share of updates in which contexts see those of their segment (``local``), of their document
     (``long``), of other segments (``others``) or ``all``; in the rest they see none, and the vocabulary trains alone.
-    Shares change linearly to ``final`` at the end of training (null: no change). ValueError for an unknown name, a
-    negative share or shares of more than 1 together.
+    Shares change linearly to ``final`` at the end of training (None: no change). ValueError for an unknown name, a
+    negative share or shares of more than 1 together. The other arguments are those of ``InBatch``.
     """
 
-    def __init__(self, shares: dict[str, float], final: dict[str, float] | None = None, **options: Any):
-        super().__init__(External(), **options)
+    def __init__(
+        self,
+        shares: dict[str, float],
+        final: dict[str, float] | None = None,
+        own_gradient_only: bool = False,
+        gradient: bool = True,
+        stale: int = 0,
+        temperature: float = 1.0,
+        metric: str = "ip",
+    ):
+        super().__init__(External(), 0.0, own_gradient_only, gradient, stale, temperature, metric)
         self.shares, self.final = shares, shares if final is None else final
         for name, shares in (("shares", self.shares), ("final", self.final)):
             if unknown := set(shares) - set(VISIBLE):
@@ -28,9 +35,9 @@ class Drawn(InBatch):
             if not (all(share >= 0 for share in shares.values()) and sum(shares.values()) <= 1 + 1e-9):  # also catches NaN
                 raise ValueError(f"memory.{name}={shares}: shares of the updates must be at least 0, and at most 1 together")
 
-    def visibility_for(self, draw: float, progress: float = 1.0) -> Visibility:
-        """Return the visibility of an update with this draw; validation, with draw 1, sees all."""
-        if draw >= 1:
+    def visibility_for(self, draw: float | None, progress: float = 1.0) -> Visibility:
+        """Return the visibility of an update with this draw; validation (None) sees all."""
+        if draw is None:
             return External()
         for name, visibility in VISIBLE.items():
             start, end = self.shares.get(name, 0.0), self.final.get(name, 0.0)

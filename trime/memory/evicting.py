@@ -60,7 +60,7 @@ class EvictingTokenMemory:
         states = self.content_for(query, overlap).states
         return to_contexts(states[-1]) if states else query.take(slice(0, 0))
 
-    def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
+    def mass(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
         """Return the mass [s t n] at every size, in order."""
         empty = [memory.empty(to_columns(query.take(slice(0, 0)))) for memory in self.memories]
         states = self.content_for(query, overlap).states or empty
@@ -70,7 +70,7 @@ class EvictingTokenMemory:
     def content_for(self, query: Contexts, overlap: int) -> Content:
         """Return the content that a query sees: nothing of another document, and the waiting entries that it may see."""
         states, waiting, inserted = self.content
-        if not self.crossing and waiting is not None and (waiting.place.document[-1] != query.place.document[0]):
+        if not self.crossing and waiting is not None and (waiting.positions.document[-1] != query.positions.document[0]):
             return Content(None, None, 0)
         ready = 0 if waiting is None else len(waiting.token) - (0 if self.repeats else overlap)
         if waiting is None or ready <= 0:
@@ -87,12 +87,12 @@ class EvictingTokenMemory:
         """Return the state after the attention of a window's queries, whose positions count all contexts read so far."""
         if not policy.uses_attention:
             return state
-        place, filled = TokenPosition(*(column[0] for column in state.columns[2:])), state.ranking.position[0] >= 0
+        positions, filled = TokenPosition(*(column[0] for column in state.columns[2:])), state.ranking.position[0] >= 0
         summary = policy.begin(state.ranking)
         for rows in torch.arange(len(position), device=position.device).split(BLOCK):
-            seen = self.visibility.sees(query.place.take(rows), place) & filled
+            visible = self.visibility.sees(query.positions.take(rows), positions) & filled
             score = similarity(query.g[rows], state.columns[0][0].to(query.g), self.metric) / query.g.shape[1] ** 0.5
-            mass = score.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, -torch.inf)
+            mass = score.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, -torch.inf)
             summary = policy.observe(summary, AttentionBlock(mass[None, None], position[rows][None]))
         return state._replace(ranking=policy.finalize(state.ranking, summary))
 
@@ -105,13 +105,13 @@ class Content(NamedTuple):
     inserted: int
 
 
-def to_columns(seen: Contexts) -> tuple[Tensor, ...]:
+def to_columns(contexts: Contexts) -> tuple[Tensor, ...]:
     """Return contexts as the columns of a memory with one row."""
-    return tuple(column[None] for column in (seen.g, seen.token, *seen.place))
+    return tuple(column[None] for column in (contexts.g, contexts.token, *contexts.positions))
 
 
 def to_contexts(state: MemoryState) -> Contexts:
     """Return the entries of a memory with one row, in no particular order."""
     filled = state.ranking.position[0] >= 0
-    g, token, *place = (column[0][filled] for column in state.columns)
-    return Contexts(g, token, TokenPosition(*place))
+    g, token, *positions = (column[0][filled] for column in state.columns)
+    return Contexts(g, token, TokenPosition(*positions))

@@ -28,7 +28,7 @@ class ExternalMemory(Memory):
         sizes = [len(query.token) for query in queries]
         return list(zip(score.split(sizes), token.split(sizes), strict=True))
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         score, token = self.prefetch([window])[0] if prefetched is None else prefetched
         mass = retrieved_mass(score, token, window.query.token, divisor)
         return Mass(mass.target[None], mass.total[None])

@@ -49,9 +49,9 @@ class FifoTokenMemory:
             return query.take(slice(0, 0))
         count = self.visible_count(overlap)
         newest = self.contexts.take(slice(max(0, count - self.sizes[-1]), count))
-        return newest.take(self.visibility.sees(query.place, newest.place)[0])
+        return newest.take(self.visibility.sees(query.positions, newest.positions)[0])
 
-    def evidence(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
+    def mass(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
         """Return the mass [s t n] at every size, in order."""
         count = self.visible_count(overlap)
         edges = [max(count - size, 0) for size in (0, *self.sizes)]

@@ -7,8 +7,8 @@ import math
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from trime.kernels.blocks import slices
 from trime.memory.distributed import gather_contexts
-from trime.memory.objective.blockwise import slices
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Visibility
 from trime.types import Contexts, Float, Mass, Tensor
@@ -31,18 +31,23 @@ class NearestInBatch:
             raise ValueError(f"temperature={temperature} must be positive: mend memory.temperature")
         self.visibility, self.k, self.temperature, self.metric = visibility, k, temperature, metric
 
-    def evidence(
-        self, query: Contexts, seen: Contexts, divisor: Float[Tensor, " t"], draw: float = 1.0, progress: float = 1.0
+    def mass(
+        self,
+        query: Contexts,
+        contexts: Contexts,
+        divisor: Float[Tensor, " t"],
+        draw: float | None = None,
+        progress: float = 1.0,
     ) -> Mass:
-        """Return the mass [t n] of the nearest contexts; ``seen`` are those of this process. ``draw`` has no effect."""
-        memory = gather_contexts(seen)
+        """Return the mass [t n] of the nearest contexts; ``contexts`` are those of this process. ``draw`` has no effect."""
+        memory = gather_contexts(contexts)
         blocks = [*slices(len(query.token), ROWS)] or [slice(0, 0)]  # a process may have no rows
         parts = [self.block(query.take(rows), memory, divisor) for rows in blocks]
         return Mass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))
 
     def block(self, query: Contexts, memory: Contexts, divisor: Tensor) -> Mass:
         """Return the mass of some queries; the backward pass computes their similarities again."""
-        hidden = ~self.visibility.sees(query.place, memory.place)
+        hidden = ~self.visibility.sees(query.positions, memory.positions)
         target, total = checkpoint(
             self.masses, query.g, memory.g, hidden, query.token, memory.token, divisor, use_reentrant=False
         )

@@ -18,7 +18,7 @@ class LocalMemory(Memory):
         self.metric = metric
         self.window_bytes = 0
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         mass = blockwise_mass(window.query, window.contexts, Local(), divisor, metric=self.metric)
         return Mass(mass.target[None], mass.total[None])
 
@@ -33,7 +33,7 @@ class LocalMemory(Memory):
         return context_entries(window, window.contexts.take(slice(0, -1)), self.metric)
 
 
-def context_entries(window: Window, seen: Contexts, metric: str) -> Entries:
+def context_entries(window: Window, memory: Contexts, metric: str) -> Entries:
     """Return contexts as entries, with their similarities to the last context of a window."""
     query = window.contexts.take(slice(-1, None))
-    return Entries(similarity(query.g, seen.g.to(query.g), metric)[0], seen.token, seen.place.position)
+    return Entries(similarity(query.g, memory.g.to(query.g), metric)[0], memory.token, memory.positions.position)

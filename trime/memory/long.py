@@ -48,19 +48,19 @@ class LongMemory(Memory):
     def states_for(self, window: Window) -> list[MemoryState]:
         """Return the states that a window sees, where each size has its own; none before the first insertion."""
         evicting = isinstance(self.memory, EvictingTokenMemory)
-        return (self.memory.content_for(window.query, window.context).states or []) if evicting else []  # type: ignore[union-attr]
+        return (self.memory.content_for(window.query, window.num_context).states or []) if evicting else []  # type: ignore[union-attr]
 
     def reset(self) -> None:
         self.memory.reset()
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
-        return self.memory.evidence(window.query, divisor, overlap=window.context)
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+        return self.memory.mass(window.query, divisor, overlap=window.num_context)
 
     def write(self, window: Window) -> None:
         if isinstance(self.memory, FifoTokenMemory):
             self.memory.write(window.scored, keep_extra=len(window.contexts.token))
         else:
-            self.memory.write(window.scored, overlap=window.context)
+            self.memory.write(window.scored, overlap=window.num_context)
 
     @property
     def bytes(self) -> int:
@@ -68,4 +68,4 @@ class LongMemory(Memory):
 
     def entries(self, window: Window) -> Entries:
         query = window.contexts.take(slice(-1, None))
-        return context_entries(window, self.memory.entries(query, overlap=window.context), self.memory.metric)
+        return context_entries(window, self.memory.entries(query, overlap=window.num_context), self.memory.metric)

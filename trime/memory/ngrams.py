@@ -23,8 +23,8 @@ MAX_OCCURRENCES = 2**16  # occurrences of a context that generation reads at mos
 class SuffixArray:
     """A text [n] and its suffixes in sorted order [n]; those that begin with token v are ``starts[v]`` to ``starts[v + 1]``."""
 
-    def __init__(self, text: np.ndarray, order: np.ndarray, starts: np.ndarray):
-        self.text, self.order, self.starts = text, order, starts
+    def __init__(self, text: np.ndarray, suffixes: np.ndarray, starts: np.ndarray):
+        self.text, self.suffixes, self.starts = text, suffixes, starts
 
     @staticmethod
     def build(tokens: np.ndarray, vocabulary: int) -> SuffixArray:
@@ -50,10 +50,10 @@ class RecentTokens:
     def before(self, window: Window) -> np.ndarray:
         """Return the tokens before a window's first scored context: its unscored ones, and those read before the window."""
         contexts = window.contexts
-        unscored = contexts.token[: window.context].cpu().numpy().astype(np.int64)
+        unscored = contexts.token[: window.num_context].cpu().numpy().astype(np.int64)
         if len(unscored) >= self.limit:
             return unscored[len(unscored) - self.limit :]
-        document, begin = int(contexts.place.document[0]), int(contexts.place.position[0])
+        document, begin = int(contexts.positions.document[0]), int(contexts.positions.position[0])
         if document != self.document or not self.end - len(self.tokens) <= begin <= self.end:
             return unscored
         return np.concatenate([self.tokens[: len(self.tokens) - (self.end - begin)], unscored])
@@ -62,8 +62,8 @@ class RecentTokens:
         """Add the scored tokens of a window."""
         before = self.before(window)
         self.tokens = np.concatenate([before, next_tokens(window)])[-self.limit :]
-        self.document = int(window.contexts.place.document[0])
-        self.end = int(window.contexts.place.position[-1]) + 1
+        self.document = int(window.contexts.positions.document[0])
+        self.end = int(window.contexts.positions.position[-1]) + 1
 
 
 def next_tokens(window: Window) -> np.ndarray:
@@ -74,7 +74,7 @@ def next_tokens(window: Window) -> np.ndarray:
 class Ngrams(Memory):
     """n-grams of several context lengths; ``orders`` must rise, else ValueError.
 
-    Counts have no temperature: ``evidence`` is that of the longest context that occurred.
+    Counts have no temperature: ``mass`` is that of the longest context that occurred.
     """
 
     stores_text = True
@@ -84,13 +84,13 @@ class Ngrams(Memory):
             raise ValueError(f"orders={list(orders)}: context lengths must be positive and rising")
         self.orders = np.array(orders, np.int64)
         self.expert_names = [str(order) for order in orders]
-        self.read = RecentTokens(int(self.orders[-1]))
+        self.recent_tokens = RecentTokens(int(self.orders[-1]))
 
     def reset(self) -> None:
-        self.read.forget()
+        self.recent_tokens.forget()
 
     def write(self, window: Window) -> None:
-        self.read.add(window)
+        self.recent_tokens.add(window)
 
     @abstractmethod
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +100,7 @@ class Ngrams(Memory):
         of_target, total = (torch.as_tensor(part).to(window.contexts.g).log()[None] for part in self.context_counts(window))
         return Mass(of_target, total)
 
-    def evidence(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         experts = self.experts(window, divisor)
         known = experts.total[0].isfinite().sum(0)  # where a context occurs, its shorter suffixes do too
         longest = (known - 1).clamp(min=0)[None]
@@ -108,17 +108,17 @@ class Ngrams(Memory):
         return Mass(*masses)
 
     def entries(self, window: Window) -> Entries:
-        """Return each token that followed, with its log-count under each order and a place where it followed the longest."""
+        """Return each token that followed, with its log-count under each order and where it followed the longest."""
         followers = self.continuations(window)
         token, column = np.unique(np.concatenate([tokens for tokens, _ in followers] or [np.zeros(0)]), return_inverse=True)
-        counts, place = np.zeros((len(self.orders), len(token))), np.zeros(len(token), np.int64)
+        counts, source = np.zeros((len(self.orders), len(token))), np.zeros(len(token), np.int64)
         for number, (columns, (_, places)) in enumerate(zip(split(column, followers), followers, strict=True)):
             counts[number] = np.bincount(columns, minlength=len(token))
-            place[columns] = places
+            source[columns] = places
         longest = counts[max(int(counts.any(1).sum()) - 1, 0)]
         device = window.contexts.g.device
         logs = [torch.as_tensor(part).to(device).log() for part in (longest, counts)]
-        return Entries(logs[0], torch.as_tensor(token).long().to(device), torch.as_tensor(place).to(device), logs[1])
+        return Entries(logs[0], torch.as_tensor(token).long().to(device), torch.as_tensor(source).to(device), logs[1])
 
     @abstractmethod
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -138,30 +138,30 @@ class TextNgrams(Ngrams):
         self.array = suffixes
 
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        before, target = self.read.before(window), window.query.token.cpu().numpy().astype(np.int64)
+        before, target = self.recent_tokens.before(window), window.query.token.cpu().numpy().astype(np.int64)
         history, array = np.concatenate([before, next_tokens(window)]), self.array
         of_target, total = np.zeros((2, len(self.orders), len(target)), np.int64)
-        arguments = array.text, array.order, array.starts, history, len(before), target, self.orders
+        arguments = array.text, array.suffixes, array.starts, history, len(before), target, self.orders
         counts_in_text(*arguments, of_target, total)
         return of_target, total
 
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
-        history, array = np.concatenate([self.read.before(window), next_tokens(window)[:-1]]), self.array
+        history, array = np.concatenate([self.recent_tokens.before(window), next_tokens(window)[:-1]]), self.array
         followers = []
         for order in self.orders[self.orders <= len(history)].tolist():
             begin = len(history) - order
-            low, high = suffix_range(array.text, array.order, array.starts, history, begin, order)
+            low, high = suffix_range(array.text, array.suffixes, array.starts, history, begin, order)
             if high - low > MAX_OCCURRENCES:
-                places = np.asarray(array.order[np.linspace(low, high - 1, MAX_OCCURRENCES).astype(np.int64)]) + order
+                places = np.asarray(array.suffixes[np.linspace(low, high - 1, MAX_OCCURRENCES).astype(np.int64)]) + order
             else:
-                places = np.asarray(array.order[low:high]) + order
+                places = np.asarray(array.suffixes[low:high]) + order
             places = places[places < len(array.text)]
             followers.append((np.asarray(array.text[places]), places))
         return followers
 
     @property
     def bytes(self) -> int:
-        return int(self.array.text.nbytes + self.array.order.nbytes + self.array.starts.nbytes)
+        return int(self.array.text.nbytes + self.array.suffixes.nbytes + self.array.starts.nbytes)
 
 
 class DocumentNgrams(Ngrams):
@@ -184,7 +184,7 @@ class DocumentNgrams(Ngrams):
 
     def start_document(self, window: Window) -> None:
         """Clear the counts where a window is of another document."""
-        document = int(window.contexts.place.document[0])
+        document = int(window.contexts.positions.document[0])
         if document != self.document:
             self.clear()
             self.document = document
@@ -205,7 +205,7 @@ class DocumentNgrams(Ngrams):
 
     def count(self, window: Window, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Count a window's tokens; return the counts before targets and before any token, and the slots that went up."""
-        before = self.read.before(window)
+        before = self.recent_tokens.before(window)
         added = np.zeros(2 * len(self.orders) * len(target), np.int64)
         self.make_room(len(added))
         of_target, total = np.zeros((2, len(self.orders), len(target)), np.int64)
@@ -225,8 +225,8 @@ class DocumentNgrams(Ngrams):
 
     def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
         current = next_tokens(window)[:-1]
-        first = int(window.contexts.place.position[window.context]) - len(self.tokens)
-        before = self.read.before(window) if first else self.tokens
+        first = int(window.contexts.positions.position[window.num_context]) - len(self.tokens)
+        before = self.recent_tokens.before(window) if first else self.tokens
         history = np.concatenate([before, current])
         followers, places = [], np.arange(len(history))
         for number, order in enumerate(self.orders.tolist()):

@@ -11,8 +11,8 @@ import numpy as np
 from trime.kernels.numba_kernels import numba_jit
 
 FACTOR, START, NEXT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x2545F4914F6CDD1D), np.uint64(0xBF58476D1CE4E5B9)
-HALF = np.uint64(32)
-ONE = np.uint64(1)
+HALF_WIDTH = np.uint64(32)  # half of the bits of a hash
+ONE_U64 = np.uint64(1)
 
 
 @numba_jit()
@@ -67,12 +67,12 @@ def counts_in_text(text, array, starts, history, first, target, orders, of_targe
     of_target[q, i] is how often target[i] follows them.
     """
     for i in range(len(target)):
-        place = first + i
+        position = first + i
         for q in range(len(orders)):
             length = orders[q]
-            if length > place:
+            if length > position:
                 break
-            low, high = suffix_range(text, array, starts, history, place - length, length)
+            low, high = suffix_range(text, array, starts, history, position - length, length)
             if low == high:
                 break
             of_target[q, i] = count_followed_by(text, array, low, high, length, target, i)
@@ -82,8 +82,8 @@ def counts_in_text(text, array, starts, history, first, target, orders, of_targe
 @numba_jit()
 def mix_hash(hashed, token):  # type: ignore[no-untyped-def]
     """Return a hash extended by a token."""
-    hashed = (hashed ^ (np.uint64(token) + ONE)) * FACTOR
-    return hashed ^ (hashed >> HALF)
+    hashed = (hashed ^ (np.uint64(token) + ONE_U64)) * FACTOR
+    return hashed ^ (hashed >> HALF_WIDTH)
 
 
 @numba_jit()
@@ -92,7 +92,7 @@ def find_slot(keys, key):  # type: ignore[no-untyped-def]
     last = np.uint64(len(keys) - 1)
     slot = key & last
     while keys[slot] != 0 and keys[slot] != key:
-        slot = (slot + ONE) & last
+        slot = (slot + ONE_U64) & last
     return slot
 
 
@@ -104,18 +104,18 @@ def counts_in_document(keys, counts, history, first, target, orders, of_target, 
     """
     done = 0
     for i in range(len(target)):
-        place = first + i
+        position = first + i
         for q in range(len(orders)):
             length = orders[q]
-            if length > place:
+            if length > position:
                 break
             hashed = START + np.uint64(length)
-            for j in range(place - length, place):
+            for j in range(position - length, position):
                 hashed = mix_hash(hashed, history[j])
-            context = hashed | ONE
+            context = hashed | ONE_U64
             total[q, i] = counts[find_slot(keys, context)]
-            of_target[q, i] = counts[find_slot(keys, mix_hash(hashed ^ NEXT, target[i]) | ONE)]
-            for key in (context, mix_hash(hashed ^ NEXT, history[place]) | ONE):
+            of_target[q, i] = counts[find_slot(keys, mix_hash(hashed ^ NEXT, target[i]) | ONE_U64)]
+            for key in (context, mix_hash(hashed ^ NEXT, history[position]) | ONE_U64):
                 slot = find_slot(keys, key)
                 keys[slot] = key
                 counts[slot] += 1

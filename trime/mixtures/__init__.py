@@ -1,1 +1,1 @@
-"""Mixtures: how the evidence of the vocabulary and of memories becomes one probability."""
+"""Mixtures: how the masses of the vocabulary and of memories become one probability."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, Evidence, History, Mixture
+from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, ExpertMasses, History, Mixture
 from trime.types import Bool, Float, Int, Tensor
 
 LEARNED = ("w1", "b1", "w2", "b2")  # names of the trained parameters
@@ -82,12 +82,12 @@ class Adaptive(Mixture):
         return torch.logsumexp(self.network_log_weights(x, known) + log_probability.T, 1)
 
     @torch.enable_grad()
-    def fit(self, evidence: Evidence, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
+    def fit(self, masses: ExpertMasses, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
         generator = torch.Generator().manual_seed(seed)
-        history, total = History(self.decays).text_features(evidence), evidence.total
+        history, total = History(self.decays).text_features(masses), masses.total
         self.initialize(total, history, torch.tensor(counts), int(fold.max()) + 1, generator)
         x, known = self.features(total, history), total.isfinite()
-        log_probability = evidence.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
+        log_probability = masses.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
         learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
         optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
         network = torch.arange(self.networks)[:, None]
@@ -133,14 +133,14 @@ class Adaptive(Mixture):
         parts = [self.network_log_probability(x[rows], known[rows], log_probability[rows]) for rows in batches]
         return torch.cat(parts, 1)
 
-    def learn(self, evidence: Evidence, history: Float[Tensor, "n f"]) -> None:
+    def learn(self, masses: ExpertMasses, history: Float[Tensor, "n f"]) -> None:
         if not self.learns:
             return
         if self.optimizer is None:
             self.optimizer = torch.optim.Adam(list(self.trainable_parameters()), self.online_rate)
         with torch.enable_grad():
-            x, known = self.features(evidence.total, history), evidence.total.isfinite()
-            log_probability = evidence.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
+            x, known = self.features(masses.total, history), masses.total.isfinite()
+            log_probability = masses.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
             loss = -self.network_log_probability(x, known, log_probability).mean(1).sum()
             self.optimizer.zero_grad()
             loss.backward()

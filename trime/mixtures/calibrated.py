@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, Evidence, Mixture, log_mixture
+from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, ExpertMasses, Mixture, log_mixture
 from trime.types import Float, Int, Tensor
 
 ROUNDS, STEPS = 3, 12  # passes over all memories; steps of the quasi-Newton method for the log-weights
@@ -25,15 +25,15 @@ class Calibrated(Mixture):
     def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
         return (total + self.parameters["weight"]).log_softmax(-1)
 
-    def fit(self, evidence: Evidence, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
-        sizes, experts = list(self.memories.values()), evidence.total.shape[1]
-        scores = evidence.total.new_empty(len(fold))
+    def fit(self, masses: ExpertMasses, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
+        sizes, experts = list(self.memories.values()), masses.total.shape[1]
+        scores = masses.total.new_empty(len(fold))
         for number in range(int(fold.max()) + 1):
-            weight = fit_log_weights(evidence.take(fold != number), sizes)
-            part = evidence.take(fold == number)
+            weight = fit_log_weights(masses.take(fold != number), sizes)
+            part = masses.take(fold == number)
             log_probability = part.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
             scores[fold == number] = log_mixture((part.total + weight).log_softmax(-1), log_probability)
-        self.parameters = {"weight": fit_log_weights(evidence, sizes)}
+        self.parameters = {"weight": fit_log_weights(masses, sizes)}
         assert self.parameters["weight"].shape == (experts,)
         return scores
 
@@ -47,7 +47,7 @@ class Calibrated(Mixture):
         return fitted
 
 
-def fit_log_weights(evidence: Evidence, sizes: list[int]) -> Float[Tensor, " e"]:
+def fit_log_weights(masses: ExpertMasses, sizes: list[int]) -> Float[Tensor, " e"]:
     """Return the log-weight of each expert: finite for one expert of each memory, 0 for the vocabulary.
 
     Coordinate descent from the middle temperatures: memory after memory takes its best temperature, with the log-weights
@@ -55,26 +55,26 @@ def fit_log_weights(evidence: Evidence, sizes: list[int]) -> Float[Tensor, " e"]
     """
     firsts = [1 + sum(sizes[:number]) for number in range(len(sizes))]
     chosen = [first + (size - 1) // 2 for first, size in zip(firsts, sizes, strict=True)]
-    best, weight = fit_weights_of(evidence, chosen, torch.zeros(len(chosen)))
+    best, weight = fit_weights_of(masses, chosen, torch.zeros(len(chosen)))
     for _ in range(ROUNDS):
         before = list(chosen)
         for number, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
             for other in range(first, first + size):
                 candidate = [*chosen[:number], other, *chosen[number + 1 :]]
-                loss, fitted = fit_weights_of(evidence, candidate, weight)
+                loss, fitted = fit_weights_of(masses, candidate, weight)
                 if loss < best:
                     best, chosen, weight = loss, candidate, fitted
         if chosen == before:
             break
-    result = torch.full((evidence.total.shape[1],), -torch.inf)
+    result = torch.full((masses.total.shape[1],), -torch.inf)
     result[0], result[chosen] = 0.0, weight
     return result
 
 
-def fit_weights_of(evidence: Evidence, chosen: list[int], start: Float[Tensor, " m"]) -> tuple[float, Float[Tensor, " m"]]:
+def fit_weights_of(masses: ExpertMasses, chosen: list[int], start: Float[Tensor, " m"]) -> tuple[float, Float[Tensor, " m"]]:
     """Fit the log-weights of the chosen experts by a quasi-Newton method; return the mean loss and the log-weights."""
     index = [0, *chosen]
-    total, log_probability = evidence.total[:, index], evidence.log_probability[:, index].clamp(min=LOG_PROBABILITY_FLOOR)
+    total, log_probability = masses.total[:, index], masses.log_probability[:, index].clamp(min=LOG_PROBABILITY_FLOOR)
     weight = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS([weight], max_iter=STEPS, line_search_fn="strong_wolfe")
 

@@ -23,7 +23,7 @@ HISTORY_DEFAULT = -6.0  # nats: the value of a history before the first token
 CHUNK = 256  # tokens of a document whose history is computed at once
 
 
-class Evidence(NamedTuple):
+class ExpertMasses(NamedTuple):
     """The log-masses of n tokens under e experts: the vocabulary first, then those of each memory."""
 
     target: Float[Tensor, "n e"]  # log-mass of the target
@@ -35,25 +35,25 @@ class Evidence(NamedTuple):
         """Return the log-probability of the target under each expert; -inf where an expert has no entries."""
         return torch.where(self.total.isfinite(), self.target - self.total.nan_to_num(neginf=0), -torch.inf)
 
-    def cpu(self) -> Evidence:
-        """Return the evidence on the CPU."""
-        return Evidence(*(part.cpu() for part in self))
+    def cpu(self) -> ExpertMasses:
+        """Return the masses on the CPU."""
+        return ExpertMasses(*(part.cpu() for part in self))
 
-    def take(self, index: Tensor | slice) -> Evidence:
+    def take(self, index: Tensor | slice) -> ExpertMasses:
         """Return the tokens at an index, a mask or a slice."""
-        return Evidence(*(part[index] for part in self))
+        return ExpertMasses(*(part[index] for part in self))
 
 
-def stack_evidence(vocabulary: Mass, memories: dict[str, Mass], document: Int[Tensor, " n"]) -> Evidence:
-    """Return the evidence of the vocabulary's masses [n] and those of memories [1 e n], in order."""
+def stack_masses(vocabulary: Mass, memories: dict[str, Mass], document: Int[Tensor, " n"]) -> ExpertMasses:
+    """Return the masses of the vocabulary [n] and those of memories [1 e n] side by side, in order."""
     target = torch.cat([vocabulary.target[None], *(mass.target[0] for mass in memories.values())])
     total = torch.cat([vocabulary.total[None], *(mass.total[0] for mass in memories.values())])
-    return Evidence(target.T.float(), total.T.float(), document)
+    return ExpertMasses(target.T.float(), total.T.float(), document)
 
 
-def concat_evidence(parts: list[Evidence]) -> Evidence:
+def concat_masses(parts: list[ExpertMasses]) -> ExpertMasses:
     """Concatenate the tokens of several parts."""
-    return Evidence(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return ExpertMasses(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 @dataclass
@@ -77,9 +77,9 @@ class History:
         total, sums = sums[:, :1, :-1], sums[:, 1:, :-1]
         return torch.where(total > 0, sums / total.clamp(min=1e-30), HISTORY_DEFAULT).flatten(0, 1).T
 
-    def text_features(self, evidence: Evidence) -> Float[Tensor, "n f"]:
+    def text_features(self, masses: ExpertMasses) -> Float[Tensor, "n f"]:
         """Return the features of all tokens of a text of whole documents."""
-        log_probability, document = evidence.log_probability, evidence.document
+        log_probability, document = masses.log_probability, masses.document
         edges = [0, *((document.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(document)]
         parts = [
             self.features(int(document[low]), log_probability[start : min(start + CHUNK, high)])
@@ -111,7 +111,7 @@ class Mixture(ABC):
         """Return log π; π sums to one over the experts that have entries."""
 
     @abstractmethod
-    def fit(self, evidence: Evidence, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
+    def fit(self, masses: ExpertMasses, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
         """Fit to tokens; return log P of each under a fit without its fold (cross-fitted; folds are numbered from 0).
 
         ``counts``: for each expert, whether its mass is a count.
@@ -131,7 +131,7 @@ class Mixture(ABC):
         other.load({name: part.detach().clone().to(device) for name, part in self.parameters.items()})
         return other
 
-    def learn(self, evidence: Evidence, history: Float[Tensor, "n f"]) -> None:  # noqa: B027 (few mixtures learn online)
+    def learn(self, masses: ExpertMasses, history: Float[Tensor, "n f"]) -> None:  # noqa: B027 (few mixtures learn online)
         """Train on tokens that were scored, if the mixture learns online."""
 
     def describe(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Attendre:
     window: int | None = None
     search: str = "exact"
 
-    def start(self, entries: tuple[Tensor, ...], queries: Queries) -> AttendreState:
+    def initial_state(self, entries: tuple[Tensor, ...], queries: Queries) -> AttendreState:
         """Return an empty state for entries and queries of these shapes."""
         return AttendreState(self.keys.empty(entries), queries.split(0)[0])
 
@@ -109,9 +109,9 @@ class Attendre:
         keys, output = self.attend(state.keys, leaving, score)
         return AttendreState(keys, waiting), output
 
-    def attend(self, held: MemoryState, leaving: Queries, score: Score) -> tuple[MemoryState, AttentionOutput]:
+    def attend(self, state: MemoryState, leaving: Queries, score: Score) -> tuple[MemoryState, AttentionOutput]:
         """Attend to the memory in one softmax; the eviction policy sees all scores."""
-        (query, *payload), (key, value, *metadata), position = leaving.columns, held.columns, held.ranking.position
+        (query, *payload), (key, value, *metadata), position = leaving.columns, state.columns, state.ranking.position
         visible = self.visible(leaving.position, position)
         logits = score(query, leaving.position, key, position).masked_fill(~visible, -torch.inf)
         is_retrieved = retrieval_mask(logits, self.top_k, self.search)
@@ -121,10 +121,10 @@ class Attendre:
         if is_retrieved is None and self.top_k is not None:
             is_retrieved = logits > -torch.inf  # at most top_k entries: all visible ones are retrieved
         policy, block = self.keys.policy, AttentionBlock(logits, leaving.position, is_retrieved)
-        ranking = policy.finalize(held.ranking, policy.observe(policy.begin(held.ranking), block))
+        ranking = policy.finalize(state.ranking, policy.observe(policy.begin(state.ranking), block))
         retrieved = Retrieved(similarity, position, tuple(metadata))
         output = AttentionOutput(attended.transpose(1, 2), tuple(payload), leaving.position, retrieved)
-        return held._replace(ranking=ranking), output
+        return state._replace(ranking=ranking), output
 
     def visible(self, query: Int[Tensor, "b q"], key: Int[Tensor, "b m"]) -> Bool[Tensor, "b 1 q m"]:
         """Return which entries each query may attend to: no padding, none after a causal query, none beyond the window."""

@@ -23,7 +23,7 @@ PART = "part"  # marks a file without the frozen weights
 
 
 class Network(nn.Module):
-    """A backbone that encodes tokens as (f, g), and a head that turns f into evidence for every token.
+    """A backbone that encodes tokens as (f, g), and a head that turns f into the mass of every token.
 
     Tables may be shared between embedding and head. ``gate`` is the width of f: a linear gate then learns the memories' share
     from f, in place of their mass (footnote 6 of TRIME); None: there is no gate.
@@ -70,8 +70,8 @@ class Network(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> Mass:
-        """Return the vocabulary's evidence for the targets, with the gate's log-odds where there is a gate."""
-        mass: Mass = self.head.evidence(f, target)  # type: ignore[operator]
+        """Return the vocabulary's mass for the targets, with the gate's log-odds where there is a gate."""
+        mass: Mass = self.head.mass(f, target)  # type: ignore[operator]
         return mass if self.gate is None else replace(mass, gate=self.gate_logits(f).squeeze(1).to(mass.total))
 
     def gate_logits(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
@@ -102,7 +102,7 @@ class Reader:
         if not tensors:
             self.state = None
             return
-        references, structure = tree_flatten(self.network.backbone.start(1))  # type: ignore[operator]
+        references, structure = tree_flatten(self.network.backbone.initial_state(1))  # type: ignore[operator]
         pairs = zip(tensors, references, strict=True)
         self.state = tree_unflatten([tensor.to(device, reference.dtype) for tensor, reference in pairs], structure)
 

@@ -35,7 +35,7 @@ from trime.pipeline.precision import autocast, resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
-from trime.tasks.language_model import vocabulary_evidence
+from trime.tasks.language_model import contexts_and_mass
 from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, UserError, contexts_of, is_token
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class Encode(Artefact):
         scored = batch.scored.flatten()
         if self.portion.for_datastore:
             return self.context_columns(contexts_of(batch, reader.encode(batch).g).take(scored), first)
-        contexts, vocabulary = vocabulary_evidence(reader, batch)
+        contexts, vocabulary = contexts_and_mass(reader, batch)
         tokens = is_token(batch).flatten()
         parts = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
         columns = {name: part for name, part in parts.items() if part is not None}
@@ -198,9 +198,9 @@ class Encode(Artefact):
         """Return contexts as columns on the host; ``first`` is the number of the shard's first window."""
         columns = stored_keys(contexts.g, self.portion.dtype) | {
             "token": contexts.token.int(),
-            "document": contexts.place.document.int(),
-            "segment": (contexts.place.segment + first).int(),
-            "position": contexts.place.position.int(),
+            "document": contexts.positions.document.int(),
+            "segment": (contexts.positions.segment + first).int(),
+            "position": contexts.positions.position.int(),
         }
         return {name: column.cpu() for name, column in columns.items()}
 
@@ -233,8 +233,8 @@ def read_windows(folder: Path, device: torch.device) -> Iterator[Window]:
     gated = "gate" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are not dictionaries)
     for columns in shards.iter_columns(*names, *(["gate"] if gated else [])):
         g, token, document, segment, position, scored, target, total, *gate = (column.to(device) for column in columns)
-        place = TokenPosition(document.long(), segment.long(), position.long())
-        contexts = Contexts(g.float(), token.long(), place)
+        positions = TokenPosition(document.long(), segment.long(), position.long())
+        contexts = Contexts(g.float(), token.long(), positions)
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for low, high in pairwise(edges):
             context = int((~scored[low:high]).sum())

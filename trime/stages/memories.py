@@ -111,7 +111,7 @@ class Memories(Configured):
         return instantiate(node, _convert_="all", **sized)
 
     def settings(self) -> dict[str, Any]:
-        """Return what decides the evidence of each memory: its configuration, and how the index is searched."""
+        """Return what decides the masses of each memory: its configuration, and how the index is searched."""
         settings = {name: plain(self.config.memories[name]) for name in self.names}
         index = plain_settings(self.config, SEARCH) if "external" in self.names else {}
         return settings | index

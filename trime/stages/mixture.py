@@ -1,4 +1,4 @@
-"""mixture: fits the mixture of an experiment's memories to the evidence of tune's pass over valid, cross-fitted by document."""
+"""mixture: fits the mixture of an experiment's memories to the masses of tune's pass over valid, cross-fitted by document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.rows import MixtureSpec
 from trime.io import write_tensors
 from trime.metrics import ResourceUsage
-from trime.mixtures.experts import Evidence, History, Mixture, log_mixture
+from trime.mixtures.experts import ExpertMasses, History, Mixture, log_mixture
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.mixture_specs import MixtureSpecs
@@ -51,15 +51,15 @@ class TuneMixture(TunedRows):
 
     def build(self, folder: Path) -> None:
         row, meter = self.row(), ResourceUsage()
-        evidence, description = self.grid.evidence()
+        masses, description = self.grid.expert_masses()
         given = given_mixture(self.config)
         if given:
             mixture = build_mixture(self.config, description["experts"])
             mixture.load(read_mixture(given, description["experts"], row, mixture))
-            score = score_tokens(mixture, evidence)
+            score = score_tokens(mixture, masses)
         else:
-            mixture, score = fit_mixture(self.config, evidence, description)
-        result = summarize_row(row, sum_by_document(evidence.document, -score))
+            mixture, score = fit_mixture(self.config, masses, description)
+        result = summarize_row(row, sum_by_document(masses.document, -score))
         result |= {"at_grid_edge": [], "fitted": mixture.describe(), "by_memory_size": {}}  # one size makes no curve
         write_tensors(folder / "mixture.safetensors", mixture.state())
         content = {"row": result, "crossfitted": not given, "seconds": round(meter.seconds, 1), **description}
@@ -123,11 +123,11 @@ def build_mixture(config: DictConfig, experts: dict[str, int]) -> Mixture:
     return mixture
 
 
-def fit_mixture(config: DictConfig, evidence: Evidence, description: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
+def fit_mixture(config: DictConfig, masses: ExpertMasses, description: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
     """Fit a mixture; return it, and log P of each token by a mixture fitted without the token's fold."""
     mixture = build_mixture(config, description["experts"])
-    fold = folds(evidence.document, config.mixture.folds, config.seed)
-    return mixture, mixture.fit(evidence, fold, description["counts"], config.seed)
+    fold = folds(masses.document, config.mixture.folds, config.seed)
+    return mixture, mixture.fit(masses, fold, description["counts"], config.seed)
 
 
 def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n"]:
@@ -145,11 +145,11 @@ def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n
     return fold[number]
 
 
-def score_tokens(mixture: Mixture, evidence: Evidence) -> Float[Tensor, " n"]:
+def score_tokens(mixture: Mixture, masses: ExpertMasses) -> Float[Tensor, " n"]:
     """Return log P of each token under a fitted mixture."""
-    history = History(mixture.decays).text_features(evidence)
+    history = History(mixture.decays).text_features(masses)
     with torch.no_grad():
-        return log_mixture(mixture.log_weights(evidence.total, history), evidence.log_probability)
+        return log_mixture(mixture.log_weights(masses.total, history), masses.log_probability)
 
 
 def sum_by_document(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> LossSums:

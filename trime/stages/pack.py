@@ -13,8 +13,7 @@ from tqdm import tqdm
 
 from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
-from trime.data.module import segment_terms
-from trime.data.neighbours import excluded_ranges
+from trime.data.neighbours import excluded_ranges, segment_terms
 from trime.data.segments import Segments
 from trime.io import write_array
 from trime.pipeline.artefact import Artefact

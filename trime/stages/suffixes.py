@@ -35,7 +35,7 @@ class Suffixes(Artefact):
         meter, corpus = ResourceUsage(), self.text.corpus()
         tokens = corpus.split(self.split).tokens
         array = SuffixArray.build(tokens, len(corpus.vocabulary))
-        np.save(folder / "order.npy", array.order)
+        np.save(folder / "order.npy", array.suffixes)
         np.save(folder / "starts.npy", array.starts)
         content = {"tokens": len(tokens), "text": corpus.fingerprint(self.split), "seconds": round(meter.seconds, 1)}
         (folder / "suffixes.json").write_text(json.dumps(content, indent=1))

@@ -24,7 +24,7 @@ from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, perplexity
-from trime.mixtures.experts import Evidence, concat_evidence, stack_evidence
+from trime.mixtures.experts import ExpertMasses, concat_masses, stack_masses
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.pipeline.processes import device_of
@@ -70,9 +70,9 @@ class TunedRows(Artefact):
 
 
 class Tune(TunedRows):
-    """The best settings on the grid, with their loss: ``tuned.json``, and evidence for the mixture that is to be fitted."""
+    """The best settings on the grid, with their loss: ``tuned.json``, and masses for the mixture that is to be fitted."""
 
-    kind, format = "tune", 4
+    kind, format = "tune", 5
     depends_on: ClassVar[Keys] = ("tune", *SCORING)
     unhashed: ClassVar[Keys] = ("mixture.tokens",)
 
@@ -87,13 +87,13 @@ class Tune(TunedRows):
         limit = {"tokens": self.config.mixture.tokens} if self.fitted_row else {}
         rows = [repr(row) for row in self.grid_rows()]
         row = self.fitted_row
-        fitted = [(row.memory_order, row.temperatures, row.sizes)] if row else []  # what its evidence depends on
+        fitted = [(row.memory_order, row.temperatures, row.sizes)] if row else []  # what its masses depend on
         settings = {"rows": rows, "fitted": fitted, "memories": self.memories.settings(), "sampled": SAMPLE}
         return super().settings() | settings | limit
 
     @property
     def fitted_row(self) -> FittedMixtureSpec | None:
-        """The row whose mixture is fitted to the evidence of this pass, if there is one."""
+        """The row whose mixture is fitted to the masses of this pass, if there is one."""
         return next((row for row in self.table if isinstance(row, FittedMixtureSpec)), None)
 
     def grid_rows(self) -> list[MixtureSpec]:
@@ -105,7 +105,7 @@ class Tune(TunedRows):
         rows, fitted = self.grid_rows(), [self.fitted_row] if self.fitted_row else []
         scorer = build_scorer(self.config, [*rows, *fitted], self.memories, encoded)
         sums = [LossSums() for _ in rows]
-        collectors = [EvidenceCollector(row, parse_token_count(self.config.mixture.tokens)) for row in fitted]
+        collectors = [MassCollector(row, parse_token_count(self.config.mixture.tokens)) for row in fitted]
         for window, masses in scorer.masses(with_progress(encoded, "tune")):
             for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):
                 row_sums.add(window, row.score(window.vocabulary, row_masses))
@@ -130,39 +130,39 @@ class Tune(TunedRows):
     def tuned(self) -> dict[str, Any]:
         return self.read("tuned.json")
 
-    def evidence(self) -> tuple[Evidence, dict[str, Any]]:
-        """Return the evidence collected for the mixture that is to be fitted, and the description of its experts."""
-        parts = load_file(self.path() / "evidence.safetensors")
-        return Evidence(**parts), self.read("evidence.json")
+    def expert_masses(self) -> tuple[ExpertMasses, dict[str, Any]]:
+        """Return the masses collected for the mixture that is to be fitted, and the description of its experts."""
+        parts = load_file(self.path() / "expert_masses.safetensors")
+        return ExpertMasses(**parts), self.read("expert_masses.json")
 
     def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         results = self.tuned()["rows"]
         return [row.at(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
 
 
-class EvidenceCollector:
-    """Collects the evidence of a row's experts on the validation split, up to ``limit`` tokens."""
+class MassCollector:
+    """Collects the masses of a row's experts on the validation split, up to ``limit`` tokens."""
 
     def __init__(self, row: FittedMixtureSpec, limit: int | None):
         self.row, self.limit, self.tokens = row, limit, 0
-        self.parts: list[Evidence] = []
+        self.parts: list[ExpertMasses] = []
         self.description: dict[str, Any] = {}
 
     def add(self, window: Window, masses: dict[str, Mass]) -> None:
-        """Add the evidence of a window."""
+        """Add the masses of a window."""
         if self.limit is not None and self.tokens >= self.limit:
             return
         row_masses = {name: masses[name] for name in self.row.memory_order}
-        self.parts.append(stack_evidence(window.vocabulary, row_masses, window.query.place.document).cpu())
+        self.parts.append(stack_masses(window.vocabulary, row_masses, window.query.positions.document).cpu())
         self.tokens += len(window.query.token)
         self.description = {"experts": {name: mass.total.shape[1] for name, mass in row_masses.items()}}
 
     def save(self, folder: Path, memories: dict[str, Memory]) -> None:
-        """Write ``evidence.safetensors`` and ``evidence.json``."""
+        """Write ``expert_masses.safetensors`` and ``expert_masses.json``."""
         experts = self.description["experts"]
         counts = [False, *(bool(memories[name].expert_names) for name, size in experts.items() for _ in range(size))]
-        write_tensors(folder / "evidence.safetensors", concat_evidence(self.parts)._asdict())
-        (folder / "evidence.json").write_text(json.dumps(self.description | {"counts": counts}))
+        write_tensors(folder / "expert_masses.safetensors", concat_masses(self.parts)._asdict())
+        (folder / "expert_masses.json").write_text(json.dumps(self.description | {"counts": counts}))
 
 
 class LossSums:
@@ -178,7 +178,7 @@ class LossSums:
 
     def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
         """Add the log-probabilities of a window by memory size, setting and token."""
-        key = int(window.contexts.place.document[0]), window.scored_from // self.part_tokens
+        key = int(window.contexts.positions.document[0]), window.scored_from // self.part_tokens
         self.documents.add(key[0])
         self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
         if len(self.losses) > MAX_PARTS and self.few_documents:

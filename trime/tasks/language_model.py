@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from trime.memory.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
 from trime.memory.in_batch import InBatch, StaleContexts, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
+from trime.metrics import perplexity
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network, Reader, shard_weights
 from trime.tasks.optimization import check_scheduler_state, with_schedule
@@ -33,7 +34,7 @@ class Training:
     padding_is_memory: bool = False
 
 
-def vocabulary_evidence(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
+def contexts_and_mass(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
     """Return every cell as a context, padding included, and the vocabulary's mass for the scored cells."""
     encoding, network = reader.encode(batch), reader.network
     contexts = contexts_of(batch, encoding.g)
@@ -77,14 +78,18 @@ class LanguageModel(pl.LightningModule):
         """Return the reader and the stale contexts before anything is read."""
         return Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
 
-    def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
-        """Return the loss of each scored token in nats, and the memory's share of the mass."""
-        query, seen, vocabulary = self.evidence(batch)
+    def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
+        """Return the loss of each scored token in nats, and the memory's share of the mass.
+
+        ``draw``: the update's random number, by which an in-batch memory chooses what is visible; None in validation.
+        ``plain``: True: the loss is that of the vocabulary alone, without memories.
+        """
+        query, contexts, vocabulary = self.queries_and_memories(batch)
         if self.memory is None or plain:
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        mass = self.memory.evidence(query, self.stale.join_and_store(seen), divisor, draw, self.progress)
+        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw, self.progress)
         memory = Mass(mass.target[0], mass.total[0])
         return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
 
@@ -93,13 +98,13 @@ class LanguageModel(pl.LightningModule):
         """Return the progress of training, from 0 to 1; 1 in evaluation."""
         return min(1.0, self.global_step / self.updates) if self.training and self.updates else 1.0
 
-    def evidence(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
+    def queries_and_memories(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
         """Return the scored contexts, those that are memory, and the vocabulary's mass for the scored ones."""
         if self.training_.padding_is_memory and batch.length.any():
-            contexts, mass = vocabulary_evidence(self.reader, batch._replace(scored=torch.ones_like(batch.scored)))
+            contexts, mass = contexts_and_mass(self.reader, batch._replace(scored=torch.ones_like(batch.scored)))
             free = torch.where(is_token(batch).flatten(), mass.target, mass.total)  # log P of padding is 0
             return contexts, contexts, replace(mass, target=free)
-        contexts, mass = vocabulary_evidence(self.reader, batch)
+        contexts, mass = contexts_and_mass(self.reader, batch)
         scored, tokens = batch.scored.flatten(), is_token(batch).flatten()
         memories = contexts if tokens.all() else contexts.take(tokens)
         queries = memories if torch.equal(scored, tokens) else contexts.take(scored)  # the same object saves half the work
@@ -149,7 +154,7 @@ class LanguageModel(pl.LightningModule):
         self.reader, self.stale = self.initial_state()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        losses, _ = self.losses(batch, draw=1.0, plain=False)
+        losses, _ = self.losses(batch, draw=None, plain=False)
         self.valid_sum += float(losses.double().sum())
         self.valid_count += int(batch.scored.sum())
 
@@ -158,7 +163,7 @@ class LanguageModel(pl.LightningModule):
             (self.reader, self.stale), self.paused = self.paused, None
         total, count = all_reduce_sum(self.valid_sum, self.valid_count, device=self.device)
         loss = total / max(1, count)
-        self.log_dict({"valid/objective": loss, "valid/objective_perplexity": math.exp(min(loss, 700.0))})
+        self.log_dict({"valid/objective": loss, "valid/objective_perplexity": perplexity(loss)})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the state of every process's rows; leave out frozen weights, which come from elsewhere."""

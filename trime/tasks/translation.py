@@ -18,7 +18,7 @@ class TranslationModule(LanguageModel):
         super().__init__(*arguments)
         self.smoothing = smoothing
 
-    def losses(self, batch: Batch, draw: float, plain: bool) -> tuple[Tensor, Tensor]:
+    def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
         """Return the loss of each target piece in nats, and the memory's share of the mass."""
         if not (self.training and self.smoothing and (self.memory is None or plain)):
             return super().losses(batch, draw, plain)

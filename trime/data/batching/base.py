@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from trime.data.segments import Segments
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -30,7 +32,7 @@ def generator(seed: int, epoch: int) -> np.random.Generator:
     return np.random.default_rng([seed, epoch])
 
 
-def chunks(order: list[int], size: int) -> list[list[int]]:
+def chunks(order: list[T], size: int) -> list[list[T]]:
     """Split a list into consecutive lists of ``size``; the last one may be shorter."""
     return [order[start : start + size] for start in range(0, len(order), size)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trime.data.batching.base import check_size, generator, shuffled
+from trime.data.batching.base import check_size, chunks, generator, shuffled
 from trime.data.batching.bm25 import greedy_chain, neighbour_lists
 from trime.data.segments import Segments
 
@@ -59,8 +59,7 @@ class Budget:
 
 def merge_batches(batches: list[list[int]], processes: int) -> list[list[int]]:
     """Merge every ``processes`` consecutive batches into one; the last may be of fewer."""
-    groups = (batches[start : start + processes] for start in range(0, len(batches), processes))
-    return [[number for batch in group for number in batch] for group in groups]
+    return [[number for batch in group for number in batch] for group in chunks(batches, processes)]
 
 
 def fill_batches(

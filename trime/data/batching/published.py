@@ -8,8 +8,9 @@ from itertools import zip_longest
 
 import numpy as np
 
-from trime.data.batching.base import check_size
+from trime.data.batching.base import check_size, chunks
 from trime.data.batching.bm25 import greedy_chain, neighbour_lists
+from trime.data.batching.budget import fill_batches
 from trime.data.segments import Segments
 
 ORDERS = ("shuffled", "kept", "bm25")
@@ -72,16 +73,7 @@ class Published:
     def batches(self, order: list[int], lengths: np.ndarray) -> list[list[int]]:
         """Fill batches greedily up to the tokens of a process's segments at their maximum length."""
         capacity = self.size // self.processes * int(lengths.max())
-        batches: list[list[int]] = []
-        batch: list[int] = []
-        for segment in order:
-            if (len(batch) + 1) * int(lengths[[*batch, segment]].max()) > capacity:
-                count = max(len(batch) // self.multiple * self.multiple, len(batch) % self.multiple)
-                batches.append(batch[:count])
-                batch = batch[count:]
-            batch.append(segment)
-        batches.append(batch)
-        return batches
+        return fill_batches(order, lengths, capacity, len(order), multiple=self.multiple)
 
     def distribute(self, batches: list[list[int]], epoch: int) -> list[list[list[int]]]:
         """Return each process's batches of an epoch, which the published code counts from 1."""
@@ -91,7 +83,7 @@ class Published:
             parts = [batches[start : start + size] for start in range(0, size * groups, size)]
             return [part[c :: self.combined] for part in parts for c in range(self.combined)]
         size = self.processes if self.order == "bm25" else 1
-        shuffled_groups = [batches[start : start + size] for start in range(0, len(batches), size)]
+        shuffled_groups = chunks(batches, size)
         np.random.RandomState(self.seed + epoch).shuffle(shuffled_groups)
         flat = [batch for group in shuffled_groups for batch in group]
         return [flat[rank :: self.processes] for rank in range(self.processes)]

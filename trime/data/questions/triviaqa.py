@@ -49,10 +49,10 @@ class TriviaQA:
 
     def check_evidence(self, rows: list[dict[str, Any]]) -> None:
         """Count and print how many evidence files are missing; UserError where all of them are."""
-        files = [self.evidence(row) for row in rows]
-        exists = [[file.is_file() for file in evidence] for evidence in files]
+        files = [self.evidence_files(row) for row in rows]
+        exists = [[file.is_file() for file in question] for question in files]
         expected, existing = sum(map(len, files)), sum(map(sum, exists))
-        without = sum(not any(evidence) for evidence in exists)
+        without = sum(not any(question) for question in exists)
         if rows and not existing:
             raise UserError(
                 f"questions.path={self.path}: none of the {expected:,} evidence files of {len(rows):,} questions exists: "
@@ -65,7 +65,7 @@ class TriviaQA:
                 f"{without:,} of {len(rows):,} questions have no file at all and an empty context"
             )
 
-    def evidence(self, row: dict[str, Any]) -> list[Path]:
+    def evidence_files(self, row: dict[str, Any]) -> list[Path]:
         """Return the files of a question's texts, Wikipedia's first; pages that were not saved have no file name."""
         assert self.path is not None
         folders = (self.path, self.path / "triviaqa-rc")
@@ -82,7 +82,7 @@ class TriviaQA:
         answer = row.get("Answer")
         if not answer:
             raise UserError(f"questions.path={self.path}: question {row['QuestionId']} has no answer: use the official files")
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.evidence(row) if file.is_file()]
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.evidence_files(row) if file.is_file()]
         aliases = (alias for kind in ALIASES for alias in answer.get(kind) or [])
         answers = (answer.get("Value"), answer.get("NormalizedValue"), *aliases)
         return Example(row["QuestionId"], row["Question"], "\n\n".join(texts), distinct(answers))

@@ -16,20 +16,20 @@ below, which also computes the tiles that they decline.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from trime.memory.objective import blockwise_cpu
+from trime.memory.objective.tiles import TargetAndTotal, Tile, TileKernels, Tiles
 from trime.memory.similarity import as_inner_products
-from trime.memory.visibility import Extent, Visibility
-from trime.types import Bool, Contexts, Float, Mass, Tensor, TokenPosition
+from trime.memory.visibility import Visibility
+from trime.types import Bool, Contexts, Float, Mass, Tensor
 
 BLOCK, CUDA_BLOCK = 1024, 4096  # rows and columns of a tile: fits the cache of a CPU; few launches on CUDA
 
 
-def kernels_for(product: Tensor) -> Any:
+def kernels_for(product: Tensor) -> TileKernels | None:
     """Return the module of kernels for products of this device and type; None where the definition is used."""
     if product.dtype != torch.float32 or not product.numel():
         return None
@@ -42,101 +42,36 @@ def kernels_for(product: Tensor) -> Any:
     return blockwise_cpu if product.device.type == "cpu" else None
 
 
-def slices(length: int, block: int) -> list[slice]:
-    """Return consecutive slices of at most ``block`` elements."""
-    return [slice(start, min(start + block, length)) for start in range(0, length, block)]
-
-
-def extents(place: TokenPosition, block: int) -> list[Extent]:
-    """Return the extent of each block of places, with a single transfer to the host."""
-    if not len(place.segment):
-        return []
-    bounds = [torch.stack([torch.stack([part.min(), part.max()]) for part in column.split(block)]) for column in place]
-    return [Extent(*((low, high) for low, high in blocks)) for blocks in torch.stack(bounds, 1).tolist()]
-
-
-class Tile(NamedTuple):
-    """Rows of queries, columns of memory, and the mask of what rows see of columns; null: everything.
-
-    ``both``: the columns are queries to the rows too, and ``back`` masks what they see of the rows.
-    """
-
-    row: slice
-    column: slice
-    seen: Bool[Tensor, "n m"] | None
-    both: bool = False
-    back: Bool[Tensor, "n m"] | None = None
-
-
-class Tiles:
-    """The tiles over queries and memory in which something is visible."""
-
-    def __init__(self, query: Contexts, memory: Contexts, visibility: Visibility, block: int, symmetric: bool):
-        self.query, self.memory, self.visibility, self.symmetric = query, memory, visibility, symmetric
-        self.rows, self.row_extents = slices(len(query.token), block), extents(query.place, block)
-        self.columns, self.column_extents = slices(len(memory.token), block), extents(memory.place, block)
-
-    def __iter__(self) -> Iterator[Tile]:
-        for row in range(len(self.rows)):
-            for column in range(row + 1 if self.symmetric else len(self.columns)):
-                visible = not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
-                if self.symmetric and column < row and self.visible_back(row, column):
-                    back = self.seen(column, row)
-                    if visible:
-                        yield Tile(
-                            self.rows[row],
-                            self.columns[column],
-                            self.seen(row, column),
-                            True,
-                            None if back is None else back.T.contiguous(),
-                        )
-                    else:
-                        yield Tile(self.rows[column], self.columns[row], back)
-                elif visible:
-                    yield Tile(self.rows[row], self.columns[column], self.seen(row, column))
-
-    def visible_back(self, row: int, column: int) -> bool:
-        """Return whether queries in the column's block see anything of the row's block."""
-        return not self.visibility.rules_out(self.row_extents[column], self.column_extents[row])
-
-    def seen(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
-        """Return the mask of what a block of queries sees of a block of memory; None: everything."""
-        if self.visibility.shows_all(self.row_extents[row], self.column_extents[column]):
-            return None
-        return self.visibility.sees(self.query.place.take(self.rows[row]), self.memory.place.take(self.columns[column]))
-
-
-def mask_scores(scores: Float[Tensor, "t n m"], seen: Bool[Tensor, "n m"] | None) -> Tensor:
+def mask_scores(scores: Float[Tensor, "t n m"], visible: Bool[Tensor, "n m"] | None) -> Tensor:
     """Return scores with -inf where an entry is not visible."""
-    return scores if seen is None else scores.masked_fill(~seen, -math.inf)
+    return scores if visible is None else scores.masked_fill(~visible, -math.inf)
 
 
-def add_masses(target: Tensor, total: Tensor, scores: Float[Tensor, "t n m"], seen: Tensor | None, hit: Tensor) -> None:
+def reference_add_masses(
+    target: Tensor, total: Tensor, scores: Float[Tensor, "t n m"], visible: Tensor | None, hit: Tensor
+) -> None:
     """Add a tile's columns to the masses of its rows, in place, by the definition."""
-    torch.logaddexp(total, mask_scores(scores, seen).logsumexp(-1), out=total)
+    torch.logaddexp(total, mask_scores(scores, visible).logsumexp(-1), out=total)
     if hit.any():
-        torch.logaddexp(target, mask_scores(scores, hit if seen is None else hit & seen).logsumexp(-1), out=target)
+        torch.logaddexp(target, mask_scores(scores, hit if visible is None else hit & visible).logsumexp(-1), out=target)
 
 
-TargetAndTotal = Sequence[Float[Tensor, "t all"]]  # of target and total
-
-
-def score_gradients(
+def reference_score_gradients(
     masses: TargetAndTotal,
     gradients: TargetAndTotal,
     rows: slice,
     scores: Float[Tensor, "t n m"],
-    seen: Tensor | None,
+    visible: Tensor | None,
     hit: Tensor,
 ) -> Float[Tensor, "t n m"]:
     """Return the gradient of a tile's scores that comes from its rows, by the definition."""
-    # Where nothing is visible the mass is -inf; 0 in its place gives exp(-inf - 0) = 0 instead of NaN, and no gradient.
+    # Where nothing is visible the mass is -inf; 0 instead gives exp(-inf - 0) = 0 instead of NaN, and no gradient.
     target, total = (torch.where(part.isinf(), 0, part)[:, rows, None] for part in masses)
     grad_target, grad_total = (
         torch.where(part.isinf(), 0, gradient)[:, rows, None] for part, gradient in zip(masses, gradients, strict=True)
     )
-    slope = (mask_scores(scores, seen) - total).exp_() * grad_total
-    reached = hit if seen is None else hit & seen
+    slope = (mask_scores(scores, visible) - total).exp_() * grad_total
+    reached = hit if visible is None else hit & visible
     return slope.add_((mask_scores(scores, reached) - target).exp_() * grad_target)
 
 
@@ -153,10 +88,10 @@ class _Blockwise(torch.autograd.Function):
             if kernels and kernels.add_masses(target, total, product, divisor, tile, tiles):
                 continue
             scores, hit = product / divisor[:, None, None], token_matches(tiles, tile)
-            add_masses(target[:, tile.row], total[:, tile.row], scores, tile.seen, hit)
+            reference_add_masses(target[:, tile.row], total[:, tile.row], scores, tile.visible, hit)
             if tile.both:
                 back = None if tile.back is None else tile.back.T
-                add_masses(target[:, tile.column], total[:, tile.column], scores.mT, back, hit.T)
+                reference_add_masses(target[:, tile.column], total[:, tile.column], scores.mT, back, hit.T)
         ctx.save_for_backward(query, memory, divisor, target, total)
         ctx.tiles = tiles
         return target, total
@@ -173,10 +108,10 @@ class _Blockwise(torch.autograd.Function):
             slope = kernels.score_gradients(masses, gradients, product, divisor, tile, ctx.tiles) if kernels else None
             if slope is None:
                 scores, hit = product / divisor[:, None, None], token_matches(ctx.tiles, tile)
-                gradient = score_gradients(masses, gradients, row, scores, tile.seen, hit)
+                gradient = reference_score_gradients(masses, gradients, row, scores, tile.visible, hit)
                 if tile.both:
                     back = None if tile.back is None else tile.back.T
-                    gradient += score_gradients(masses, gradients, column, scores.mT, back, hit.T).mT
+                    gradient += reference_score_gradients(masses, gradients, column, scores.mT, back, hit.T).mT
                 slope = (gradient / divisor[:, None, None]).sum(0)
             grad_query[row].addmm_(slope, memory[column])
             grad_memory[column].addmm_(slope.T, query[row])

@@ -12,7 +12,6 @@ the tile by the definition, in which each row has its own maximum.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numba import prange
 
 from trime.kernels.numba_kernels import LANES, ONE, STEP, ZERO, add_lanes, exponentials, lane_sum, numba_jit, run_kernel
 from trime.memory.objective.entries_cpu import entry_masses
+from trime.memory.objective.tiles import TargetAndTotal, Tile, Tiles
 from trime.types import Tensor
 
 CHUNK = 64  # rows of a thread's job
@@ -28,16 +28,16 @@ MIN_SUM = np.float32(1e-25)
 MAX_EXPONENT = 57.0  # e^57 is 1 / MIN_SUM
 
 
-def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> bool:
+def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles) -> bool:
     """Add a tile to the masses [t n], in place; return false, with nothing added, where the definition is needed."""
     if not tile.both:
         add_rows(target[:, tile.row], total[:, tile.row], product, divisor, tile, tiles)
         return True
     rows, columns = product.new_empty(len(divisor), 2, len(product)), product.new_empty(len(divisor), 2, product.shape[1])
-    (seen, back, _, *tokens), tops = kernel_inputs(product, tile, tiles), []
+    (visible, back, _, *tokens), tops = kernel_inputs(product, tile, tiles), []
     for number, scale in enumerate((1 / divisor).tolist()):
         tops.append(float(product.amax()) * scale)
-        arguments = product, np.float32(scale), np.float32(tops[-1]), seen, back, *tokens, rows[number], columns[number]
+        arguments = product, np.float32(scale), np.float32(tops[-1]), visible, back, *tokens, rows[number], columns[number]
         if not math.isfinite(tops[-1]) or not run_kernel(tile_sums, *arguments):
             return False
     top = product.new_tensor(tops)[:, None]
@@ -48,9 +48,9 @@ def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, 
     return True
 
 
-def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> None:
+def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles) -> None:
     """Add a tile to the masses [t n] of its rows alone, at all temperatures; each row has its own maximum."""
-    scores = product if tile.seen is None else product.masked_fill(~tile.seen, -math.inf)
+    scores = product if tile.visible is None else product.masked_fill(~tile.visible, -math.inf)
     tokens = tiles.memory.token[tile.column], tiles.query.token[tile.row]
     mass = entry_masses(scores, *tokens, divisor)
     torch.logaddexp(target, mass.target, out=target)
@@ -58,7 +58,7 @@ def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, ti
 
 
 def score_gradients(
-    masses: Sequence[Tensor], gradients: Sequence[Tensor], product: Tensor, divisor: Tensor, tile: Any, tiles: Any
+    masses: TargetAndTotal, gradients: TargetAndTotal, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles
 ) -> Tensor | None:
     """Return the gradient [n m] of a tile's products; None where the definition is needed."""
     if len(divisor) > 1:
@@ -76,20 +76,20 @@ def score_gradients(
     return slope if run_kernel(tile_slopes, *arguments) else None
 
 
-def kernel_inputs(product: Tensor, tile: Any, tiles: Any) -> tuple[Any, ...]:
+def kernel_inputs(product: Tensor, tile: Tile, tiles: Tiles) -> tuple[Any, ...]:
     """Return a tile's masks and tokens as arguments of the kernels; an empty mask stands for everything."""
     everything = torch.empty(0, product.shape[1], dtype=torch.bool)
-    seen = everything if tile.seen is None else tile.seen.contiguous()
+    visible = everything if tile.visible is None else tile.visible.contiguous()
     back = everything if tile.back is None else tile.back
     rows, columns = tiles.query.token[tile.row].int(), tiles.memory.token[tile.column].int()
-    return seen, back, tile.both, rows, columns
+    return visible, back, tile.both, rows, columns
 
 
 @numba_jit()
-def row_sums(e, seen, token, tokens, lanes):  # type: ignore[no-untyped-def]
-    """Return the sum of the visible exponentials (all if ``seen`` is empty), and that of equal tokens."""
-    for j in range(len(seen)):
-        e[j] *= np.float32(seen[j])
+def row_sums(e, visible, token, tokens, lanes):  # type: ignore[no-untyped-def]
+    """Return the sum of the visible exponentials (all if ``visible`` is empty), and that of equal tokens."""
+    for j in range(len(visible)):
+        e[j] *= np.float32(visible[j])
     return lane_sum(e, lanes), sum_of_equals(e, token, tokens, lanes)
 
 
@@ -117,13 +117,13 @@ def if_equal(x, token, other):  # type: ignore[no-untyped-def]
 
 
 @numba_jit()
-def add_to_columns(e, seen, token, tokens, total, target):  # type: ignore[no-untyped-def]
+def add_to_columns(e, visible, token, tokens, total, target):  # type: ignore[no-untyped-def]
     """Add a row to the sums of the columns."""
-    if len(seen):
+    if len(visible):
         for j in range(len(e)):
-            visible = e[j] * np.float32(seen[j])
-            total[j] += visible
-            target[j] += visible if tokens[j] == token else ZERO
+            value = e[j] * np.float32(visible[j])
+            total[j] += value
+            target[j] += value if tokens[j] == token else ZERO
     else:
         for j in range(len(e)):
             total[j] += e[j]
@@ -131,15 +131,15 @@ def add_to_columns(e, seen, token, tokens, total, target):  # type: ignore[no-un
 
 
 @numba_jit()
-def too_small(total, target, seen, token, tokens):  # type: ignore[no-untyped-def]
+def too_small(total, target, visible, token, tokens):  # type: ignore[no-untyped-def]
     """Return whether a sum is too small to be accurate, though it has terms."""
     if total >= MIN_SUM and target >= MIN_SUM:
         return False
     terms, hits = 0, 0
-    if len(seen):
+    if len(visible):
         for j in range(len(tokens)):
-            terms += seen[j]
-            hits += seen[j] and tokens[j] == token
+            terms += visible[j]
+            hits += visible[j] and tokens[j] == token
     else:
         terms = len(tokens)
         for j in range(len(tokens)):
@@ -148,14 +148,14 @@ def too_small(total, target, seen, token, tokens):  # type: ignore[no-untyped-de
 
 
 @numba_jit(parallel=True)
-def tile_sums(scores, scale, top, seen, back, row_token, column_token, rows, columns):  # type: ignore[no-untyped-def]
+def tile_sums(scores, scale, top, visible, back, row_token, column_token, rows, columns):  # type: ignore[no-untyped-def]
     """Write the sums (total, target) to ``rows`` [2 n] and ``columns`` [2 m]; return false if one is too small.
 
-    ``seen`` [n m] is what rows see of columns, ``back`` [n m] what columns see of rows; if empty, everything.
+    ``visible`` [n m] is what rows see of columns, ``back`` [n m] what columns see of rows; if empty, everything.
     """
     n, m = scores.shape
     chunks = (n + CHUNK - 1) // CHUNK
-    nothing, partial = seen.ravel()[:0], np.zeros((chunks, 2, m), np.float32)
+    nothing, partial = visible.ravel()[:0], np.zeros((chunks, 2, m), np.float32)
     small = np.zeros(max(n, m), np.uint8)
     for chunk in prange(chunks):
         e, bits, lanes = np.empty(m, np.float32), np.empty(m, np.int32), np.empty(LANES, np.float32)
@@ -164,7 +164,7 @@ def tile_sums(scores, scale, top, seen, back, row_token, column_token, rows, col
             exponentials(scores[i], scale, top, e, bits, power)
             mask = back[i] if len(back) else nothing
             add_to_columns(e, mask, row_token[i], column_token, partial[chunk, 0], partial[chunk, 1])
-            mask = seen[i] if len(seen) else nothing
+            mask = visible[i] if len(visible) else nothing
             rows[0, i], rows[1, i] = row_sums(e, mask, row_token[i], column_token, lanes)
             small[i] = too_small(rows[0, i], rows[1, i], mask, row_token[i], column_token)
     for j in prange(m):
@@ -186,7 +186,7 @@ def factors(top, total, grad):  # type: ignore[no-untyped-def]
 
 
 @numba_jit(parallel=True)
-def tile_slopes(scores, scale, top, seen, back, both, row_token, column_token, row, row_grad, column, column_grad, slope):  # type: ignore[no-untyped-def]
+def tile_slopes(scores, scale, top, visible, back, both, row_token, column_token, row, row_grad, column, column_grad, slope):  # type: ignore[no-untyped-def]
     """Write the gradient of the unscaled scores to ``slope`` [n m]; return false if a factor is too large.
 
     ``row`` [2 n] and ``column`` [2 m] are log-masses (total, target), ``row_grad`` and ``column_grad`` their gradients.
@@ -203,20 +203,20 @@ def tile_slopes(scores, scale, top, seen, back, both, row_token, column_token, r
         for i in range(chunk * CHUNK, min(n, (chunk + 1) * CHUNK)):
             exponentials(scores[i], scale, top, e, bits, power)
             total, target, token, out = a[0, i], a[1, i], row_token[i], slope[i]
-            if len(seen) == 0 and not both:
+            if len(visible) == 0 and not both:
                 for j in range(m):
                     out[j] = e[j] * (total + (target if column_token[j] == token else ZERO))
-            elif len(seen) == 0 and len(back) == 0:
+            elif len(visible) == 0 and len(back) == 0:
                 for j in range(m):
                     out[j] = e[j] * (total + c[0, j] + (target + c[1, j] if column_token[j] == token else ZERO))
             else:
                 for j in range(m):
                     hit = np.float32(column_token[j] == token)
-                    visible = np.float32(seen[i, j]) if len(seen) else ONE
-                    out[j] = e[j] * visible * (total + hit * target)
+                    share = np.float32(visible[i, j]) if len(visible) else ONE
+                    out[j] = e[j] * share * (total + hit * target)
                 if both:
                     for j in range(m):
                         hit = np.float32(column_token[j] == token)
-                        visible = np.float32(back[i, j]) if len(back) else ONE
-                        out[j] += e[j] * visible * (c[0, j] + hit * c[1, j])
+                        share = np.float32(back[i, j]) if len(back) else ONE
+                        out[j] += e[j] * share * (c[0, j] + hit * c[1, j])
     return True

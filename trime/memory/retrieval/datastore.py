@@ -132,7 +132,7 @@ class KNNMemory:
             keys = self.store.keys.take(index).to(query.g)
             score = torch.where(score.isinf(), score, similarity(query.g[:, None], keys, self.metric).squeeze(1))
         if self.hide_own:
-            same_document = self.store.document[index].to(score.device) == query.place.document[:, None]
+            same_document = self.store.document[index].to(score.device) == query.positions.document[:, None]
             score = score.masked_fill(same_document, -math.inf)
         return score, self.store.token[index].long().to(score.device), index
 

@@ -54,8 +54,8 @@ class IVFSearch:
         batch = (sizes.cumsum(0) - sizes) // SCORES
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
             self.score_pairs(local, cell[pairs], row[pairs])
-        score, place = self.topk.result()
-        number = torch.where(place < 0, -1, self.number[place])
+        score, slot = self.topk.result()
+        number = torch.where(slot < 0, -1, self.number[slot])
         if self.metric == "l2":
             score -= local.square().sum(1, keepdim=True)
         return score.to(query.device), number.to(query.device)
@@ -63,12 +63,12 @@ class IVFSearch:
     def score_pairs(self, query: Tensor, cell: Tensor, row: Tensor) -> None:
         """Compare the queries and cells of some pairs, each cell with all queries that visit it."""
         numbers, counts = (part.tolist() for part in cell.unique_consecutive(return_counts=True))
-        blocks, place, first, done = [], torch.empty_like(cell), 0, 0
+        blocks, offset, first, done = [], torch.empty_like(cell), 0, 0
         for number, count in zip(numbers, counts, strict=True):
             rows, columns = round_up(count, 8), round_up(int(self.start[number + 1] - self.start[number]), 64)
             columns = min(columns, len(self.key) - int(self.start[number]))  # may reach into the next cell: not read
             blocks.append((done, rows, columns))
-            place[first : first + count] = done + columns * torch.arange(count)
+            offset[first : first + count] = done + columns * torch.arange(count)
             first, done = first + count, done + rows * columns
         if len(self.flat) < done:
             self.flat = torch.empty(done)
@@ -80,7 +80,7 @@ class IVFSearch:
             first += count
         order = row.argsort(stable=True)
         edges = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(row, minlength=len(query)).cumsum(0)])
-        self.topk.add_tiles(self.flat, edges, place[order], cell[order], self.start)
+        self.topk.add_tiles(self.flat, edges, offset[order], cell[order], self.start)
 
     def write_similarities(self, query: Float[Tensor, "q d"], key: Float[Tensor, "m d"], out: Float[Tensor, "q m"]) -> None:
         """Write similarities to ``out``, without the term that is the same for all keys of a query."""
@@ -144,14 +144,14 @@ def nearest_centroid(keys: Float[Tensor, "m d"], centroid: np.ndarray, metric: s
 
 def sort_keys(blocks: Blocks, number: np.ndarray, width: int, file: Path) -> None:
     """Write the keys sorted by cell to ``file``; ``number`` lists them in that order."""
-    place = np.empty_like(number)
-    place[number] = np.arange(len(number))
+    rank = np.empty_like(number)
+    rank[number] = np.arange(len(number))
     aside, first, sorted_ = file.with_suffix(".aside.npy"), 0, None
     for keys in blocks():
         values = (keys.float() if keys.dtype == torch.bfloat16 else keys).numpy()  # NumPy has no bfloat16
         if sorted_ is None:
             sorted_ = np.lib.format.open_memmap(aside, "w+", values.dtype, (len(number), width))
-        sorted_[place[first : first + len(keys)]] = values
+        sorted_[rank[first : first + len(keys)]] = values
         first += len(keys)
     assert sorted_ is not None
     sorted_.flush()

@@ -15,6 +15,7 @@ from trime.types import Float, Int, Tensor, UserError
 Blocks = Callable[[], Iterator[Tensor]]  # iterates over all keys, in blocks
 RESERVE = 2**32  # bytes of a device kept free for similarities
 MIN_POINTS_PER_CELL = 39  # as FAISS recommends
+TRAINING_POINTS_PER_CELL = 64  # a quarter of FAISS's default takes a quarter of the time at the same recall here
 
 
 @runtime_checkable

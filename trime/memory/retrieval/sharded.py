@@ -51,9 +51,9 @@ def split_into_parts(store: Path, count: int, folder: Path, factory: str | None,
     """Return ``count`` parts of equal size; a single part has its index in ``folder`` itself."""
     entries = len(Keys(Shards(store)))
     edges = [entries * number // count for number in range(count + 1)]
-    places = [folder] if count == 1 else [folder / f"part-{number:05d}" for number in range(count)]
-    ends = zip(edges[:-1], edges[1:], places, strict=True)
-    return [IndexPart(store, first, last, place, factory, metric) for first, last, place in ends]
+    folders = [folder] if count == 1 else [folder / f"part-{number:05d}" for number in range(count)]
+    ends = zip(edges[:-1], edges[1:], folders, strict=True)
+    return [IndexPart(store, first, last, part, factory, metric) for first, last, part in ends]
 
 
 def train_shared(store: Path, factory: str, metric: str, folder: Path) -> Path:

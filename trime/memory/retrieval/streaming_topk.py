@@ -46,15 +46,15 @@ class StreamingTopK:
         self,
         flat: Float[Tensor, " f"],
         edges: Int[Tensor, " e"],
-        place: Int[Tensor, " p"],
+        offset: Int[Tensor, " p"],
         cell: Int[Tensor, " p"],
         start: np.ndarray,
     ) -> None:
-        """Add the scores of cells: those of query q are edges[q] to edges[q + 1], each with its place in ``flat``.
+        """Add the scores of cells: those of query q are edges[q] to edges[q + 1], each with its offset in ``flat``.
 
         Cell c consists of the candidates start[c] to start[c + 1].
         """
-        run_kernel(add_cells, flat, edges, place, cell, start, self.k, self.score, self.index, self.count, self.threshold)
+        run_kernel(add_cells, flat, edges, offset, cell, start, self.k, self.score, self.index, self.count, self.threshold)
 
     def result(self) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Return the scores and indices of the K largest, the largest first; (-inf, -1) where there are fewer."""
@@ -73,12 +73,12 @@ def add_rows(scores, first, k, score, index, count, threshold):  # type: ignore[
 
 
 @numba_jit(parallel=True)
-def add_cells(flat, edges, place, cell, start, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
+def add_cells(flat, edges, offset, cell, start, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
     """Add the scores of its cells to each query."""
     for row in prange(len(count)):
         for j in range(edges[row], edges[row + 1]):
             first, size = start[cell[j]], start[cell[j] + 1] - start[cell[j]]
-            add_run(row, flat[place[j] : place[j] + size], first, k, score, index, count, threshold)
+            add_run(row, flat[offset[j] : offset[j] + size], first, k, score, index, count, threshold)
 
 
 @numba_jit()

@@ -170,7 +170,7 @@ class EncoderDecoder(nn.Module):
             None if source_vocabulary is None else PlainInput(source_vocabulary, width, embedding.table.padding_idx)
         )
 
-    def start(self, rows: int) -> None:
+    def initial_state(self, rows: int) -> None:
         """Return None: there is no state."""
 
     def training_metrics(self) -> dict[str, Tensor]:

@@ -32,16 +32,16 @@ class CacheAndSegment(NamedTuple):
         return AttentionTrace(weight[:, :, -1, :size].mean(1), self.position[:, :size])
 
 
-def concat_cache(held: MemoryState, x: Float[Tensor, "b l d"], position: Int[Tensor, "b l"]) -> CacheAndSegment:
+def concat_cache(state: MemoryState, x: Float[Tensor, "b l d"], position: Int[Tensor, "b l"]) -> CacheAndSegment:
     """Return the cache followed by the segment."""
-    slot = held.ranking.position.argsort(1)
-    states = torch.cat([take_slots(held.columns[0], slot), x], 1)
-    return CacheAndSegment(states, torch.cat([held.ranking.position.gather(1, slot), position], 1), slot)
+    slot = state.ranking.position.argsort(1)
+    states = torch.cat([take_slots(state.columns[0], slot), x], 1)
+    return CacheAndSegment(states, torch.cat([state.ranking.position.gather(1, slot), position], 1), slot)
 
 
 def update_cache(
     cache: BoundedMemory,
-    held: MemoryState,
+    state: MemoryState,
     x: Float[Tensor, "b l d"],
     position: Int[Tensor, "b l"],
     logits: Tensor | None,
@@ -55,6 +55,6 @@ def update_cache(
     if policy.uses_attention and logits is not None:
         score = torch.full_like(logits[..., :size], -torch.inf)
         score = score.scatter(-1, slot[:, None, None].expand_as(score), logits[..., :size].detach())
-        summary = policy.observe(policy.begin(held.ranking), AttentionBlock(score, position))
-        held = held._replace(ranking=policy.finalize(held.ranking, summary))
-    return cache.update(held, (x.detach(),), position)
+        summary = policy.observe(policy.begin(state.ranking), AttentionBlock(score, position))
+        state = state._replace(ranking=policy.finalize(state.ranking, summary))
+    return cache.update(state, (x.detach(),), position)

@@ -23,7 +23,7 @@ class Stateful(Protocol):
 
     attention_traces: list[AttentionTrace] | None  # the last query's attention to the state; None: not recorded
 
-    def start(self, rows: int) -> Any:
+    def initial_state(self, rows: int) -> Any:
         """Return the state of rows that have read nothing."""
 
     def reset(self, state: Any, rows: Bool[Tensor, " b"]) -> Any:
@@ -124,10 +124,10 @@ class StatefulBackbone(nn.Module):
         """The stateful part of each layer."""
         return [layer.stateful_module for layer in self.layers]  # type: ignore[misc]
 
-    def start(self, rows: int) -> State:
+    def initial_state(self, rows: int) -> State:
         """Return the state of rows that have read nothing."""
         device = next(self.parameters()).device
-        layers = tuple(attention.start(rows) for attention in self.attentions)
+        layers = tuple(attention.initial_state(rows) for attention in self.attentions)
         return State(layers, torch.zeros(rows, dtype=torch.long, device=device))
 
     def reset(self, state: State, rows: Bool[Tensor, " b"]) -> State:
@@ -145,7 +145,7 @@ class StatefulBackbone(nn.Module):
         length = tokens.shape[1]
         if length > self.positions:
             raise ValueError(f"a row of {length} tokens exceeds model.backbone.positions={self.positions}")
-        state = self.start(len(tokens)) if state is None else state
+        state = self.initial_state(len(tokens)) if state is None else state
         state = state if fresh is None else self.reset(state, fresh)
         position = state.position[:, None] + torch.arange(length, device=tokens.device)
         x = g = self.dropout(self.scale * self.embedding(tokens))

@@ -48,7 +48,7 @@ class RelativeAttention(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def start(self, rows: int) -> MemoryState:
+    def initial_state(self, rows: int) -> MemoryState:
         """Return an empty cache."""
         return self.cache.empty((unsharded_zeros(self.out_proj.weight, rows, 0, self.out_proj.weight.shape[0]),))
 

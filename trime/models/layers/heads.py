@@ -1,4 +1,4 @@
-"""Output heads, which turn the output representation f into evidence for every token: adaptive or plain softmax.
+"""Output heads, which turn the output representation f into the mass of every token: adaptive or plain softmax.
 
 A head returns a Mass: ``total`` is the log of the mass that all tokens share in Eq. 5, ``target`` the target's part of it.
 Logits are computed block by block, and again in the backward pass, so that no [n, v] tensor is kept in memory.
@@ -56,7 +56,7 @@ class Softmax(nn.Module):
         if not tied:
             nn.init.normal_(self.weight, std=embedding.width**-0.5)
 
-    def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
+    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
         """Return the vocabulary's mass: the target's logit and the logsumexp of all logits."""
         return Mass(*in_blocks(project_and_pick, self.vocabulary, f, target, self.weight))
 
@@ -98,7 +98,7 @@ class AdaptiveSoftmax(nn.Module):
         weight = self.projections[band].T if self.tied else self.projections[band - 1]
         return self.dropout(F.linear(f, weight))
 
-    def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
+    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
         """Return the vocabulary's mass: total T of the head, and log p + T of the target."""
         f = self.dropout(f)
         first = self.bands[0][1]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from trime.memory.objective.blockwise import slices
+from trime.kernels.blocks import slices
 from trime.types import Bool, Float, Int, Tensor
 
 Top = Callable[[Tensor, int], Tensor]  # (scores [h q m], k) -> slots of the k best

@@ -102,24 +102,24 @@ class EncoderDecoderAnswerer:
 
     def encode(self, prompts: list[list[int]]) -> MemoryState:
         """Return the memory of the encoder's outputs."""
-        reader, held = self.reading.reader(self.family), None
+        reader, entries = self.reading.reader(self.family), None
         tokens, position = pad_prompts(prompts, self.family.model.device)
         for outputs in (lambda: reader.feed(tokens, position), lambda: reader.end(self.reading.ending)):
             for hidden in outputs():
-                held = self.memory.empty((hidden.x,)) if held is None else held
-                held = self.memory.update(held, (hidden.x,), hidden.position)
-        assert held is not None
-        return held
+                entries = self.memory.empty((hidden.x,)) if entries is None else entries
+                entries = self.memory.update(entries, (hidden.x,), hidden.position)
+        assert entries is not None
+        return entries
 
 
 class EncoderDecoderSession:
     """A decoder that attends to an encoder's outputs."""
 
-    def __init__(self, family: T5Encoder, held: MemoryState):
-        order = held.ranking.position.argsort(1)
+    def __init__(self, family: T5Encoder, entries: MemoryState):
+        order = entries.ranking.position.argsort(1)
         self.family, self.rows, self.device = family, len(order), order.device
-        self.encoded = held.columns[0].gather(1, order[..., None].expand_as(held.columns[0]))
-        self.position = held.ranking.position.gather(1, order)
+        self.encoded = entries.columns[0].gather(1, order[..., None].expand_as(entries.columns[0]))
+        self.position = entries.ranking.position.gather(1, order)
         self.start = torch.full_like(order[:, :1], family.model.config.decoder_start_token_id)
 
     @torch.no_grad()

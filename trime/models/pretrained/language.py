@@ -1,4 +1,4 @@
-"""A pretrained decoder as a language model of this package: (f, g) of every token, and its output layer's evidence.
+"""A pretrained decoder as a language model of this package: (f, g) of every token, and its output layer's mass.
 
 g is the input of the last feed-forward block, as in the other backbones. Without memories a window is encoded at once by the
 model's own code; with memories the layers keep a state from window to window and read chunk by chunk, as in Attendre with no
@@ -118,7 +118,7 @@ class PretrainedBackbone(nn.Module):
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None, fresh: Bool[Tensor, " b"] | None
     ) -> tuple[Float[Tensor, "b l e"], PretrainedState]:
         """Encode the next window of each row with memories."""
-        state = self.start(len(tokens)) if state is None else state
+        state = self.initial_state(len(tokens)) if state is None else state
         assert state is not None
         state = state if fresh is None else self.reset(state, fresh)
         layers, position, outputs = list(state.layers), state.position, []
@@ -129,12 +129,12 @@ class PretrainedBackbone(nn.Module):
             position = position + part.shape[1]
         return torch.cat(outputs, 1), PretrainedState(tuple(layers), position)
 
-    def start(self, rows: int) -> PretrainedState | None:
+    def initial_state(self, rows: int) -> PretrainedState | None:
         """Return the state of rows that have read nothing."""
         if not self.is_stateful:
             return None
         weight = self.decoder.model.get_input_embeddings().weight
-        layers = self.stack.start(weight.new_zeros(rows, 0, self.width))
+        layers = self.stack.initial_state(weight.new_zeros(rows, 0, self.width))
         return PretrainedState(tuple(layers), torch.zeros(rows, dtype=torch.long, device=weight.device))
 
     def reset(self, state: PretrainedState, rows: Bool[Tensor, " b"]) -> PretrainedState:
@@ -157,13 +157,13 @@ class PretrainedBackbone(nn.Module):
 
 
 class PretrainedHead(nn.Module):
-    """The model's own output layer; ``evidence`` is the mass of the whole vocabulary, as for a plain softmax."""
+    """The model's own output layer; ``mass`` is the mass of the whole vocabulary, as for a plain softmax."""
 
     def __init__(self, embedding: PretrainedDecoder):
         super().__init__()
         self.output = embedding.model.get_output_embeddings()
 
-    def evidence(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
+    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
         """Return the target's logit and the logsumexp of all logits."""
         return Mass(*in_blocks(project_and_pick, len(self.output.weight), f, target, self.output.weight))
 

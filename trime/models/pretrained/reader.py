@@ -27,9 +27,9 @@ class Hidden(NamedTuple):
     document: Int[Tensor, "b l"]
 
     @classmethod
-    def of(cls, x: Float[Tensor, "b l e"], position: Int[Tensor, "b l"], document: Int[Tensor, "b l"] | None = None) -> Hidden:
-        """Return hidden states of document 0, unless documents are given."""
-        return cls(x, position, torch.zeros_like(position) if document is None else document)
+    def of(cls, x: Float[Tensor, "b l e"], position: Int[Tensor, "b l"]) -> Hidden:
+        """Return hidden states of document 0."""
+        return cls(x, position, torch.zeros_like(position))
 
 
 class Stack:
@@ -41,11 +41,11 @@ class Stack:
         self.family, self.memories = family, memories
         self.last_outputs: list[AttentionOutput] | None = [] if record_attention else None  # of each layer
 
-    def start(self, x: Float[Tensor, "b l e"]) -> list[AttendreState]:
+    def initial_state(self, x: Float[Tensor, "b l e"]) -> list[AttendreState]:
         """Return the layers' states before any input, for inputs like ``x``."""
         no_tokens = Hidden.of(x[:, :0], torch.zeros(len(x), 0, dtype=torch.long, device=x.device))
         parts = (self.project(number, no_tokens) for number in range(len(self.memories)))
-        return [memory.start(entries, queries) for memory, (entries, queries) in zip(self.memories, parts, strict=True)]
+        return [memory.initial_state(entries, queries) for memory, (entries, queries) in zip(self.memories, parts, strict=True)]
 
     def project(self, number: int, hidden: Hidden) -> tuple[tuple[Tensor, ...], Queries]:
         """Return a layer's entries, and its queries with the columns that wait with them."""
@@ -97,7 +97,7 @@ class LongReader:
             part = slice(start, start + self.chunk)
             x = self.stack.family.embed(tokens[:, part])
             self.read += x.shape[1]
-            self.state = self.state or self.stack.start(x)
+            self.state = self.state or self.stack.initial_state(x)
             yield self.forward(Hidden(x, position[:, part], document[:, part]))
 
     def forward(self, hidden: Hidden, first: int = 0) -> Hidden:

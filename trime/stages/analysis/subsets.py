@@ -1,6 +1,6 @@
 """subsets: refits a mixture on subsets of its memories, to measure what each memory costs and gains.
 
-The model is not needed: the evidence on valid is stored already, and one pass over test scores every subset.
+The model is not needed: the masses on valid are stored already, and one pass over test scores every subset.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trime.evaluation.frequency import dev_frequency
 from trime.evaluation.memory_cost import MeteredMemory, now
 from trime.evaluation.rows import MixtureSpec
 from trime.memory.external import ExternalMemory
-from trime.mixtures.experts import Evidence
+from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact
 from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
@@ -43,11 +43,11 @@ class Subsets(Artefact):
         return [self.encoded, self.tune]
 
     def build(self, folder: Path) -> None:
-        evidence, description = self.tune.grid.evidence()
+        expert_masses, description = self.tune.grid.expert_masses()
         corpus, full_row = self.encoded.corpus.corpus(), self.tune.row()
-        rows, valid_losses = self.rows(evidence, description)
+        rows, valid_losses = self.rows(expert_masses, description)
         scorer = build_scorer(self.config, rows, self.tune.memories, self.encoded)
-        weights = Weights(bins_of(evidence, description["experts"], scorer.memories), len(corpus.vocabulary))
+        weights = Weights(bins_of(expert_masses, description["experts"], scorer.memories), len(corpus.vocabulary))
         meters = {name: MeteredMemory(scorer.memories[name]) for name in full_row.memory_order}
         external = scorer.memories.get("external")
         search = None
@@ -63,7 +63,7 @@ class Subsets(Artefact):
                 score = score_window(window, row_masses)
                 seconds[number] += now() - started
                 sums[number].add(window, score)
-            weights.add(window.query.token, full_scorer.evidence.total, full_scorer.log_weights)
+            weights.add(window.query.token, full_scorer.expert_masses.total, full_scorer.log_weights)
         tokens = sums[-1].tokens
         costs = {name: {"bytes": meter.bytes, "seconds_per_token": meter.seconds / tokens} for name, meter in meters.items()}
         content = {
@@ -81,7 +81,7 @@ class Subsets(Artefact):
         (folder / "subsets.json").write_text(json.dumps(content, indent=1))
 
     def rows(
-        self, evidence: Evidence, description: dict[str, Any]
+        self, masses: ExpertMasses, description: dict[str, Any]
     ) -> tuple[list[MixtureSpec | FittedMixtureSpec], list[float]]:
         """Return the row of each subset, and its cross-fitted loss on valid."""
         full_row, rows, losses = self.tune.row(), [], []
@@ -92,12 +92,12 @@ class Subsets(Artefact):
                 continue
             if not names:
                 rows.append(MixtureSpec((), ()))
-                losses.append(-float(evidence.log_probability[:, 0].double().mean()))
+                losses.append(-float(masses.log_probability[:, 0].double().mean()))
                 continue
-            mixture, score = fit_mixture(self.config, *select_memories(evidence, description, names))
+            mixture, score = fit_mixture(self.config, *select_memories(masses, description, names))
             sizes = full_row.sizes if "long" in names else MixtureSpec.sizes
             rows.append(replace(full_row, memory_order=names, sizes=sizes, fitted=mixture))
-            losses.append(summarize_row(rows[-1], sum_by_document(evidence.document, -score))["loss"])
+            losses.append(summarize_row(rows[-1], sum_by_document(masses.document, -score))["loss"])
         return rows, losses
 
 
@@ -119,12 +119,14 @@ def subsets(names: tuple[str, ...], which: str) -> list[tuple[str, ...]]:
     return [*(subset for size in sizes for subset in combinations(names, size)), names]
 
 
-def select_memories(evidence: Evidence, description: dict[str, Any], names: tuple[str, ...]) -> tuple[Evidence, dict[str, Any]]:
-    """Return the evidence of the vocabulary and of some memories, and its description."""
+def select_memories(
+    masses: ExpertMasses, description: dict[str, Any], names: tuple[str, ...]
+) -> tuple[ExpertMasses, dict[str, Any]]:
+    """Return the masses of the vocabulary and of some memories, and its description."""
     columns, first = [0], 1
     for name, size in description["experts"].items():
         columns += range(first, first + size) if name in names else []
         first += size
     experts = {name: size for name, size in description["experts"].items() if name in names}
-    selected = Evidence(evidence.target[:, columns].contiguous(), evidence.total[:, columns].contiguous(), evidence.document)
+    selected = ExpertMasses(masses.target[:, columns].contiguous(), masses.total[:, columns].contiguous(), masses.document)
     return selected, {"experts": experts, "counts": [description["counts"][column] for column in columns]}

@@ -10,7 +10,7 @@ import torch
 
 from trime.evaluation.frequency import TokenMeans
 from trime.memory.base import Memory
-from trime.mixtures.experts import Evidence
+from trime.mixtures.experts import ExpertMasses
 from trime.types import Float, Int, Tensor
 
 BINS = 10  # number of bins of tokens by the similarity of the best entry
@@ -20,7 +20,7 @@ BINS = 10  # number of bins of tokens by the similarity of the best entry
 class Bins:
     """Bins of tokens by how well a memory matches: the ``similarity`` of its best entry, or the longest ``context`` of n-grams.
 
-    ``columns``: its experts in the evidence; ``edges`` [b - 1]: ascending similarities; ``names`` [b].
+    ``columns``: its experts in the masses; ``edges`` [b - 1]: ascending similarities; ``names`` [b].
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Bins:
         return torch.where(known[:, 0], torch.bucketize(masses[:, 0].contiguous(), self.edges.to(masses)), -1)
 
 
-def bins_of(evidence: Evidence, experts: dict[str, int], memories: dict[str, Memory]) -> dict[str, Bins]:
+def bins_of(masses: ExpertMasses, experts: dict[str, int], memories: dict[str, Memory]) -> dict[str, Bins]:
     """Return the bins of each memory; bins of similarities hold equally many of these tokens.
 
     The log-mass of the sharpest softmax stands for the similarity of the best entry.
@@ -48,7 +48,7 @@ def bins_of(evidence: Evidence, experts: dict[str, int], memories: dict[str, Mem
         if names := memories[name].expert_names:
             bins[name] = Bins("context", columns, names, torch.zeros(0))
             continue
-        best = evidence.total[:, columns.start]
+        best = masses.total[:, columns.start]
         known = best[best.isfinite()].numpy()
         edges = np.quantile(known, np.arange(1, BINS) / BINS) if len(known) else np.zeros(BINS - 1)
         names = [f"{100 * number // BINS}–{100 * (number + 1) // BINS} %" for number in range(BINS)]

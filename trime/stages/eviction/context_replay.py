@@ -65,7 +65,7 @@ class ContextReplay(Replay):
             raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
         crossing, row = self.config.long.across_documents, self.row()
         windows = read_windows(self.encoded.path(), device_of(self.config))
-        for _, group in groupby(windows, lambda window: 0 if crossing else int(window.contexts.place.document[0])):
+        for _, group in groupby(windows, lambda window: 0 if crossing else int(window.contexts.positions.document[0])):
             yield ContextDocument(list(group), row, self.config)
 
 
@@ -82,7 +82,7 @@ class ContextDocument:
     def received_mass(self, number: int) -> Float[Tensor, " n"]:
         """Return the attention mass that a window's queries give each context in an unlimited memory."""
         mass, query = self.g.new_zeros(len(self.g)), self.windows[number].query.g
-        overlap = 0 if self.config.long.include_window else self.windows[number].context
+        overlap = 0 if self.config.long.include_window else self.windows[number].num_context
         count = max(int(self.starts[number]) - overlap, 0)
         if count:
             score = similarity(query, self.g[:count], self.config.similarity) / query.shape[1] ** 0.5

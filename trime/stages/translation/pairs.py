@@ -156,8 +156,8 @@ class PairLoader(PlannedLoader):
 
     def plan(self, epoch: int) -> list[list[int]]:
         """Return the batches of an epoch, planned by the longer side of each pair."""
-        document, begin, start, length, context = self.segments
-        longer = Segments(document, begin, start, np.maximum(length, self.source.lengths), context)
+        document, offset, start, length, context = self.segments
+        longer = Segments(document, offset, start, np.maximum(length, self.source.lengths), context)
         return self.batching.plan(longer, epoch, self.neighbours)
 
     def batch(self, plan: list[list[int]], number: int) -> Batch:

@@ -72,7 +72,7 @@ def measure_staleness(
     backbone: StatefulBackbone = network.backbone  # type: ignore[assignment]
     training = backbone.training
     backbone.eval()
-    recomputed = backbone.start(len(batch.length))._replace(position=earlier[0].position)
+    recomputed = backbone.initial_state(len(batch.length))._replace(position=earlier[0].position)
     for one in earlier:
         _, recomputed = network(one.batch.tokens, recomputed, one.batch.fresh)
     began = torch.stack([one.batch.fresh for one in earlier]).any(0)  # a document began in these batches

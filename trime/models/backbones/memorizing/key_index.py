@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
+from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, TRAINING_POINTS_PER_CELL
 from trime.models.layers.topk_attention import Table, TopK, all_keys, exact_top, search
 from trime.types import Float, Tensor
-
-POINTS = 39  # entries that FAISS needs for each cell; with fewer, the search is exact
 
 
 class IVFKeyIndex:
@@ -71,14 +70,14 @@ class IVFKeyIndex:
             self.indexes[row_head], self.written[row_head] = index, written
 
     def build_index(self, key: Float[Tensor, "n d"], size: int) -> Any:
-        """Return a new index for a memory of ``size`` entries; None where there are too few keys."""
+        """Return a new index for a memory of ``size`` entries; None where there are too few keys: the search is then exact."""
         import faiss
 
-        count = max(1, min(math.isqrt(size), size // (2 * POINTS)))
-        if len(key) < max(POINTS * count, self.candidates):
+        count = max(1, min(math.isqrt(size), size // (2 * MIN_POINTS_PER_CELL)))
+        if len(key) < max(MIN_POINTS_PER_CELL * count, self.candidates):
             return None
         index: Any = faiss.index_factory(key.shape[1], f"IVF{count},Flat", faiss.METRIC_INNER_PRODUCT)
-        index.cp.max_points_per_centroid = 64
+        index.cp.max_points_per_centroid = TRAINING_POINTS_PER_CELL
         index.train(to_numpy(key))
         index.add(to_numpy(key))
         index.set_direct_map_type(faiss.DirectMap.Array)  # type: ignore[attr-defined]

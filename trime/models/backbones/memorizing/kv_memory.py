@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from trime.eviction.base import AttentionScorePolicy, EvictionPolicy, Summary
+from trime.kernels.blocks import slices
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.memory.objective.blockwise import slices
 from trime.models.attention_trace import AttentionTrace
 from trime.models.backbones.memorizing.key_index import IVFKeyIndex
 from trime.models.layers.topk_attention import (
@@ -40,7 +40,7 @@ class KeyValueState(NamedTuple):
     They are then written into the entries' tensors in place: a state may be read again until the next state has been read.
     """
 
-    held: MemoryState
+    entries: MemoryState
     pending: tuple[Tensor, Tensor]  # keys and values [b h l d] of the last segment
     position: Int[Tensor, "b l"]
     scout: Float[Tensor, "b h s d"]  # queries of the last segment
@@ -100,16 +100,18 @@ class KeyValueMemory(nn.Module):
         """Return x with the slots as second axis; heads that keep entries of their own become rows."""
         return x.flatten(0, 1)[:, :, None] if self.per_head else x.transpose(1, 2)
 
-    def start(self, key: Float[Tensor, "b h l d"]) -> KeyValueState:
+    def initial_state(self, key: Float[Tensor, "b h l d"]) -> KeyValueState:
         """Return an empty memory for keys of this shape."""
         no_keys = key.detach()[:, :, :0]
-        held = self.memory.empty((self.to_slots(no_keys), self.to_slots(no_keys)))
-        return KeyValueState(held, (no_keys, no_keys), torch.zeros(len(key), 0, dtype=torch.long, device=key.device), no_keys)
+        entries = self.memory.empty((self.to_slots(no_keys), self.to_slots(no_keys)))
+        return KeyValueState(
+            entries, (no_keys, no_keys), torch.zeros(len(key), 0, dtype=torch.long, device=key.device), no_keys
+        )
 
     def reset(self, state: KeyValueState, rows: Bool[Tensor, " b"]) -> KeyValueState:
         """Return the memory with the chosen batch rows cleared."""
-        held = self.memory.reset(state.held, self.expand_rows(rows))
-        return state._replace(held=held, position=state.position.masked_fill(rows[:, None], -1))
+        entries = self.memory.reset(state.entries, self.expand_rows(rows))
+        return state._replace(entries=entries, position=state.position.masked_fill(rows[:, None], -1))
 
     def expand_rows(self, values: Tensor) -> Tensor:
         """Expand values of batch rows to values of the memory's rows."""
@@ -117,7 +119,7 @@ class KeyValueMemory(nn.Module):
 
     def with_pending(self, state: KeyValueState) -> MemoryState:
         """Return the entries with the pending ones inserted; the state is not changed."""
-        return self.memory.update(state.held, *self.pending_entries(state))
+        return self.memory.update(state.entries, *self.pending_entries(state))
 
     def pending_entries(self, state: KeyValueState) -> tuple[tuple[Tensor, ...], Int[Tensor, "r l"]]:
         """Return columns and positions of the pending entries, for the memory's rows."""
@@ -128,13 +130,13 @@ class KeyValueMemory(nn.Module):
     ) -> tuple[Float[Tensor, "b h l d"], MemoryState]:
         """Return what the queries retrieve from the memory, and the memory with updated eviction scores."""
         if not self.memory.size:
-            return torch.zeros_like(query), state.held
-        held = self.memory.overwrite(state.held, *self.pending_entries(state))
+            return torch.zeros_like(query), state.entries
+        entries = self.memory.overwrite(state.entries, *self.pending_entries(state))
         policy = self.memory.policy
-        queries, table, keys = self.prepare_search(query, held, state.scout)
+        queries, table, keys = self.prepare_search(query, entries, state.scout)
         if not policy.uses_attention:
-            return self.attend_to(queries, table, self.retrieve(queries, table, keys)).view_as(query), held
-        summary, position = policy.begin(held.ranking), self.expand_rows(position)
+            return self.attend_to(queries, table, self.retrieve(queries, table, keys)).view_as(query), entries
+        summary, position = policy.begin(entries.ranking), self.expand_rows(position)
         summaries = [Summary(*(part[row : row + 1] for part in summary)) for row in range(len(position))]
 
         def on_scores(row: int, block: slice, score: Tensor, best: Tensor) -> None:
@@ -147,27 +149,27 @@ class KeyValueMemory(nn.Module):
             report_retrieved(retrieved, self.memory.size, on_scores)
         attended = self.attend_to(queries, table, retrieved)
         summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
-        return attended.view_as(query), held._replace(ranking=policy.finalize(held.ranking, summary))
+        return attended.view_as(query), entries._replace(ranking=policy.finalize(entries.ranking, summary))
 
     def prepare_search(
-        self, query: Float[Tensor, "b h l d"], held: MemoryState, scout: Float[Tensor, "b h s d"]
+        self, query: Float[Tensor, "b h l d"], entries: MemoryState, scout: Float[Tensor, "b h s d"]
     ) -> tuple[Float[Tensor, "r g l d"], Table, SearchKeys]:
         """Return queries for the memory's rows, the table of entries, and the keys to search."""
-        key, value = held.columns
-        table = Table(key, value, held.ranking.position >= 0)
+        key, value = entries.columns
+        table = Table(key, value, entries.ranking.position >= 0)
         queries, scout = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, scout))
         approximate = scout.shape[2] and self.memory.size > self.candidates
         return queries, table, select_candidates(table, scout, self.top_k, self.candidates) if approximate else all_keys(table)
 
     @torch.no_grad()
     def attention_traces(
-        self, query: Float[Tensor, "b h 1 d"], state: KeyValueState, held: MemoryState, gate: Float[Tensor, "_ h 1 1"]
+        self, query: Float[Tensor, "b h 1 d"], state: KeyValueState, entries: MemoryState, gate: Float[Tensor, "_ h 1 1"]
     ) -> list[AttentionTrace]:
-        """Return the attention of a query to ``held``, the entries that it has read, multiplied by the gate."""
+        """Return the attention of a query to ``entries``, the entries that it has read, multiplied by the gate."""
         if not self.memory.size:
             return []
-        queries, table, keys = self.prepare_search(query, held, state.scout)
-        retrieved, positions = self.retrieve(queries, table, keys), held.ranking.position
+        queries, table, keys = self.prepare_search(query, entries, state.scout)
+        retrieved, positions = self.retrieve(queries, table, keys), entries.ranking.position
         position = positions[torch.arange(len(positions), device=positions.device)[:, None, None, None], retrieved.slot]
         weight = attention_weights(queries, table, retrieved, self.empty_take_mass)
         share = weight.view(*query.shape[:3], -1) * gate / self.heads
@@ -187,11 +189,13 @@ class KeyValueMemory(nn.Module):
             self.on_retrieved(retrieved.slot)
         return attend(query, table, retrieved, self.empty_take_mass)
 
-    def write(self, held: MemoryState, segment: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]) -> KeyValueState:
+    def write(
+        self, entries: MemoryState, segment: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]
+    ) -> KeyValueState:
         """Return the state with a segment's queries, keys and values, detached; keys and values are pending."""
         query, key, value = (part.detach() for part in segment)
         scout = query[:, :, :: max(1, -(-query.shape[2] // self.scouts))] if self.scouts else query[:, :, :0]
-        return KeyValueState(held, (key, value), position, scout)
+        return KeyValueState(entries, (key, value), position, scout)
 
 
 def report_retrieved(retrieved: TopK, size: int, on_scores: ScoreCallback) -> None:

@@ -79,11 +79,13 @@ class KNNAttention(nn.Module):
         if config.biases:
             nn.init.zeros_(self.out_proj.bias)
 
-    def start(self, rows: int) -> AttentionState:
+    def initial_state(self, rows: int) -> AttentionState:
         """Return the state of rows that have read nothing."""
         weight = self.out_proj.weight
         like = unsharded_zeros(weight, rows, self.heads, 0, weight.shape[1] // self.heads)
-        return AttentionState(Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.start(like),))
+        return AttentionState(
+            Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.initial_state(like),)
+        )
 
     def reset(self, state: AttentionState, rows: Bool[Tensor, " b"]) -> AttentionState:
         """Return the state with the chosen rows cleared."""
@@ -117,7 +119,7 @@ class KNNAttention(nn.Module):
         memory = state.memory
         if self.memory is not None:
             with torch.autocast(x.device.type, enabled=False):  # rounded scores would not be in order
-                memory_query = query.to(memory[0].held.columns[0].dtype)
+                memory_query = query.to(memory[0].entries.columns[0].dtype)
                 remembered, entries = self.memory.read(memory_query, memory[0], position)
             memory = (self.memory.write(entries, (memory_query, key, value), position),)
             gate = self.memory.gate(x).to(attended.dtype)
@@ -156,7 +158,7 @@ def memorizing_transformer(
     positions: int,
     memory: Callable[..., KeyValueMemory],
     window: Window,
-    form: AttentionConfig,
+    attention: AttentionConfig,
     dropout: float = 0.0,
     inner_dropout: float = 0.0,
     final_norm: bool = True,
@@ -170,9 +172,9 @@ def memorizing_transformer(
     """
     refuse_padding(pad)
     chosen = [math.ceil(layers * 3 / 4) - 1] if memory_layers is None else memory_layers
-    if not isinstance(chosen, list) or form.norm not in NORMS or window.length < 1:
+    if not isinstance(chosen, list) or attention.norm not in NORMS or window.length < 1:
         raise ValueError(
-            f"memory_layers={chosen} must be a list of layers, form.norm={form.norm} one of {', '.join(NORMS)}, "
+            f"memory_layers={chosen} must be a list of layers, attention.norm={attention.norm} one of {', '.join(NORMS)}, "
             f"window.length={window.length} at least 1"
         )
     if not set(chosen) <= set(range(layers)):
@@ -181,8 +183,8 @@ def memorizing_transformer(
 
     def layer(number: int) -> StatefulTransformerLayer:
         layer_memory = memory(heads=heads, width=sizes.width) if number in chosen else None
-        attention = KNNAttention(sizes.width, heads, inner_dropout, window, form, layer_memory)
-        return StatefulTransformerLayer(attention, sizes, form.norm, form.biases)
+        module = KNNAttention(sizes.width, heads, inner_dropout, window, attention, layer_memory)
+        return StatefulTransformerLayer(module, sizes, attention.norm, attention.biases)
 
-    norm = NORMS[form.norm](sizes.width) if final_norm else nn.Identity()
+    norm = NORMS[attention.norm](sizes.width) if final_norm else nn.Identity()
     return StatefulBackbone(embedding, [layer(number) for number in range(layers)], positions, dropout, norm)

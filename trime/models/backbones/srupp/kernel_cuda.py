@@ -5,13 +5,11 @@ Not measured yet; tested on the CPU in Triton's interpreter (TRITON_INTERPRET=1)
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
+from trime.kernels.triton_kernels import triton_jit
 from trime.types import Tensor
 
 LANES = 128  # per program
@@ -35,12 +33,7 @@ def backward(
     return du, dx, rows
 
 
-def compiled(function: Any) -> Any:
-    """Compile a function with Triton from its source, without the wrapper that an import hook may have added."""
-    return triton.jit(inspect.unwrap(function))
-
-
-@compiled
+@triton_jit
 def gates(u, at, lane, inside, c_prev, vf, vr, bf, br, d):  # type: ignore[no-untyped-def]
     """Return f and r of the step whose values begin at ``at``."""
     u1 = tl.load(u + at * 3 + d + lane, inside, 0.0)
@@ -48,7 +41,7 @@ def gates(u, at, lane, inside, c_prev, vf, vr, bf, br, d):  # type: ignore[no-un
     return tl.sigmoid(u1 + vf * c_prev + bf), tl.sigmoid(u2 + vr * c_prev + br)
 
 
-@compiled
+@triton_jit
 def _forward(u, x, weight, bias, mask, start, h, c, steps, d, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * lanes + tl.arange(0, lanes)
@@ -65,7 +58,7 @@ def _forward(u, x, weight, bias, mask, start, h, c, steps, d, lanes: tl.constexp
         tl.store(h + at + lane, x_t + r * dropout * (cell - x_t), inside)
 
 
-@compiled
+@triton_jit
 def _backward(u, x, weight, bias, mask, start, c, dh, du, dx, rows, steps, d, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * lanes + tl.arange(0, lanes)

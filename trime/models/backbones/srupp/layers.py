@@ -72,7 +72,7 @@ class SruLayer(nn.Module):
         """The layer itself."""
         return self
 
-    def start(self, rows: int) -> SruState:
+    def initial_state(self, rows: int) -> SruState:
         """Return a zero state and an empty cache."""
         no_states = unsharded_zeros(self.weight, rows, 0, self.weight.shape[1])
         return SruState(unsharded_zeros(self.weight, rows, self.weight.shape[1]), self.cache.empty((no_states,)))

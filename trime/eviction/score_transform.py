@@ -35,7 +35,7 @@ class Clipped:
 
     def __init__(self, low: float, high: float):
         if low >= high:
-            raise ValueError(f"eviction.reading: low={low} must lie below high={high}")
+            raise ValueError(f"eviction.score_transform: low={low} must lie below high={high}")
         self.low, self.high = low, high
 
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:

@@ -1,0 +1,97 @@
+"""The tiles of a product of queries and memory, and the interface of the kernels that compute one tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from trime.kernels.blocks import slices
+from trime.memory.visibility import Extent, Visibility
+from trime.types import Bool, Contexts, Float, Tensor, TokenPosition
+
+TargetAndTotal = Sequence[Float[Tensor, "t all"]]  # of target and total
+
+
+class Tile(NamedTuple):
+    """Rows of queries, columns of memory, and the mask of what rows see of columns; None: everything.
+
+    ``both``: the columns are queries to the rows too, and ``back`` masks what they see of the rows.
+    """
+
+    row: slice
+    column: slice
+    visible: Bool[Tensor, "n m"] | None
+    both: bool = False
+    back: Bool[Tensor, "n m"] | None = None
+
+
+class Tiles:
+    """The tiles over queries and memory in which something is visible."""
+
+    def __init__(self, query: Contexts, memory: Contexts, visibility: Visibility, block: int, symmetric: bool):
+        self.query, self.memory, self.visibility, self.symmetric = query, memory, visibility, symmetric
+        self.rows, self.row_extents = slices(len(query.token), block), extents(query.positions, block)
+        self.columns, self.column_extents = slices(len(memory.token), block), extents(memory.positions, block)
+
+    def __iter__(self) -> Iterator[Tile]:
+        for row in range(len(self.rows)):
+            for column in range(row + 1 if self.symmetric else len(self.columns)):
+                sees_some = not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
+                if self.symmetric and column < row and self.sees_back(row, column):
+                    back = self.mask(column, row)
+                    if sees_some:
+                        yield Tile(
+                            self.rows[row],
+                            self.columns[column],
+                            self.mask(row, column),
+                            True,
+                            None if back is None else back.T.contiguous(),
+                        )
+                    else:
+                        yield Tile(self.rows[column], self.columns[row], back)
+                elif sees_some:
+                    yield Tile(self.rows[row], self.columns[column], self.mask(row, column))
+
+    def sees_back(self, row: int, column: int) -> bool:
+        """Return whether queries in the column's block see anything of the row's block."""
+        return not self.visibility.rules_out(self.row_extents[column], self.column_extents[row])
+
+    def mask(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
+        """Return the mask of what a block of queries sees of a block of memory; None: everything."""
+        if self.visibility.shows_all(self.row_extents[row], self.column_extents[column]):
+            return None
+        return self.visibility.sees(self.query.positions.take(self.rows[row]), self.memory.positions.take(self.columns[column]))
+
+
+def extents(positions: TokenPosition, block: int) -> list[Extent]:
+    """Return the extent of each block of positions, with a single transfer to the host."""
+    if not len(positions.segment):
+        return []
+    bounds = [torch.stack([torch.stack([part.min(), part.max()]) for part in column.split(block)]) for column in positions]
+    return [Extent(*((low, high) for low, high in blocks)) for blocks in torch.stack(bounds, 1).tolist()]
+
+
+@runtime_checkable
+class TileKernels(Protocol):
+    """Kernels for the tiles of one kind of device; where they decline a tile, it is computed by the definition.
+
+    ``product``: the inner products of the tile's rows and columns. Modules implement it: ``blockwise_cpu``, ``blockwise_cuda``.
+    """
+
+    def add_masses(self, target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles) -> bool:
+        """Add a tile to the masses [t n] of all queries, in place; return False, with nothing added, to decline."""
+        ...
+
+    def score_gradients(
+        self,
+        masses: TargetAndTotal,
+        gradients: TargetAndTotal,
+        product: Tensor,
+        divisor: Tensor,
+        tile: Tile,
+        tiles: Tiles,
+    ) -> Tensor | None:
+        """Return the gradient [n m] of a tile's products, which may be overwritten; None to decline."""
+        ...
