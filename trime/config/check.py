@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -120,7 +121,8 @@ def rules_of(schema: type, settings: dict[str, Any], place: str = "") -> Iterato
         if is_dataclass(kind := hints[entry.name]):
             yield from rules_of(kind, value, f"{key}.")  # type: ignore[arg-type]
         else:
-            yield key, value, entry.metadata["rule"]
+            rule = entry.metadata["rule"]
+            yield key, value, replace(rule, many=True) if get_origin(kind) is list else rule
 
 
 def parts_of(settings: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -147,6 +149,8 @@ def check_arguments(key: str, part: dict[str, Any]) -> None:
             )
         if name in hints and not fits(value, hints[name]):
             raise UserError(f"{key}.{name}={written(value)}: it must be {' or '.join(words_of(hints[name]))}")
+        if name in hints and isinstance(value, int) and value < 0 and int in alternatives(hints[name]):
+            raise UserError(f"{key}.{name}={value}: it must be at least 0")
 
 
 def target_of(key: str, target: Any) -> Any:
@@ -159,7 +163,8 @@ def target_of(key: str, target: Any) -> Any:
 
 def hints_of(target: Any) -> dict[str, Any]:
     """Return the types of a callable's arguments, without those that cannot be resolved."""
-    function = target.__init__ if inspect.isclass(target) else target
+    is_tuple = inspect.isclass(target) and issubclass(target, tuple)  # a NamedTuple's fields are its arguments
+    function = target.__init__ if inspect.isclass(target) and not is_tuple else target
     try:
         return typing.get_type_hints(function)
     except (NameError, TypeError):
@@ -179,9 +184,16 @@ def fits(value: Any, hint: Any) -> bool:
     kinds = alternatives(hint)
     if value is None and str in kinds:
         return True
-    if not all(is_plain(kind) for kind in kinds):
-        return not (isinstance(value, str) and any(kind in (bool, int, float) for kind in kinds)) or str in kinds
-    return any(fits_one(value, kind) for kind in kinds)
+    if all(is_plain(kind) for kind in kinds):
+        return any(fits_one(value, kind) for kind in kinds)
+    if any(kind in (bool, int, float) for kind in kinds):
+        return not isinstance(value, str) or str in kinds
+    return not all(map(is_object, kinds)) or value is None or (isinstance(value, dict) and "_target_" in value)
+
+
+def is_object(kind: Any) -> bool:
+    """Return True for a class or a protocol of this package, whose objects a part with a ``_target_`` describes."""
+    return inspect.isclass(kind) and kind.__module__.startswith("trime.")
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
@@ -200,10 +212,13 @@ def fits_one(value: Any, kind: Any) -> bool:
     if origin is Literal:
         return value in get_args(kind)
     if origin in (list, tuple):
-        return isinstance(value, list)
+        items = [kind for kind in get_args(kind) if kind is not ...]
+        return isinstance(value, list) and (len(items) != 1 or all(fits(item, items[0]) for item in value))
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
-    return isinstance(value, int | float) if kind is float else isinstance(value, origin)
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, origin)
 
 
 def words_of(hint: Any) -> list[str]:

@@ -14,8 +14,8 @@ from trime.quantities import parse_quantity
 class Rule:
     """What a value may be: null if it is ``optional``, a ``switch``, one of ``choices``, or a number or quantity within bounds.
 
-    A list is judged item by item. ``words`` are values that count as they are, beside numbers: as ``auto``. A ``name`` is text
-    that starts with a letter.
+    ``many``: a list of such values is meant, or allowed beside a single one. ``words`` are values that count as they are, beside
+    numbers: as ``auto``. A ``name`` is text that starts with a letter.
     """
 
     at_least: float | None = None
@@ -30,18 +30,19 @@ class Rule:
     switch: bool = False
     filled: bool = False
     rising: bool = False
+    many: bool = False
     name: bool = False
 
     def broken_by(self, value: Any) -> str | None:
         """Return what the value must be where it is not, else None."""
         if (value is None and self.optional) or value in self.words:
             return None
-        if isinstance(value, list):
+        if isinstance(value, list) and (self.many or not self.demanding):
             return self.broken_by_list(value)
         if self.switch:
             return None if isinstance(value, bool) else self.text
         if self.choices:
-            return None if value in self.choices else self.text
+            return None if isinstance(value, str) and value in self.choices else self.text
         if self.quantity and isinstance(value, str):
             return None if is_quantity(value) else self.text
         if self.name:
@@ -61,6 +62,11 @@ class Rule:
         return None
 
     @property
+    def demanding(self) -> bool:
+        """Whether any value breaks the rule."""
+        return bool(self.switch or self.choices or self.name or self.bounded)
+
+    @property
     def bounded(self) -> bool:
         """Whether a number is wanted."""
         bounds = (self.at_least, self.above, self.at_most, self.below)
@@ -69,6 +75,8 @@ class Rule:
     def holds(self, value: Any) -> bool:
         """Return True for a finite number within the bounds."""
         if not is_number(value) or not math.isfinite(value) or (self.whole and not isinstance(value, int)):
+            return False
+        if self.quantity and value != int(value):
             return False
         too_low = (self.at_least is not None and value < self.at_least) or (self.above is not None and value <= self.above)
         too_high = (self.at_most is not None and value > self.at_most) or (self.below is not None and value >= self.below)

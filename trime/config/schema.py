@@ -5,7 +5,7 @@ A value may be an interpolation (``${segments.length}``); it is checked once it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trime.choices import ANALYZERS, CACHED_KEYS, DTYPES, EXCLUDED, EXTENSIONS, INTERPOLATED, METRICS
@@ -472,20 +472,33 @@ class Settings:
 
 
 COUNT, SIZE, SWITCH = Rule(at_least=1, whole=True), Rule(at_least=0, whole=True), Rule(switch=True)
+SHARE = Rule(at_least=0, below=1)
 # Bounds of settings that the signature of their ``_target_`` does not give; settings that a choice lacks are skipped.
 PARTS = {
     "model.gate": SWITCH,
     "model.backbone.layers": Rule(at_least=1, whole=True, optional=True),
+    "model.backbone.inner": COUNT,
+    "model.backbone.positions": COUNT,
+    "model.backbone.dropout": SHARE,
+    "model.backbone.inner_dropout": SHARE,
+    "model.softmax_dropout": SHARE,
+    "model.head.dropout": SHARE,
+    "model.cutoffs": replace(COUNT, many=True, optional=True),
+    "model.embedding.cutoffs": replace(COUNT, many=True, optional=True),
     "batching.size": Rule(at_least=1, whole=True, optional=True),
     "batching.tokens": COUNT,
     "batching.processes": COUNT,
     "batching.multiple": COUNT,
     "schedule.peak": Rule(at_least=0),
+    "optimizer.betas": Rule(at_least=0, below=1, many=True),
     "dataset.ratio": Rule(at_least=0, optional=True),
     "memory.metric": Rule(choices=METRICS),
     "neighbours.analyzer": Rule(choices=ANALYZERS),
     "neighbours.exclude": Rule(choices=EXCLUDED),
-    "mixture.model.history": Rule(at_least=0, at_most=1),
+    "mixture.model.history": Rule(at_least=0, at_most=1, many=True),
+    "replay.policies": Rule(name=True, filled=True, many=True),
+    "small.questions.least": Rule(at_least=0, whole=True, optional=True),
+    "small.questions.words": COUNT,
     "mixture.model.hidden": COUNT,
     "mixture.model.epochs": COUNT,
     "mixture.model.patience": COUNT,
@@ -493,14 +506,14 @@ PARTS = {
     "mixture.model.learning_rate": Rule(above=0),
     "mixture.model.online_rate": Rule(above=0),
 }
-# The same for our models that carry a state from window to window, and for pretrained models.
-STATEFUL = {"model.memory_size": SIZE}
+# The same for our own models, some of which carry a state from window to window, and for pretrained models.
+STATEFUL = {"model.memory_size": SIZE, "model.factor": COUNT, "model.embedding.factor": COUNT}
 PRETRAINED = {
-    "model.memory_size": SIZE,
+    "model.memory_size": replace(SIZE, many=True),
     "model.chunk": COUNT,
     "model.outputs": COUNT,
-    "model.query_size": Rule(at_least=0, whole=True, optional=True),
-    "model.top_k": Rule(at_least=1, whole=True, optional=True),
+    "model.query_size": Rule(at_least=0, whole=True, optional=True, many=True),
+    "model.top_k": Rule(at_least=1, whole=True, optional=True, many=True),
     "model.dtype": Rule(choices=DTYPES),
     "model.position": Rule(choices=EXTENSIONS),
     "model.cached_keys": Rule(choices=CACHED_KEYS),
