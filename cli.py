@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from trime.config.folder import CONF
 from trime.config.help import help_text
 from trime.config.messages import message_of
 from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
@@ -26,8 +27,6 @@ from trime.run.job_results import JobResult, in_worker_process, read_job_results
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
-
-CONF = Path(__file__).resolve().parent / "conf"
 
 
 def run_job(config: DictConfig) -> tuple[float | None, JobResult]:

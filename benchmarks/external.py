@@ -18,7 +18,9 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
+from trime.evaluation.loss_sums import LossSums
 from trime.memory.external import ExternalMemory
+from trime.memory.retrieval.factories import cell_count, complete_factory
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
 from trime.metrics import perplexity
 from trime.pipeline.compose import compose_config
@@ -26,10 +28,10 @@ from trime.pipeline.mixture_specs import rows_of
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.datastore import BuildIndex, cell_count, complete_factory, uses_external
+from trime.stages.datastore import BuildIndex, uses_external
 from trime.stages.encode import read_windows
 from trime.stages.memories import Memories, Sources
-from trime.stages.tune import LossSums, build_scorer, sample_queries
+from trime.stages.tune import build_scorer, sample_queries
 
 ENOUGH, BOUND = 0.8, 5.0  # minimal recall, and maximal time over evaluation without the external memory
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import is_dataclass
 from typing import Any, get_origin
 
 import pytest
@@ -16,13 +15,13 @@ from tests.conftest import ROOT
 from trime.config.check import check_sections, check_settings, fits
 from trime.config.fields import Rule
 from trime.config.help import help_text
-from trime.config.messages import schema_of
 from trime.config.schema import PARTS, PRETRAINED, Settings
+from trime.config.walk import schema_entries
 from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.compose import compose_config
 
-LEAVES = {key: entry for key, entry in schema_of(Settings) if not is_dataclass(entry[0])}
+LEAVES = {entry.key: (entry.kind, entry.rule) for entry in schema_entries() if not entry.is_section}
 TEXT, LIST, SECTION = "maybe", [[1]], {"a": 1}
 
 

@@ -12,12 +12,13 @@ import torch
 from tests.helpers.stores import KEYS, QUERY, blocks, built, folder_of, stored
 from trime.memory.retrieval import faiss_index
 from trime.memory.retrieval.datastore import retrieved_mass
+from trime.memory.retrieval.factories import complete_factory
 from trime.memory.retrieval.faiss_index import FaissSearch, fill_faiss, train_faiss
 from trime.memory.retrieval.ivf import IVFSearch, fill_ivf, train_ivf
 from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, recall_of
 from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_into_parts
 from trime.memory.retrieval.streaming_topk import StreamingTopK
-from trime.stages.datastore import complete_factory, open_search
+from trime.stages.datastore import open_search
 from trime.types import UserError
 
 

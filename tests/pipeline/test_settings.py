@@ -10,9 +10,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
-from trime.config.check import rules_of
 from trime.config.fields import Rule
-from trime.config.schema import Settings
+from trime.config.walk import schema_entries
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.compose import compose_config
@@ -190,7 +189,7 @@ def test_a_setting_moves_the_hashes_of_what_depends_on_it_and_no_others(
 ) -> None:
     """Each setting of the sections (None: of all) is changed by itself."""
     config = compose_config(*overrides)
-    rules = {key: rule for key, _, rule in rules_of(Settings, plain(config))}
+    rules = {entry.key: entry.rule for entry in schema_entries() if entry.rule}
     values = {key: v for key, v in leaves(OmegaConf.to_container(config)) if not sections or key.split(".")[0] in sections}
     others = {key: other_value(value, rules.get(key, Rule())) for key, value in values.items()} | OTHERS
     changes = {key: other for key, other in others.items() if key in values and key not in KEPT and other != values[key]}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.results import made
+from trime.evaluation.loss_sums import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums
 from trime.memory.base import Window
 from trime.report.command_lines import without_paths
 from trime.report.compare import compare_table, order_table
@@ -17,7 +18,7 @@ from trime.report.differences import difference
 from trime.report.figures.several import policies_picture
 from trime.report.groups import Group, baseline_of, group_labels, group_runs, rank_groups
 from trime.report.tables import EDGE, run_table
-from trime.stages.tune import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums, at_grid_edge
+from trime.stages.tune import at_grid_edge
 from trime.types import Contexts, Mass, TokenPosition
 
 

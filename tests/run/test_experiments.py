@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from tests.conftest import ROOT, composed
 from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.data.parallel.base import Parallel
+from trime.memory.retrieval import factories
 from trime.models.network import build_network
 from trime.pipeline.mixture_specs import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages import datastore, encode
+from trime.stages import encode
 from trime.types import UserError
 
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
@@ -231,7 +232,7 @@ def test_neighbours_and_index_backends(
     few = ["dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
     run(tiny("experiment=trime_ext", "neighbours=reference", "stages=[prepare,pack]", *few))
     losses = {}
-    monkeypatch.setattr(datastore, "EXACT_UP_TO", 100)
+    monkeypatch.setattr(factories, "EXACT_UP_TO", 100)
     rescored = "factory=Flat rescore=true"
     for index in (
         "factory=null",

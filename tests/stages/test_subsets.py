@@ -16,7 +16,7 @@ from trime.plan.language_model import Plan
 from trime.report.figures.weights import weights_panel
 from trime.report.frontier import Point, advice, frontier_points, group_by_model, pareto_front
 from trime.report.memories import memories_table, memory_contribution
-from trime.report.results import find_runs, write_results
+from trime.report.results import find_runs, read_run, write_results
 from trime.report.several import report_several
 from trime.run.runner import report_sweep, run
 from trime.stages.analysis.subsets import select_memories, subsets
@@ -147,7 +147,7 @@ def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path]
     plan, folder = swept
     report_sweep(plan.config, [plan.run_folder])
     assert "Pareto fronts of 8" in capsys.readouterr().out
-    other = json.loads((plan.run_folder / "results.json").read_text())
+    other = read_run(plan.run_folder / "results.json")
     other["subsets"]["selection"], other["name"] = "leave_one_out", "other"
     (folder / "other").mkdir()
     write_results(folder / "other" / "results.json", other)

@@ -7,17 +7,16 @@ import inspect
 import math
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass, replace
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from dataclasses import MISSING, fields
+from typing import Any, Literal, get_args, get_origin
 
 from hydra.utils import get_object
 
 from trime.config.fields import Rule
-from trime.config.schema import PARTS, PRETRAINED, STATEFUL, Settings, Trainer
+from trime.config.schema import PARTS, PRETRAINED, STATEFUL, Trainer
+from trime.config.walk import schema_entries
+from trime.config.wording import TYPES, alternatives, wanted, written
 from trime.errors import UserError
-
-PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
 
 LIGHTNING = "pytorch_lightning.Trainer"
 # Arguments of Lightning's trainer that the lab gives it, and the setting that decides each.
@@ -48,7 +47,7 @@ def check_settings(settings: dict[str, Any]) -> None:
     inside = PRETRAINED if "name" in settings["model"] else STATEFUL
     for key, rule in (PARTS | inside).items():
         if (value := value_at(settings, key)) is not MISSING:
-            demand(key, value, rule)
+            check_rule(key, value, rule)
     check_trainer(settings["trainer"])
     for key in ("callbacks", "logger.lightning"):
         check_named_parts(key, value_at(settings, key))
@@ -58,9 +57,9 @@ def check_settings(settings: dict[str, Any]) -> None:
 
 def check_sections(settings: dict[str, Any], *names: str) -> None:
     """Raise UserError at the first setting of the named sections, by default of all, that breaks its rule."""
-    for key, value, rule in rules_of(Settings, settings):
-        if not names or key.split(".")[0] in names:
-            demand(key, value, rule)
+    for entry in schema_entries():
+        if entry.rule and (not names or entry.key.split(".")[0] in names):
+            check_rule(entry.key, value_at(settings, entry.key), entry.rule)
 
 
 def added_arguments(trainer: dict[str, Any]) -> dict[str, Any]:
@@ -92,15 +91,10 @@ def check_named_parts(key: str, parts: dict[str, Any]) -> None:
             raise UserError(f"{key}.{name}={written(part)}: it must name a class, as {{_target_: package.module.CLASS}}")
 
 
-def demand(key: str, value: Any, rule: Rule) -> None:
+def check_rule(key: str, value: Any, rule: Rule) -> None:
     """Raise UserError where a value breaks a rule."""
-    if wanted := rule.broken_by(value):
-        raise UserError(f"{key}={written(value)}: it must be {wanted}")
-
-
-def written(value: Any) -> str:
-    """Return a value as the command line has it."""
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    if broken := rule.broken_by(value):
+        raise UserError(f"{key}={written(value)}: it must be {broken}")
 
 
 def value_at(settings: dict[str, Any], key: str) -> Any:
@@ -111,18 +105,6 @@ def value_at(settings: dict[str, Any], key: str) -> Any:
             return MISSING
         value = value[name]
     return value
-
-
-def rules_of(schema: type, settings: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any, Rule]]:
-    """Yield each setting of a section and of those below it: its whole key, its value and its rule."""
-    hints = typing.get_type_hints(schema)
-    for entry in fields(schema):
-        key, value = f"{place}{entry.name}", settings[entry.name]
-        if is_dataclass(kind := hints[entry.name]):
-            yield from rules_of(kind, value, f"{key}.")  # type: ignore[arg-type]
-        else:
-            rule = entry.metadata["rule"]
-            yield key, value, replace(rule, many=True) if get_origin(kind) is list else rule
 
 
 def parts_of(settings: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -148,7 +130,7 @@ def check_arguments(key: str, part: dict[str, Any]) -> None:
                 f"{key}.{name}: {part['_target_'].rpartition('.')[2]} has no such setting; it has {known(parameters)}"
             )
         if name in hints and not fits(value, hints[name]):
-            raise UserError(f"{key}.{name}={written(value)}: it must be {' or '.join(words_of(hints[name]))}")
+            raise UserError(f"{key}.{name}={written(value)}: it must be {wanted(hints[name])}")
         if name in hints and isinstance(value, int) and value < 0 and int in alternatives(hints[name]):
             raise UserError(f"{key}.{name}={value}: it must be at least 0")
 
@@ -196,14 +178,9 @@ def is_object(kind: Any) -> bool:
     return inspect.isclass(kind) and kind.__module__.startswith("trime.")
 
 
-def alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the one type."""
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
 def is_plain(kind: Any) -> bool:
     """Return True for a type that plain data can be judged by."""
-    return kind in PLAIN or get_origin(kind) in (list, tuple, dict, Literal) or kind in (list, tuple, dict)
+    return kind in TYPES or get_origin(kind) in (list, tuple, dict, Literal) or kind in (list, tuple, dict)
 
 
 def fits_one(value: Any, kind: Any) -> bool:
@@ -219,11 +196,3 @@ def fits_one(value: Any, kind: Any) -> bool:
     if kind is float:
         return isinstance(value, int | float) and math.isfinite(value)
     return isinstance(value, origin)
-
-
-def words_of(hint: Any) -> list[str]:
-    """Return what a value must be, alternative by alternative."""
-    return [
-        ", ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else PLAIN.get(kind, "a list")
-        for kind in alternatives(hint)
-    ]

@@ -14,8 +14,8 @@ from trime.quantities import parse_quantity
 class Rule:
     """What a value may be: null if it is ``optional``, a ``switch``, one of ``choices``, or a number or quantity within bounds.
 
-    ``many``: a list of such values is meant, or allowed beside a single one. ``words`` are values that count as they are, beside
-    numbers: as ``auto``. A ``name`` is text that starts with a letter.
+    ``many``: a list of such values is meant, or allowed beside a single one. ``words`` are values that count as they are,
+    beside numbers: as ``auto``. A ``name`` is text that starts with a letter.
     """
 
     at_least: float | None = None

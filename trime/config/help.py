@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
-from trime.config.fields import help_of
 from trime.config.reproduce import PREFIX, PublishedRow, read_table, tables
-from trime.config.schema import Settings
 from trime.config.table_source import GROUP
+from trime.config.walk import Entry, schema_entries
+from trime.config.wording import written
 
 HEADER = """\
 TRIME Lab: train, compare and use language models with local, long-term and external memory.
@@ -47,10 +44,10 @@ Often changed:
 def help_text(conf: Path, topic: str | None = None) -> str:
     """Return the whole help, or that of one section or group; of an unknown one, which there are."""
     named = groups(conf)
-    sections = {entry.name: entry for entry in fields(Settings)}
+    sections = {entry.key: entry for entry in schema_entries() if "." not in entry.key}
     if topic is None:
         choices = [f"  {name}: {', '.join(each)}" for name, each in named.items()]
-        settings = [f"  {name:<14} {help_of(entry)}" for name, entry in sections.items()]
+        settings = [f"  {name:<14} {entry.help}" for name, entry in sections.items()]
         return "\n".join([HEADER, "Settings:", *settings, "", "Groups and their choices:", *choices, "", FOOTER])
     lines = [*lines_of_section(topic, sections), *lines_of_group(topic, named.get(topic, {}))]
     return (
@@ -58,38 +55,20 @@ def help_text(conf: Path, topic: str | None = None) -> str:
     )
 
 
-def lines_of_section(topic: str, sections: dict[str, Field[Any]]) -> Iterator[str]:
-    """Yield a section's settings, one a line: key, type, default, help, bounds."""
-    if topic not in sections:
-        return
-    kind = typing.get_type_hints(Settings)[topic]
-    yield f"{topic}: {help_of(sections[topic])}"
-    yield from lines_of(kind, f"{topic}.") if is_dataclass(kind) else [f"  {described(topic, sections[topic])}"]  # type: ignore[arg-type]
+def lines_of_section(topic: str, sections: dict[str, Entry]) -> Iterator[str]:
+    """Yield a section's settings, one a line: key, default, help, bounds."""
+    if topic in sections:
+        section = sections[topic]
+        yield f"{topic}: {section.help}"
+        below = schema_entries(section.kind, f"{topic}.") if section.is_section else [section]
+        yield from (f"  {described(entry)}" for entry in below if not entry.is_section)
 
 
-def lines_of(schema: type, place: str) -> Iterator[str]:
-    """Yield the lines of a section and of those below it."""
-    hints = typing.get_type_hints(schema)
-    for entry in fields(schema):
-        if is_dataclass(kind := hints[entry.name]):
-            yield from lines_of(kind, f"{place}{entry.name}.")  # type: ignore[arg-type]
-        else:
-            yield f"  {described(place + entry.name, entry)}"
-
-
-def described(key: str, entry: Field[Any]) -> str:
+def described(entry: Entry) -> str:
     """Return a setting's line."""
-    default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
-    rule = entry.metadata["rule"]
-    bounds = f" ({rule.text})" if rule.choices or rule.bounded else ""
-    return f"{key}={shown(default)}  {help_of(entry)}{bounds}"
-
-
-def shown(value: Any) -> str:
-    """Return a default as it would be written on the command line."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"[{','.join(map(shown, value))}]" if isinstance(value, list) else str(value)
+    rule = entry.rule
+    bounds = f" ({rule.text})" if rule and (rule.choices or rule.bounded) else ""
+    return f"{entry.key}={written(entry.default)}  {entry.help}{bounds}"
 
 
 def groups(conf: Path) -> dict[str, dict[str, Path | PublishedRow]]:

@@ -1,7 +1,7 @@
 """ledger: every cell of the papers' tables beside what was measured here.
 
-The rows of conf/reproduce list the published results that they reproduce, and benchmarks/published.yaml lists others with the
-command that reproduces each. A cell is *ok* or *off* only if a results.json of exactly that configuration exists, otherwise
+The rows of conf/reproduce list the published results that they reproduce, and conf/published/attendre.yaml lists others with
+the command that reproduces each. A cell is *ok* or *off* only if a results.json of exactly that configuration exists, otherwise
 *not run*. Below each table stand the deviations that its rows state.
 """
 

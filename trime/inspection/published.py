@@ -1,13 +1,14 @@
-"""Published results with the command that reproduces each (benchmarks/published.yaml): Attendre's tables."""
+"""Published results with the command that reproduces each (conf/published/attendre.yaml): Attendre's tables."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "benchmarks" / "published.yaml"
+from trime.config.folder import CONF
+
+PUBLISHED = CONF / "published" / "attendre.yaml"
 
 
 class PublishedCell(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class GeneratedToken(NamedTuple):
     entries: list[dict[str, Any]]
 
 
+@runtime_checkable
 class PromptWriter(Protocol):
     """A model that continues a prompt."""
 

@@ -80,7 +80,7 @@ def build_answerer(config: DictConfig, model: Any) -> Answerer:
     if model.config.is_encoder_decoder:
         encoder = T5Encoder(model)
         return EncoderDecoderAnswerer(encoder, reading_config(config, encoder), settings.outputs)
-    decoder = RopeDecoder(model, settings.position, settings.factor, settings.stored)
+    decoder = RopeDecoder(model, settings.position, settings.factor, settings.cached_keys)
     return DecoderAnswerer(decoder, reading_config(config, decoder))
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from trime.data.parallel.corpus import sentence_segments
 from trime.io import plain
 from trime.plan.language_model import Plan
 from trime.stages.datastore import BuildIndex, uses_external
@@ -15,11 +16,12 @@ from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import build_tune
 from trime.stages.pack import Pack
 from trime.stages.translation.evaluate import EvaluateTranslations
-from trime.stages.translation.fit import TranslationTraining
 from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
-from trime.stages.translation.pairs import PreparePairs, SentenceWindows, sentence_segments
+from trime.stages.translation.prepare import PreparePairs
+from trime.stages.translation.training_task import TranslationTraining
 from trime.stages.translation.translate import Translate
 from trime.stages.translation.tune import TuneByBleu
+from trime.stages.translation.windows import SentenceWindows
 from trime.stages.tune import TunedRows
 from trime.types import UserError
 

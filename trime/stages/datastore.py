@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import os
-import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,9 @@ from tqdm import tqdm
 
 from trime.data.corpus import content_hash
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
+from trime.memory.retrieval.factories import cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ray_cluster import open_ray_search
-from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, ExactSearch, Search, ShardedSearch, recall_of
+from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
 from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_into_parts
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
@@ -29,7 +27,6 @@ from trime.types import Float, Tensor, UserError
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-EXACT_UP_TO = 2**17  # keys that index=auto searches exactly: about ten milliseconds per 100 queries
 SAMPLE = 256  # stored keys used as queries to choose the number of cells that index=auto visits
 GAIN = 0.01  # the gain of recall for which it visits twice as many cells
 
@@ -145,36 +142,6 @@ def check_index(index: DictConfig, entries: int, width: int) -> str | None:
     if factory:
         check_factory(factory, entries, width, index.metric)
     return factory
-
-
-def choose_factory(entries: int, width: int, parts: int = 1) -> str | None:
-    """Return the factory of index=auto: exact if that is fast, cells if a part's keys fit in half the memory, else PQ codes."""
-    if entries <= EXACT_UP_TO:
-        return None
-    return complete_factory("Cells" if 2 * width * entries / parts <= machine_memory() / 2 else "IVF_PQ", entries, width)
-
-
-def complete_factory(factory: str | None, entries: int, width: int) -> str | None:
-    """Fill in the numbers that a factory string leaves out: about √n cells, half of the dimensions, at most 64 codes."""
-    if factory is None:
-        return None
-    cells = max(1, min(2 ** round(math.log2(math.sqrt(entries))), entries // MIN_POINTS_PER_CELL))
-    half = max(1, width // 2)
-    pca = re.search(r"PCA\w*?(\d+)", factory)
-    reduced = int(pca[1]) if pca else half if "PCA" in factory else width
-    codes = next(n for n in (64, 32, 16, 8, 4, 2, 1) if reduced % n == 0 and (n <= reduced // 2 or n == 1))
-    defaults = {"Cells": cells, "IVF": cells, "PCA": half, "PCAR": half, "PQ": codes, "OPQ": codes}
-    return "_".join(f"{part}{defaults.get(part, '')}" for part in re.split("[_,]", factory))
-
-
-def machine_memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def cell_count(factory: str) -> int:
-    """Return the number of cells in a factory string."""
-    return max(map(int, re.findall(r"(?:Cells|IVF)(\d+)", factory)), default=1)
 
 
 def is_permanent(path: Path) -> bool:

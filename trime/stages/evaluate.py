@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.frequency import TokenMeans, dev_frequency
+from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.rows import MixtureSpec
 from trime.io import plain, write_atomically
 from trime.memory.base import Memory
@@ -19,7 +20,7 @@ from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import memory_settings
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, LossSums, TunedRows, build_scorer, summarize_row, with_progress
+from trime.stages.tune import SCORING, TunedRows, build_scorer, with_progress
 
 
 class TestResults(Artefact):

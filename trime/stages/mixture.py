@@ -1,4 +1,4 @@
-"""mixture: fits the mixture of an experiment's memories to the masses of tune's pass over valid, cross-fitted by document."""
+"""Artefact of stage tune: the mixture of an experiment's memories, fitted to valid and cross-fitted by document."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from trime.data.corpus import content_hash
 from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.loss_sums import PART_TOKENS, LossSums, summarize_row
 from trime.evaluation.rows import MixtureSpec
 from trime.io import write_tensors
 from trime.metrics import ResourceUsage
@@ -24,7 +25,7 @@ from trime.pipeline.manifest import check_manifest
 from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
-from trime.stages.tune import PART_TOKENS, LossSums, Tune, TunedRows, summarize_row
+from trime.stages.tune import Tune, TunedRows
 from trime.types import Float, Int, Tensor, UserError
 
 BLOCKS = 4  # blocks of text per fold, if there are fewer documents than folds

@@ -1,4 +1,4 @@
-"""suffixes: the suffix array of a text, for n-grams of any length (5 bytes per token on disk, seconds for a million tokens)."""
+"""Artefact of stage datastore: the suffix array of a text, for n-grams of any length (5 bytes per token on disk)."""
 
 from __future__ import annotations
 

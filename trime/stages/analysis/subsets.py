@@ -1,4 +1,4 @@
-"""subsets: refits a mixture on subsets of its memories, to measure what each memory costs and gains.
+"""Artefact of stage evaluate: refits a mixture on subsets of its memories, to measure what each memory costs and gains.
 
 The model is not needed: the masses on valid are stored already, and one pass over test scores every subset.
 """
@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from trime.evaluation.fitted_rows import FittedMixtureSpec, FittedScorer
 from trime.evaluation.frequency import dev_frequency
+from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.memory_cost import MeteredMemory, now
 from trime.evaluation.rows import MixtureSpec
 from trime.memory.external import ExternalMemory
@@ -25,7 +26,7 @@ from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, fit_mixture, sum_by_document
-from trime.stages.tune import SCORING, LossSums, build_scorer, summarize_row, with_progress
+from trime.stages.tune import SCORING, build_scorer, with_progress
 
 
 class Subsets(Artefact):

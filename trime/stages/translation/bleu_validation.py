@@ -7,8 +7,8 @@ from itertools import chain
 import pytorch_lightning as pl
 from omegaconf import DictConfig
 
+from trime.data.parallel.corpus import ParallelCorpus
 from trime.evaluation.rows import MixtureSpec
-from trime.stages.translation.pairs import ParallelCorpus
 from trime.stages.translation.translate import Translator, score_translations
 
 MODEL_ALONE = MixtureSpec((), ())

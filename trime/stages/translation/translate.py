@@ -1,4 +1,4 @@
-"""translate: beam search over a split with a row's mixture at every step, and BLEU by sacrebleu (Appendix C)."""
+"""Artefact of stages tune and evaluate: beam search over a split with a row's mixture at every step, and BLEU (Appendix C)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.corpus import Split
+from trime.data.parallel.corpus import ParallelCorpus
 from trime.evaluation.attribution import expert_distributions, fitted_attribution, grid_attribution
 from trime.evaluation.beam import Beam
 from trime.evaluation.fitted_rows import FittedMixtureSpec
@@ -28,7 +29,6 @@ from trime.pipeline.model_io import NETWORK, open_network
 from trime.pipeline.precision import autocast
 from trime.pipeline.processes import DEVICE, device_of
 from trime.stages.encode import Encode
-from trime.stages.translation.pairs import ParallelCorpus
 from trime.stages.tune import TunedRows
 from trime.types import Contexts, Float, Int, Tensor, TokenPosition
 

@@ -1,0 +1,96 @@
+"""Losses summed by document over a grid of settings, and a row's results at its best settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.rows import MixtureSpec
+from trime.memory.base import Window
+from trime.metrics import perplexity
+from trime.types import Float, Tensor
+
+FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of documents
+PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the largest number of parts
+
+
+class LossSums:
+    """Summed losses over the grid, with token counts, by document; of few documents, by parts of them.
+
+    Parts start at ``PART_TOKENS`` tokens and double in length whenever there are more than ``MAX_PARTS``.
+    """
+
+    def __init__(self) -> None:
+        self.part_tokens = PART_TOKENS
+        self.losses: dict[tuple[int, int], tuple[Tensor, int]] = {}
+        self.documents: set[int] = set()
+
+    def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
+        """Add the log-probabilities of a window by memory size, setting and token."""
+        key = int(window.contexts.positions.document[0]), window.scored_from // self.part_tokens
+        self.documents.add(key[0])
+        self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
+        if len(self.losses) > MAX_PARTS and self.few_documents:
+            self.merge(2)
+
+    def put(self, key: tuple[int, int], loss: Tensor, count: int) -> None:
+        """Add a summed loss of ``count`` tokens to a part of a document."""
+        before, counted = self.losses.get(key, (torch.zeros(()), 0))
+        self.losses[key] = before + loss, counted + count
+
+    def merge(self, factor: int) -> None:
+        """Merge neighbouring parts into parts ``factor`` times as long."""
+        before, self.losses, self.part_tokens = self.losses, {}, self.part_tokens * factor
+        for (document, part), (loss, count) in before.items():
+            self.put((document, part // factor), loss, count)
+
+    @property
+    def few_documents(self) -> bool:
+        """Whether there are too few documents to draw from."""
+        return len(self.documents) < FEW_DOCUMENTS
+
+    @property
+    def total(self) -> Float[Tensor, "s a"]:
+        """The summed loss by memory size and setting."""
+        return sum((loss for loss, _ in self.losses.values()), torch.zeros(()))
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return sum(count for _, count in self.losses.values())
+
+    def bootstrap_units(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
+        """Return what a bootstrap draws, in words, and the summed loss and tokens of each unit: documents, or parts of few."""
+        units: dict[tuple[int, int], list[float]] = {}
+        for (document, part), (loss, count) in self.losses.items():
+            unit = units.setdefault((document, part if self.few_documents else 0), [0.0, 0])
+            unit[0] += float(loss[size, choice])
+            unit[1] += count
+        return f"parts of {self.part_tokens:,} tokens" if self.few_documents else "documents", list(units.values())
+
+
+def summarize_row(row: MixtureSpec | FittedMixtureSpec, sums: LossSums) -> dict[str, Any]:
+    """Return the best settings of a row, its loss there, the best loss at each memory size, and units for a bootstrap."""
+    tokens = sums.tokens
+    mean = sums.total / tokens
+    size, choice = divmod(int(mean.argmin()), mean.shape[1])
+    tuned: dict[str, float] = dict(row.choices()[choice])
+    curve = {}
+    if "long" in row.memories:
+        tuned["memory_size"] = row.sizes[size]
+        curve = dict(zip(map(str, row.sizes), mean.min(1).values.tolist(), strict=True))
+    loss = float(mean[size, choice])
+    unit, units = sums.bootstrap_units(size, choice)
+    return {
+        "memories": row.label,
+        "mixture": row.mixture,
+        "tuned": tuned,
+        "loss": loss,
+        "perplexity": perplexity(loss),
+        "tokens": tokens,
+        "by_memory_size": curve,
+        "documents": units,
+        "bootstrap_unit": unit,
+    }

@@ -1,0 +1,92 @@
+"""prepare for parallel text: tokenizes both languages into shared pieces, sentence by sentence."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from trime.data.corpus import build_corpus, symbol_counts
+from trime.data.datasets import Dataset
+from trime.data.parallel.base import Parallel
+from trime.data.parallel.corpus import CUT, PIECES, ParallelCorpus
+from trime.data.parallel.side import JointBPE, PresegmentedText, Side, available_splits, sentences
+from trime.data.tokenizers import Tokenizer
+from trime.data.vocabulary import Vocabulary
+from trime.stages.prepare import PreparedText, log_statistics
+from trime.stages.translation.import_checkpoint import Dictionaries
+from trime.types import UserError
+
+
+class PreparePairs(PreparedText):
+    """The parallel corpus of a dataset, in its own vocabularies or in an imported model's ``dictionaries``."""
+
+    depends_on = ("vocabulary.max_size", "translation.joined_dictionary")
+
+    def __init__(self, config: DictConfig, dataset_config: DictConfig, dictionaries: Dictionaries | None = None):
+        super().__init__(config, dataset_config)
+        self.dictionaries = dictionaries
+
+    @cached_property
+    def text(self) -> Parallel:
+        """The parallel text; UserError if the dataset is not parallel text."""
+        text = instantiate(self.dataset_config, _convert_="all")
+        if not isinstance(text, Parallel):
+            raise UserError("this experiment translates: choose dataset=phrases, multi30k, iwslt14 or parallel")
+        if text.detokenize and not text.cut:
+            raise UserError(
+                "dataset.detokenize=true is for text that comes in pieces of Moses' tokens: set dataset.cut=true too"
+            )
+        return text
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The target side as a dataset."""
+        return Side(self.text, 1, PresegmentedText())
+
+    def settings(self) -> Any:
+        dictionaries = {"dictionaries": self.dictionaries.fingerprints} if self.dictionaries else {}
+        return super().settings() | {"languages": self.text.languages} | dictionaries
+
+    def build(self, folder: Path) -> None:
+        text, tokenizer = self.text, self.tokenizer(folder)
+        source, target = (Side(text, side, tokenizer) for side in (0, 1))
+        vocabularies = self.dictionaries or self.training_dictionaries(source, target)
+        (folder / "source").mkdir(exist_ok=True)
+        build_corpus(source, folder / "source", vocabularies.source)
+        build_corpus(target, folder, vocabularies.target)
+        for split in available_splits(text):
+            references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
+            (folder / f"{split}.references.json").write_text(json.dumps(references, ensure_ascii=False))
+        log_statistics(folder)
+
+    def tokenizer(self, folder: Path) -> Tokenizer:
+        """Return the tokenizer of the text, after writing it to ``folder``."""
+        if self.text.cut:
+            detokenizer = {"moses": self.text.languages[1] if self.text.detokenize else None}
+            (folder / CUT).write_text(json.dumps(detokenizer))
+            return PresegmentedText(**detokenizer)
+        if self.dictionaries:
+            raise UserError(
+                "a released checkpoint reads Moses' tokens in pieces of its own BPE codes: prepare the text as fairseq's "
+                "prepare-iwslt14.sh does and set dataset.cut=true"
+            )
+        pieces = JointBPE.train(sentences(self.text, "train"), self.config.vocabulary.max_size)
+        pieces.save(folder / PIECES)
+        return pieces
+
+    def training_dictionaries(self, source: Side, target: Side) -> Dictionaries:
+        """Return one dictionary for both languages, or one for each (as fairseq-preprocess --joined-dictionary or without)."""
+        counts = symbol_counts(source), symbol_counts(target)
+        if self.config.translation.joined_dictionary:
+            joined = Vocabulary.fairseq_from_counts(counts[0] + counts[1], None, 1)
+            return Dictionaries(joined, joined)
+        return Dictionaries(*(Vocabulary.fairseq_from_counts(count, None, 1) for count in counts))
+
+    def corpus(self) -> ParallelCorpus:
+        """Return the finished corpus."""
+        return ParallelCorpus(self.path())
