@@ -111,7 +111,7 @@ def test_spread_prompts_are_learned_at_their_positions(
 
 
 @pytest.mark.parametrize("experiment", [name for name in EVERY if name.startswith("attendre")])
-def test_experiments_run_on_the_embedded_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_experiments_run_on_the_built_in_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(f"experiment={experiment}", "train.updates=2", f"paths.outputs={tmp_path}")
     run(config)
     assert Plan(config).answer.results()["questions"] == config.questions.count

@@ -68,7 +68,7 @@ class Answering(pl.LightningModule):
         return masked_cross_entropy(logits, batch.answer), exact_answers(logits, batch.answer)
 
     def decoder_loss(self, batch: QuestionBatch) -> tuple[Tensor, Tensor]:
-        """Return the same for a decoder, whose rows are prompt and answer without a gap."""
+        """Return loss and share of correct answers of a decoder, whose rows are prompt and answer without a gap."""
         lengths, width = (batch.prompt >= 0).sum(1), batch.prompt.shape[1] + batch.answer.shape[1]
         joined = batch.prompt.new_full((len(batch.prompt), width), -1)
         joined[:, : batch.prompt.shape[1]] = batch.prompt

@@ -18,7 +18,7 @@ TALES = {"train": 1000, "valid": 200, "test": 200}
 
 
 class Rooms:
-    """``count`` stories of 2 to 8 moves; contexts of ``least`` to ``words`` words (null: exactly ``words``)."""
+    """``count`` stories of 2 to 8 moves; contexts of ``least`` to ``words`` words (None: exactly ``words``)."""
 
     name = "rooms"
     splits: ClassVar[tuple[str, ...]] = tuple(TALES)
