@@ -15,8 +15,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from trime.errors import UserError
-
 
 class Batch(NamedTuple):
     """Rows of text, each within one document (a NamedTuple, which Lightning can move between devices).
@@ -147,7 +145,6 @@ __all__ = [
     "Ranking",
     "Tensor",
     "TokenPosition",
-    "UserError",
     "contexts_of",
     "is_token",
     "positions_of",

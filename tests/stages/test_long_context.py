@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 
 from tests.helpers.experiments import EVERY
 from tests.helpers.questions import BABI
+from trime.errors import UserError
 from trime.plan.language_model import Plan
 from trime.report.answers import match_by_policy
 from trime.run.runner import run
 from trime.stages.long_context.teach import spread_positions
 from trime.tasks.answering import Answering, QuestionBatch, extend_positions
-from trime.types import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 Tiny = Callable[..., DictConfig]

@@ -13,7 +13,8 @@ import torch
 
 from trime.data.corpus import Split
 from trime.data.vocabulary import SpecialIds
-from trime.types import Batch, UserError
+from trime.errors import UserError
+from trime.types import Batch
 
 SCALES = {"k": 10**3, "M": 10**6, "G": 10**9}
 

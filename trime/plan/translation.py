@@ -7,6 +7,7 @@ from functools import cached_property
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.plan.language_model import Plan
@@ -22,7 +23,6 @@ from trime.stages.translation.pairs import PreparePairs, SentenceWindows, senten
 from trime.stages.translation.translate import Translate
 from trime.stages.translation.tune import TuneByBleu
 from trime.stages.tune import TunedRows
-from trime.types import UserError
 
 
 class TranslationPlan(Plan):

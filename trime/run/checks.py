@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.config.check import check_settings
 from trime.data.segments import parse_token_count
+from trime.errors import UserError
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.io import plain
@@ -23,7 +24,6 @@ from trime.pipeline.processes import node
 from trime.pipeline.rows import NOT_FITTED, rows_of
 from trime.pipeline.training import added_callbacks
 from trime.stages.mixture import given_mixture
-from trime.types import UserError
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 NAME = re.compile(r"[^./\0][^/\0]*")

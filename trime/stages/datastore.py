@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.corpus import content_hash
+from trime.errors import UserError
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.ray_cluster import open_ray_search
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, ExactSearch, Search, ShardedSearch, recall_of
@@ -24,7 +25,7 @@ from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.rows import memories_of
-from trime.types import Float, Tensor, UserError
+from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.errors import UserError
 from trime.io import plain
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
@@ -20,7 +21,6 @@ from trime.pipeline.settings import plain_settings
 from trime.stages.datastore import Index
 from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
-from trime.types import UserError
 
 SEARCH = ("index.k", "index.probe", "index.rescore")  # the settings that decide what a search of the index returns
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from trime.data.corpus import content_hash
+from trime.errors import UserError
 from trime.evaluation.fitted_rows import FittedRow
 from trime.evaluation.rows import Row
 from trime.io import write_tensors
@@ -25,7 +26,7 @@ from trime.pipeline.rows import Table
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import PART_TOKENS, LossSums, Tune, TunedRows, summarize_row
-from trime.types import Float, Int, Tensor, UserError
+from trime.types import Float, Int, Tensor
 
 BLOCKS = 4  # blocks of text per fold, if there are fewer documents than folds
 

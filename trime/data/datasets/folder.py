@@ -10,7 +10,7 @@ from pathlib import Path
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
-from trime.types import UserError
+from trime.errors import UserError
 
 
 class Folder(Dataset):

@@ -13,7 +13,7 @@ from trime.data.questions.babi import Story, cast_of, stories, swap_names, task_
 from trime.data.questions.base import Example
 from trime.data.questions.scatter import scatter_facts, split_sentences
 from trime.data.tokenizers import Whitespace
-from trime.types import UserError
+from trime.errors import UserError
 
 
 class Babilong:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from trime.data.questions.base import Example
 from trime.data.questions.scatter import scatter_facts, split_sentences
-from trime.types import UserError
+from trime.errors import UserError
 
 PEOPLE = ("Ada", "Boris", "Chloe", "Dinah", "Emil", "Farah")
 ROOMS = ("attic", "cellar", "library", "studio", "stable", "workshop")

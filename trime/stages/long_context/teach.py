@@ -17,13 +17,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.questions.base import Example, Questions, prompt
+from trime.errors import UserError
 from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.training import added_to_training, build_trainer, quiet, resolved_precision, run_training
 from trime.tasks.answering import Answering, QuestionBatch
-from trime.types import Tensor, UserError
+from trime.types import Tensor
 
 log = logging.getLogger(__name__)
 

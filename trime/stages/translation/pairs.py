@@ -28,10 +28,11 @@ from trime.data.parallel.side import JointBPE, PresegmentedText, Side, available
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
 from trime.stages.prepare import PreparedText, log_statistics
 from trime.stages.translation.import_checkpoint import Dictionaries
 from trime.stages.windows import Portion, Windows
-from trime.types import Batch, UserError
+from trime.types import Batch
 
 PIECES, CUT = "pieces.json", "cut.json"  # the learned pieces; or how the words of pre-tokenized text are joined
 
