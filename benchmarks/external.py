@@ -1,6 +1,6 @@
 """Evaluation with an external memory (K = 1,024) beside evaluation without it, by kind of search; windows of 512 tokens.
 
-Keys and queries are real: TRIME's model of 7M parameters, trained for a few updates on the embedded corpus (or other text with
+Keys and queries are real: TRIME's model of 7M parameters, trained for a few updates on the built-in corpus (or other text with
 ``--path DIR``), encodes the datastore and the scored text. Both sides have the local memory and 512 recent contexts, and their
 time includes encoding and scoring; ``index s`` is the time to encode and index the datastore. ``mass`` is the weight of the K
 retrieved entries relative to that of the exact K.
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", default="8k", help="scored tokens")
     parser.add_argument("--window", type=int, default=512, help="tokens per window")
     parser.add_argument("--updates", type=int, default=20, help="training updates")
-    parser.add_argument("--path", type=Path, help="a folder of train/ valid/ test/ text in place of the embedded corpus")
+    parser.add_argument("--path", type=Path, help="a folder of train/ valid/ test/ text in place of the built-in corpus")
     parser.add_argument("--set", nargs="*", default=[], help="further settings, as on the command line of cli.py")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs" / "benchmarks")
     parser.add_argument("--rounds", type=int, default=2)

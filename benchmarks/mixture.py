@@ -1,6 +1,6 @@
 """The adaptive mixture beside Eq. 6 over the same memories: time of its fit, and of scoring with encoding.
 
-A small model, trained for a few updates on the embedded corpus, scores valid with the local memory, then also with the long,
+A small model, trained for a few updates on the built-in corpus, scores valid with the local memory, then also with the long,
 then also with the external memory. Both sides read the same encoded text with the same memories; the fit is that of the command
 line, on all of PyTorch's threads.
 """

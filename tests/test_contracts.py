@@ -25,34 +25,34 @@ def memory_of(name: str) -> InBatch:
     return instantiate(composed(f"memory={name}").memory, _convert_="all")
 
 
-def for_every_word(memory: InBatch, query: Contexts, seen: Contexts, draw: float | None) -> torch.Tensor:
+def for_every_word(memory: InBatch, query: Contexts, batch: Contexts, draw: float | None) -> torch.Tensor:
     """The masses [n words] for each word as the target, and in all [n 1]."""
-    masses = [memory.mass(query._replace(token=torch.full_like(query.token, w)), seen, DIVISOR, draw) for w in range(WORDS)]
+    masses = [memory.mass(query._replace(token=torch.full_like(query.token, w)), batch, DIVISOR, draw) for w in range(WORDS)]
     return torch.stack([*(mass.target[0] for mass in masses), masses[0].total[0]], 1)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize("draw", [0.0, 0.99])
 def test_own_target_never_moves_own_mass(name: str, draw: float) -> None:
-    memory, seen = memory_of(name), contexts(1, ROWS)
-    before = for_every_word(memory, seen, seen, draw)
-    for i in range(len(seen.token)):
-        token = seen.token.clone()
+    memory, batch = memory_of(name), contexts(1, ROWS)
+    before = for_every_word(memory, batch, batch, draw)
+    for i in range(len(batch.token)):
+        token = batch.token.clone()
         token[i] = (token[i] + 1) % WORDS
-        after = for_every_word(memory, seen, seen._replace(token=token), draw)
+        after = for_every_word(memory, batch, batch._replace(token=token), draw)
         assert torch.equal(before[i], after[i])
 
 
 @pytest.mark.parametrize("name", [name for name in MEMORIES if name not in ("external", "sentences", "drawn")])
 def test_nothing_later_moves_an_earlier_mass(name: str) -> None:
-    memory, seen = memory_of(name), contexts(2, [(0, 0, 9), (0, 9, 6)])
-    before = for_every_word(memory, seen, seen, None)
-    for i in range(len(seen.token)):
-        token, g = seen.token.clone(), seen.g.clone()
+    memory, batch = memory_of(name), contexts(2, [(0, 0, 9), (0, 9, 6)])
+    before = for_every_word(memory, batch, batch, None)
+    for i in range(len(batch.token)):
+        token, g = batch.token.clone(), batch.g.clone()
         token[i], g[i] = (token[i] + 1) % WORDS, g[i] + 1
-        after = for_every_word(memory, seen, seen._replace(token=token, g=g), None)
+        after = for_every_word(memory, batch, batch._replace(token=token, g=g), None)
         assert torch.equal(before[:i], after[:i])
-        assert not torch.equal(before, after) or i == len(seen.token) - 1 or name == "local"
+        assert not torch.equal(before, after) or i == len(batch.token) - 1 or name == "local"
 
 
 @pytest.mark.parametrize("sizes", [[3], [2, 5]])

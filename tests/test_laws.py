@@ -41,13 +41,13 @@ def plain_mass(logits: Tensor, token: Tensor) -> Mass:
 @pytest.mark.parametrize("block", [4, 512])
 @pytest.mark.parametrize("tau", [1.0, 1.3])
 def test_eq_5_and_6(visibility: object, block: int, tau: float) -> None:
-    seen = contexts(1, ROWS)
-    logits = torch.randn(len(seen.token), WORDS, dtype=torch.float64)
+    batch = contexts(1, ROWS)
+    logits = torch.randn(len(batch.token), WORDS, dtype=torch.float64)
     divisor = math.sqrt(6) * tau
-    expected = eq5(logits, seen, seen, visibility, divisor)
+    expected = eq5(logits, batch, batch, visibility, divisor)
     for word in range(WORDS):  # each word as the target, so that all of the distribution is compared
-        query = seen._replace(token=torch.full_like(seen.token, word))
-        found = blockwise_mass(query, seen, visibility, torch.tensor([divisor], dtype=torch.float64), block)
+        query = batch._replace(token=torch.full_like(batch.token, word))
+        found = blockwise_mass(query, batch, visibility, torch.tensor([divisor], dtype=torch.float64), block)
         result = joint(plain_mass(logits, query.token), [Mass(found.target[0], found.total[0])])
         assert (result.exp() - expected[:, word]).abs().max() < 1e-12
 
@@ -109,13 +109,13 @@ def test_eq_8_interpolates_over_the_datastore_or_over_every_memory() -> None:
 
 
 def test_every_mixture_sums_to_one_with_empty_memories_too() -> None:
-    seen = contexts(7, ROWS)
-    logits = torch.randn(len(seen.token), WORDS, dtype=torch.float64)
+    batch = contexts(7, ROWS)
+    logits = torch.randn(len(batch.token), WORDS, dtype=torch.float64)
     divisor = torch.tensor([2.0], dtype=torch.float64)
-    joined, mixed = torch.zeros(len(seen.token)).double(), torch.zeros(len(seen.token)).double()
+    joined, mixed = torch.zeros(len(batch.token)).double(), torch.zeros(len(batch.token)).double()
     for word in range(WORDS):
-        query = seen._replace(token=torch.full_like(seen.token, word))
-        found = blockwise_mass(query, seen, Local(), divisor)
+        query = batch._replace(token=torch.full_like(batch.token, word))
+        found = blockwise_mass(query, batch, Local(), divisor)
         memory, vocabulary = Mass(found.target[0], found.total[0]), plain_mass(logits, query.token)
         joined += joint(vocabulary, [memory]).exp()
         mixed += interpolate(vocabulary.target - vocabulary.total, memory, 0.4).exp()
@@ -203,11 +203,11 @@ def test_dropping_local_memory_is_a_pure_function_of_seed_and_update() -> None:
     assert draws == [local_draw(3, update) for update in range(2000)]
     assert draws != [local_draw(4, update) for update in range(2000)]
     assert abs(sum(draw < 0.9 for draw in draws) / 2000 - 0.9) < 0.03
-    seen = contexts(13, ROWS)
+    batch = contexts(13, ROWS)
     divisor, memory = torch.tensor([1.0]), InBatch(External(), 0.9)
-    kept, dropped = (memory.mass(seen, seen, divisor, draw).total for draw in (0.95, 0.1))
-    assert torch.equal(kept, blockwise_mass(seen, seen, External(), divisor).total)
-    assert torch.equal(dropped, blockwise_mass(seen, seen, Others(), divisor).total)
+    kept, dropped = (memory.mass(batch, batch, divisor, draw).total for draw in (0.95, 0.1))
+    assert torch.equal(kept, blockwise_mass(batch, batch, External(), divisor).total)
+    assert torch.equal(dropped, blockwise_mass(batch, batch, Others(), divisor).total)
 
 
 def test_what_an_update_sees_is_drawn_by_shares_that_move() -> None:
@@ -222,8 +222,8 @@ def test_what_an_update_sees_is_drawn_by_shares_that_move() -> None:
     assert shares(0.5) == {"Local": 0.25, "Long": 0.175, "Nothing": 0.125, "Others": 0.45}
     assert shares(1.0) == {"Long": 0.1, "Others": 0.9}
     assert isinstance(memory.visibility_for(None), External), "validation sees all"
-    seen = contexts(13, ROWS)
-    nothing = memory.mass(seen, seen, torch.tensor([1.0]), 0.9, 0.0)
+    batch = contexts(13, ROWS)
+    nothing = memory.mass(batch, batch, torch.tensor([1.0]), 0.9, 0.0)
     assert bool(nothing.total.isneginf().all() and nothing.target.isneginf().all())
     for wrong in ({"near": 0.1}, {"local": 0.7, "long": 0.4}, {"local": -0.1}):
         with pytest.raises(ValueError, match=r"memory.shares"):

@@ -1,8 +1,8 @@
-"""Types shared by the whole package: batches, contexts, encodings, masses, user errors.
+"""Types shared by the whole package: batches, contexts, encodings, masses.
 
-Axes in all signatures: ``b`` batch rows, ``l`` segment length, ``n`` contexts being scored (flattened),
-``m`` memory slots, ``k`` candidates, ``d`` width, ``h`` heads, ``v`` vocabulary, ``t`` temperatures,
-``s`` memory sizes.
+Axes that mean the same in all signatures: ``b`` batch rows, ``l`` segment length, ``n`` contexts being scored (flattened),
+``m`` memory slots, ``d`` width, ``h`` heads, ``v`` vocabulary. Other letters are local to a module or a function: ``t`` is
+mostly temperatures, ``s`` memory sizes, ``k`` candidates, ``e`` experts or a second width, ``q`` queries.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-from trime.errors import UserError
 
 
 class Batch(NamedTuple):
@@ -147,7 +145,6 @@ __all__ = [
     "Ranking",
     "Tensor",
     "TokenPosition",
-    "UserError",
     "contexts_of",
     "is_token",
     "positions_of",

@@ -33,7 +33,7 @@ from trime.data.neighbours import NEAR, Backend, Fast, Reference, Sparse, exclud
 from trime.data.segments import Segments, allocate_tokens, collate, cut, parse_token_count
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import SpecialIds, Vocabulary
-from trime.types import UserError
+from trime.errors import UserError
 
 
 def tokenize(tokenizer: object, *lines: bytes) -> list[str]:

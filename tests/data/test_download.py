@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trime.data.datasets.download import fetch
-from trime.types import UserError
+from trime.errors import UserError
 
 CONTENT = bytes(range(256)) * 20_000
 DIGEST = f"md5:{hashlib.md5(CONTENT).hexdigest()}"

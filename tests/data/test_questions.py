@@ -18,7 +18,7 @@ from trime.data.questions.babilong import Babilong
 from trime.data.questions.base import Example, exact_match, normalized, prompt
 from trime.data.questions.rooms import Rooms
 from trime.data.questions.triviaqa import TriviaQA, from_hub
-from trime.types import UserError
+from trime.errors import UserError
 
 
 @pytest.fixture

@@ -65,9 +65,9 @@ class Run:
                 "what waits along stays with its query"
             )
             self.step_of_query[row, position[filled]] = number
-            held = state.keys.ranking.position[row]
-            visible = self.layer.visible(position[None], held[None])[0, 0][filled][:, held >= 0]
-            self.visible[row, position[filled][:, None], held[held >= 0]] = visible
+            stored = state.keys.ranking.position[row]
+            visible = self.layer.visible(position[None], stored[None])[0, 0][filled][:, stored >= 0]
+            self.visible[row, position[filled][:, None], stored[stored >= 0]] = visible
 
 
 @parametrized("name", list(RUNS))

@@ -125,8 +125,8 @@ def test_what_is_visible(name: str) -> None:
     case, vectors = SINGLE_PROCESS[name], arrays(f"losses/{name}.npz")
     position, memory = positions_of(batch_of(vectors)), task(case, vectors, True).memory
     assert memory is not None
-    seen = memory.visibility_for(local_draw(case)).sees(position, position)
-    assert torch.equal(seen, torch.as_tensor(vectors["visible"]).bool())
+    visible = memory.visibility_for(local_draw(case)).sees(position, position)
+    assert torch.equal(visible, torch.as_tensor(vectors["visible"]).bool())
     assert (vectors["mem_labels"] == vectors["target"].ravel()).all()
     query, _, vocabulary = task(case, vectors, True).queries_and_memories(batch_of(vectors))
     assert_close(vocabulary.total, vectors["norm_t"], 1e-9)

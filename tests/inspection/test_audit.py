@@ -11,6 +11,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from trime.errors import UserError
 from trime.inspection import audit as audit_stage
 from trime.inspection.audit import audit
 from trime.memory.base import Window
@@ -21,7 +22,7 @@ from trime.models.layers import attention
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.encode import read_windows
-from trime.types import Mass, TokenPosition, UserError
+from trime.types import Mass, TokenPosition
 
 Tiny = Callable[..., DictConfig]
 OPTIONS = (

@@ -13,6 +13,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from trime.errors import UserError
 from trime.evaluation.attribution import Entries, grid_attribution
 from trime.evaluation.generation import TokenSampler
 from trime.evaluation.rows import MixtureSpec
@@ -21,7 +22,6 @@ from trime.inspection.writers import LongWriter, Writer, open_writer, tuned_last
 from trime.models.pretrained.answering import greedy
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.types import UserError
 
 Tiny = Callable[..., DictConfig]
 SHORT = [

@@ -140,8 +140,8 @@ def test_what_is_not_a_number_stays_so(calls: Calls) -> None:
 def test_nothing_to_ask_or_to_see() -> None:
     query, nothing = contexts(), contexts().take(slice(0, 0))
     divisor = torch.tensor([1.0])
-    seen: Mass = blockwise_mass(query, nothing, External(), divisor)
-    assert seen.total.isinf().all() and blockwise_mass(nothing, query, External(), divisor).total.shape == (1, 0)
+    mass: Mass = blockwise_mass(query, nothing, External(), divisor)
+    assert mass.total.isinf().all() and blockwise_mass(nothing, query, External(), divisor).total.shape == (1, 0)
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
@@ -152,10 +152,10 @@ def test_all_is_shown_only_where_every_pair_is_seen(visibility: Visibility) -> N
     extents = [Extent(*((int(c[part].min()), int(c[part].max())) for c in place)) for part in parts]
     for row, query in zip(parts, extents, strict=True):
         for column, memory in zip(parts, extents, strict=True):
-            seen = visibility.sees(place.take(row), place.take(column))
+            visible = visibility.sees(place.take(row), place.take(column))
             if visibility.shows_all(query, memory):
                 shown = True
-                assert seen.all()
+                assert visible.all()
             if visibility.rules_out(query, memory):
-                assert not seen.any()
+                assert not visible.any()
     assert shown == visibility.sees(place, place).any()

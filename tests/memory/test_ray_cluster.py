@@ -13,11 +13,11 @@ import torch
 from omegaconf import DictConfig
 
 from tests.helpers.stores import QUERY, built, stored
+from trime.errors import UserError
 from trime.memory.retrieval.ray_cluster import RaySearch, check_resources
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.datastore import open_search
-from trime.types import UserError
 
 ray = pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.stores import KEYS, QUERY, blocks, built, folder_of, stored
+from trime.errors import UserError
 from trime.memory.retrieval import faiss_index
 from trime.memory.retrieval.datastore import retrieved_mass
 from trime.memory.retrieval.factories import complete_factory
@@ -19,7 +20,6 @@ from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, rec
 from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_into_parts
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.stages.datastore import open_search
-from trime.types import UserError
 
 
 def broken() -> Iterator[torch.Tensor]:

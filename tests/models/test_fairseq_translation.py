@@ -25,12 +25,12 @@ from tests.fairseq_translation import (
     random_weights,
     write_checkpoint,
 )
+from trime.errors import UserError
 from trime.models.checkpoints.fairseq import network_from_checkpoint, read_checkpoint
 from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
 from trime.models.network import build_network
 from trime.plan.translation import TranslationPlan
 from trime.run.runner import run
-from trime.types import UserError
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
 Tiny = Callable[..., DictConfig]

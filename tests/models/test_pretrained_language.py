@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from tests.helpers.pretrained import TEXT, save_model
+from trime.errors import UserError
 from trime.evaluation.generation import TokenSampler
 from trime.eviction.fifo import FIFO
 from trime.inspection.writers import Writer, open_writer
@@ -25,7 +26,6 @@ from trime.pipeline.pretrained import model_fingerprint
 from trime.plan.language_model import Plan
 from trime.report.tables import evaluated_text
 from trime.run.runner import run
-from trime.types import UserError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 Tiny = Callable[..., DictConfig]

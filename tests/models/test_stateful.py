@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed
 from trime.data.segments import collate
+from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy
 from trime.eviction.fifo import FIFO
 from trime.eviction.initial import Constant
@@ -35,7 +36,7 @@ from trime.pipeline.model_io import open_network
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.eviction.replay import KeyDocument
-from trime.types import Batch, UserError
+from trime.types import Batch
 
 Tiny = Callable[..., DictConfig]
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))

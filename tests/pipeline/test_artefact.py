@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from trime.errors import UserError
 from trime.io import locked
 from trime.pipeline import artefact
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import MANIFEST, check_manifest, write_manifest
-from trime.types import UserError
 
 
 class Number(Artefact):

@@ -14,12 +14,12 @@ from omegaconf import DictConfig
 
 from tests.conftest import composed
 from trime.config.registry import registered_targets, unregistered
+from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.manifest import MANIFEST, write_manifest
 from trime.pipeline.model_io import model_of, open_network
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.types import UserError
 
 Tiny = Callable[..., DictConfig]
 EVERYTHING = ["experiment=trime_ext", "evaluate.analysis=true", "evaluate.memories=[local,long,external,ngram,ngram_document]"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trime.errors import UserError
 from trime.report.results import CHECKSUM, read_run, write_results
-from trime.types import UserError
 
 RESULTS = {"name": "trime", "seed": 3, "metrics": {"test": [{"loss": 1.1, "documents": [[2.5, 3]], "k": None}]}, "by": {8: 0.1}}
 

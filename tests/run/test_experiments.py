@@ -20,13 +20,13 @@ from safetensors.torch import load_file
 from tests.conftest import ROOT, composed
 from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.data.parallel.base import Parallel
+from trime.errors import UserError
 from trime.memory.retrieval import factories
 from trime.models.network import build_network
 from trime.pipeline.mixture_specs import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages import encode
-from trime.types import UserError
 
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
 GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name not in ("reproduce", "hydra"))

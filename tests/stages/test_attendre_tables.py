@@ -14,12 +14,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
+from trime.errors import UserError
 from trime.models.pretrained.answering import AnswerSession, greedy
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.long_context import answer
-from trime.types import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 TABLES = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "attendre").glob("*.yaml"))

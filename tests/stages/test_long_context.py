@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 
 from tests.helpers.experiments import EVERY
 from tests.helpers.questions import BABI
+from trime.errors import UserError
 from trime.plan.language_model import Plan
 from trime.report.answers import match_by_policy
 from trime.run.runner import run
 from trime.stages.long_context.train_small import spread_positions
 from trime.tasks.answering import AnsweringModule, QuestionBatch, extend_positions
-from trime.types import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 Tiny = Callable[..., DictConfig]
@@ -117,7 +117,7 @@ def test_spread_prompts_are_learned_at_their_positions(
 
 
 @pytest.mark.parametrize("experiment", [name for name in EVERY if name.startswith("attendre")])
-def test_experiments_run_on_the_embedded_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_experiments_run_on_the_built_in_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(f"experiment={experiment}", "train.updates=2", f"paths.outputs={tmp_path}")
     run(config)
     assert Plan(config).answer.summary()["questions"] == config.questions.count

@@ -28,6 +28,7 @@ from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases
 from trime.data.parallel.side import JointBPE, PresegmentedText, sentences
 from trime.data.segments import cut
+from trime.errors import UserError
 from trime.evaluation.beam import Beam
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.backbones.encoder_decoder import EncoderDecoder
@@ -40,7 +41,7 @@ from trime.report.groups import Group
 from trime.report.tables import EDGE
 from trime.run.runner import run
 from trime.stages.translation.translate import Translator, bleu_statistics
-from trime.types import Contexts, UserError
+from trime.types import Contexts
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
 Tiny = Callable[..., DictConfig]

@@ -19,11 +19,11 @@ from trime.data.batching.shuffled import Shuffled
 from trime.data.datasets.folder import Folder
 from trime.data.module import TextDataModule
 from trime.data.tokenizers import Whitespace
+from trime.errors import UserError
 from trime.pipeline.config_hash import config_hash
 from trime.plan.language_model import Plan
 from trime.run.checks import check
 from trime.tasks.optimization import check_scheduler_state
-from trime.types import UserError
 
 Tiny = Callable[..., DictConfig]
 LR = "+callbacks.lr={_target_: pytorch_lightning.callbacks.LearningRateMonitor}"

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT
 from tests.helpers.training import crash_before, load_weights, train
+from trime.errors import UserError
 from trime.memory.drawn import Drawn
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import Local
@@ -29,7 +30,7 @@ from trime.pipeline.processes import free_port
 from trime.plan.language_model import Plan
 from trime.tasks import language_model
 from trime.tasks.language_model import LanguageModel, Training
-from trime.types import Batch, UserError
+from trime.types import Batch
 
 Tiny = Callable[..., DictConfig]
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from trime.data.datasets import Dataset, Document
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
-from trime.types import UserError
+from trime.errors import UserError
 
 FLUSH = 2**20  # tokens buffered before they are written
 MAX_UNKNOWN = 0.3  # share of unknown tokens above which a split was probably tokenised wrongly

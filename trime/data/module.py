@@ -19,8 +19,9 @@ from trime.data.corpus import Corpus, Split, build_corpus, training_vocabulary
 from trime.data.datasets import Dataset
 from trime.data.segments import Segments, collate, cut, document_offsets, parse_token_count, training_segments
 from trime.data.vocabulary import SpecialIds
+from trime.errors import UserError
 from trime.io import locked
-from trime.types import Batch, UserError
+from trime.types import Batch
 
 
 class ProcessShard(NamedTuple):

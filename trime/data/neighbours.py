@@ -94,7 +94,7 @@ class Fast:
 
 
 class Sparse:
-    """The same as ``Fast``, with products of scipy's sparse matrices."""
+    """BM25 with products of scipy's sparse matrices; Lucene's variant, or ``okapi``. Its results are those of ``Fast``."""
 
     def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw", exclude: str = "none"):
         self.k1, self.b, self.okapi, self.analyzer, self.exclude = k1, b, okapi, analyzer, exclude

@@ -13,8 +13,9 @@ import torch
 
 from trime.data.corpus import Split
 from trime.data.vocabulary import SpecialIds
+from trime.errors import UserError
 from trime.quantities import parse_quantity
-from trime.types import Batch, UserError
+from trime.types import Batch
 
 
 class Segments(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trime.data.tokenizers import EOS, UNKNOWN
-from trime.types import UserError
+from trime.errors import UserError
 
 FAIRSEQ = ["<s>", "<pad>", "</s>", UNKNOWN]  # the first four symbols of every fairseq dictionary
 PAD = 1

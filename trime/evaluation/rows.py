@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from trime.errors import UserError
 from trime.memory.base import Window
 from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint, union
-from trime.types import Float, Mass, Tensor, UserError
+from trime.types import Float, Mass, Tensor
 
 
 @dataclass(frozen=True)

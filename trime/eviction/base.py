@@ -25,13 +25,13 @@ class Summary(NamedTuple):
 
 
 class EvictionPolicy:
-    """Base class of policies; this one keeps the entries of the highest scores, which attention does not change.
+    """Base class of policies, which keep the entries of the highest scores.
 
     ``newest_first``: of entries with equal scores the newest is kept, otherwise the oldest.
     """
 
-    uses_attention: ClassVar[bool] = True  # false: attention does not change the scores
-    is_window: ClassVar[bool] = False  # true: always keeps the last entries, without gaps
+    uses_attention: ClassVar[bool] = True  # False: the memory does not report attention to the policy
+    is_window: ClassVar[bool] = False  # True: always keeps the last entries, without gaps
 
     def __init__(self, initial: Initial, newest_first: bool = True):
         self.initial, self.newest_first = initial, newest_first
@@ -82,7 +82,7 @@ def last_position(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:
 def retrieved_entries(block: AttentionBlock, top_k: int | None, of_all: int | None) -> Bool[Tensor, "b h q m"]:
     """Return the mask of entries that each query retrieved; ``top_k`` limits it to the best of them.
 
-    A memory without a top-k of its own retrieves every visible entry; of these the ``of_all`` best count (null: all).
+    A memory without a top-k of its own retrieves every visible entry; of these the ``of_all`` best count (None: all).
     """
     hits = block.visible if block.retrieved is None else block.retrieved & block.visible
     count = of_all if top_k is None and block.retrieved is None else top_k

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
+from trime.errors import UserError
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.io import write_atomically
 from trime.memory.base import Window
@@ -34,7 +35,7 @@ from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.stages.encode import read_windows
 from trime.stages.tune import build_scorer
-from trime.types import Mass, Tensor, UserError, contexts_of, is_token
+from trime.types import Mass, Tensor, contexts_of, is_token
 
 MAX_WINDOWS = 6  # windows of the test text that are altered
 TOLERANCE = 1e-4  # nats: changes by rounding

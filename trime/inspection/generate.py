@@ -7,10 +7,10 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+from trime.errors import UserError
 from trime.inspection.writers import GeneratedToken, open_writer
 from trime.io import plain, write_atomically
 from trime.plan.language_model import Plan
-from trime.types import UserError
 
 
 def generate(plan: Plan) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.generation import Continuation, Step, TokenSampler, WindowLengths, top_attention, top_entries
 from trime.evaluation.rows import MixtureSpec
@@ -28,7 +29,6 @@ from trime.pipeline.pretrained import build_answerer, is_pretrained
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.stages.evaluate import policy_name
-from trime.types import UserError
 
 CONTEXT = 8  # tokens shown before the token of an entry
 

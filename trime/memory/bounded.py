@@ -1,8 +1,8 @@
 """A memory of fixed size, inside a layer or for contexts, whose eviction policy decides which entries are kept.
 
-The memory is functional: each operation takes a state and returns a new one. Shapes never change: empty slots have
-position -1 and score -inf, surviving entries keep their slots, new entries fill free slots oldest first, and each row can
-be reset by itself.
+Each operation takes a state and returns a new one; only ``overwrite`` changes the tensors of the given one. Shapes never
+change: empty slots have position -1 and score -inf, surviving entries keep their slots, new entries fill free slots oldest
+first, and each row can be reset by itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BoundedMemory:
         return MemoryState(tuple(map(writes.apply, state.columns, columns)), ranking)
 
     def overwrite(self, state: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
-        """Do the same in place, in the tensors of ``state``, at the cost of the new entries alone.
+        """Return the state that ``update`` returns, written into the tensors of ``state`` at the cost of the new entries alone.
 
         The same entries may be written to ``state`` again, for the same slots are freed for them.
         """

@@ -35,6 +35,7 @@ class EvictingTokenMemory:
     def reset(self) -> None:
         """Forget everything."""
         self.content = Content(None, None, 0)
+        self.cached: tuple[int, Content] | None = None  # number of inserted entries and content, as computed last
 
     @property
     def bytes(self) -> int:
@@ -54,6 +55,7 @@ class EvictingTokenMemory:
             pairs = zip(self.memories, states, strict=True)
             states = [self.observe_attention(memory.policy, state, contexts, position) for memory, state in pairs]
         self.content = Content(states, contexts if waiting is None else Contexts.concat([waiting, contexts]), inserted)
+        self.cached = None
 
     def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
         """Return the entries that queries of a document see at the largest size."""
@@ -69,17 +71,24 @@ class EvictingTokenMemory:
 
     def content_for(self, query: Contexts, overlap: int) -> Content:
         """Return the content that a query sees: nothing of another document, and the waiting entries that it may see."""
-        states, waiting, inserted = self.content
+        waiting = self.content.waiting
         if not self.crossing and waiting is not None and (waiting.positions.document[-1] != query.positions.document[0]):
             return Content(None, None, 0)
         ready = 0 if waiting is None else len(waiting.token) - (0 if self.repeats else overlap)
         if waiting is None or ready <= 0:
             return self.content
+        if self.cached is None or self.cached[0] != ready:
+            self.cached = ready, self.insert(waiting, ready)
+        return self.cached[1]
+
+    def insert(self, waiting: Contexts, ready: int) -> Content:
+        """Return the content with the first ``ready`` of the waiting entries inserted."""
         columns = to_columns(waiting.take(slice(0, ready)))
-        position = inserted + torch.arange(ready, device=query.g.device)
-        pairs = zip(self.memories, states or [memory.empty(columns) for memory in self.memories], strict=True)
-        updated = [memory.update(state, columns, position[None]) for memory, state in pairs]
-        return Content(updated, waiting.take(slice(ready, None)), inserted + ready)
+        position = self.content.inserted + torch.arange(ready, device=waiting.g.device)
+        before = self.content.states or [memory.empty(columns) for memory in self.memories]
+        pairs = zip(self.memories, before, strict=True)
+        states = [memory.update(state, columns, position[None]) for memory, state in pairs]
+        return Content(states, waiting.take(slice(ready, None)), self.content.inserted + ready)
 
     def observe_attention(
         self, policy: EvictionPolicy, state: MemoryState, query: Contexts, position: Int[Tensor, " n"]

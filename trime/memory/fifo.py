@@ -72,5 +72,5 @@ class FifoTokenMemory:
 def check_sizes(sizes: list[int]) -> list[int]:
     """Return the sizes of a memory as a list; ValueError unless they are positive and rising."""
     if not sizes or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
-        raise ValueError(f"sizes={list(sizes)} must be positive and rising: mend tune.memory_size")
+        raise ValueError(f"sizes={list(sizes)} must be positive and rising: set tune.memory_size")
     return list(sizes)

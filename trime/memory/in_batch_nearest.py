@@ -17,7 +17,7 @@ ROWS = 512  # queries whose similarities are in memory at a time
 
 
 class NearestInBatch:
-    """The ``k`` most similar contexts of the batch under a visibility (null: all), at a training temperature.
+    """The ``k`` most similar contexts of the batch under a visibility (None: all), at a training temperature.
 
     Gradient reaches the selected contexts alone. ValueError unless ``k`` and ``temperature`` are positive.
     """
@@ -26,9 +26,9 @@ class NearestInBatch:
 
     def __init__(self, visibility: Visibility, k: int | None, temperature: float = 1.0, metric: str = "ip"):
         if k is not None and k < 1:
-            raise ValueError(f"k={k}: keep at least one memory, or null for all: mend memory.k")
+            raise ValueError(f"k={k}: keep at least one memory, or null for all: set memory.k")
         if temperature <= 0:
-            raise ValueError(f"temperature={temperature} must be positive: mend memory.temperature")
+            raise ValueError(f"temperature={temperature} must be positive: set memory.temperature")
         self.visibility, self.k, self.temperature, self.metric = visibility, k, temperature, metric
 
     def mass(

@@ -98,8 +98,9 @@ def find_slot(keys, key):  # type: ignore[no-untyped-def]
 
 @numba_jit()
 def counts_in_document(keys, counts, history, first, target, orders, of_target, total, added):  # type: ignore[no-untyped-def]
-    """Count as counts_in_text does, in the tokens before each one; each history[first + i] is then counted itself.
+    """Write to total[q, i] how often the ``orders[q]`` tokens before history[first + i] occurred earlier in the history.
 
+    of_target[q, i] is how often target[i] followed them; then history[first + i] is counted itself.
     The slots whose counts went up are written to ``added``, so that this can be undone; return their number.
     """
     done = 0

@@ -9,7 +9,7 @@ class Cosine:
     """Linear warm-up from ``initial`` to ``peak``, then cosine periods from ``peak`` down to ``floor``.
 
     Each period is ``stretch`` times as long as the one before, and its peak and floor are ``shrink`` times as high.
-    With ``period`` null there is one period, which ends at the last update.
+    With ``period`` None there is one period, which ends at the last update.
     """
 
     def __init__(

@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trime.errors import UserError
 from trime.io import locked
 from trime.pipeline.manifest import check_manifest, write_manifest
 from trime.pipeline.settings import Configured
-from trime.types import UserError
 
 
 class Artefact(Configured, ABC):

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import xxhash
 from tqdm import tqdm
 
+from trime.errors import UserError
 from trime.io import write_atomically
-from trime.types import UserError
 
 MANIFEST = "manifest.json"
 BLOCK = 2**22  # bytes that are hashed at once

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
+from trime.errors import UserError
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.rows import Interpolation, MixtureSpec, rows_from_config
 from trime.evaluation.scorer import memory_names
 from trime.io import plain
-from trime.types import UserError
 
 NOT_FITTED = ("none", "joint", "interpolated")  # kinds of mixture without a model to fit
 MixtureSpecs = list[MixtureSpec | FittedMixtureSpec]  # the rows of an experiment

@@ -10,11 +10,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.config.registry import GROUPS, unregistered
 from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
 from trime.io import plain, write_atomically
 from trime.models.network import Network, load_network
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.pretrained import is_pretrained, model_fingerprint
-from trime.types import UserError
 
 NETWORK = ("task", "model", "eviction", "compatibility.dropped_in_band")  # the settings that open_network reads
 POSITIONS = ("task", "model", "segments.length", "train.updates", "evaluate.block", "evaluate.context")  # check_positions

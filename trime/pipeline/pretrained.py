@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
 from trime.io import locked, plain
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
@@ -23,7 +24,6 @@ from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import PieceTokenizer
 from trime.pipeline.processes import device_of
-from trime.types import UserError
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import distributed
 
-from trime.types import UserError
+from trime.errors import UserError
 
 DEVICE = ("trainer.accelerator", "trainer.precision")  # the settings that decide where and how precisely models compute
 RANK, NODE = "LOCAL_RANK", "NODE_RANK"  # Lightning's variables: the number of this process on its machine, and of the machine

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from pytorch_lightning.loggers import Logger
 
-from trime.types import UserError
+from trime.errors import UserError
 
 
 def build_loggers(settings: Any, folder: Path) -> list[Logger]:

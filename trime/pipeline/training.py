@@ -17,10 +17,10 @@ from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from tqdm import tqdm
 
 from trime.config.check import added_arguments
+from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.precision import resolved_precision
 from trime.tasks.callbacks.checkpoints import Checkpoints
-from trime.types import UserError
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.parallel.corpus import sentence_segments
+from trime.errors import UserError
 from trime.io import plain
 from trime.plan.language_model import Plan
 from trime.stages.datastore import BuildIndex, uses_external
@@ -23,7 +24,6 @@ from trime.stages.translation.translate import Translate
 from trime.stages.translation.tune import TuneByBleu
 from trime.stages.translation.windows import SentenceWindows
 from trime.stages.tune import TunedRows
-from trime.types import UserError
 
 
 class TranslationPlan(Plan):

@@ -9,13 +9,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from trime.errors import UserError
 from trime.io import write_atomically
 from trime.metrics import MEASURES
 from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill_axes, save_picture
 from trime.report.groups import memory_size, size_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
 from trime.report.tables import Lines, evaluated_text, markdown, metric_name, to_csv
-from trime.types import UserError
 
 AXES = (
     ("seconds", 1e6, "µs/token", "log"),

@@ -11,8 +11,8 @@ from typing import Any
 
 import xxhash
 
+from trime.errors import UserError
 from trime.io import compact_json, write_atomically
-from trime.types import UserError
 
 CHECKSUM = "checksum"  # the key of results.json that holds it
 

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.errors import UserError
 from trime.io import plain, write_atomically
 from trime.report.answers import answers_panels, answers_picture, answers_table, policies_table
 from trime.report.command_lines import without_paths
@@ -20,7 +21,6 @@ from trime.report.groups import group_runs, is_fitted, split_by_mixture
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
 from trime.report.results import write_results
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, evaluated_text, markdown, to_csv
-from trime.types import UserError
 
 
 def report_several(config: DictConfig, runs: list[dict[str, Any]]) -> None:

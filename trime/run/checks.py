@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.config.check import check_settings
+from trime.errors import UserError
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.rows import MixtureSpec
 from trime.io import plain
@@ -22,7 +23,6 @@ from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
 from trime.pipeline.training import added_callbacks
 from trime.stages.mixture import given_mixture
-from trime.types import UserError
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 NAME = re.compile(r"[^./\0][^/\0]*")

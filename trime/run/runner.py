@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig
 
 from trime.config.check import check_sections
 from trime.config.schema import STAGES
+from trime.errors import UserError
 from trime.inspection.audit import audit
 from trime.inspection.generate import generate
 from trime.inspection.ledger import write_ledger
@@ -28,7 +29,6 @@ from trime.report.several import check_keep, report_several
 from trime.run.checks import check
 from trime.run.log_results import log_results
 from trime.run.reporting import report_answers, report_replay, report_run
-from trime.types import UserError
 
 log = logging.getLogger(__name__)
 

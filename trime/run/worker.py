@@ -10,10 +10,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.pipeline.processes import device_of
 from trime.plan.by_task import build_plan
-from trime.types import UserError
 
 
 def main() -> int:

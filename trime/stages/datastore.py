@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.corpus import content_hash
+from trime.errors import UserError
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.factories import cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ray_cluster import open_ray_search
@@ -22,7 +23,7 @@ from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.mixture_specs import memories_of
-from trime.types import Float, Tensor, UserError
+from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
 

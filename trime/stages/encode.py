@@ -24,6 +24,7 @@ from tqdm import tqdm
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import sequential_batches
 from trime.data.segments import Segments
+from trime.errors import UserError
 from trime.io import complete_lines, write_tensors
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
@@ -36,7 +37,7 @@ from trime.pipeline.processes import DEVICE, device_of
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
 from trime.tasks.language_model import contexts_and_mass
-from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, UserError, contexts_of, is_token
+from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, contexts_of, is_token
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from torch import distributed
 
 from trime.data.corpus import Corpus, content_hash
 from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
 from trime.io import write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.network import Network, save_network
@@ -38,7 +39,6 @@ from trime.stages.training_task import TrainingTask
 from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.callbacks.history import History
 from trime.tasks.callbacks.staleness import Staleness
-from trime.types import UserError
 
 log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
 from trime.io import write_atomically
 from trime.models.checkpoints.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import write_description
-from trime.types import UserError
 
 log = logging.getLogger(__name__)
 

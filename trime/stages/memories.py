@@ -9,6 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.errors import UserError
 from trime.evaluation.scorer import memory_names
 from trime.io import plain
 from trime.memory.base import Memory
@@ -20,7 +21,6 @@ from trime.pipeline.settings import Configured, plain_settings
 from trime.stages.datastore import BuildIndex
 from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
-from trime.types import UserError
 
 SEARCH = ("index.k", "index.nprobe", "index.rescore")  # the settings that decide what a search of the index returns
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from trime.data.corpus import content_hash
+from trime.errors import UserError
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.loss_sums import PART_TOKENS, LossSums, summarize_row
 from trime.evaluation.rows import MixtureSpec
@@ -26,7 +27,7 @@ from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import Tune, TunedRows
-from trime.types import Float, Int, Tensor, UserError
+from trime.types import Float, Int, Tensor
 
 BLOCKS = 4  # blocks of text per fold, if there are fewer documents than folds
 

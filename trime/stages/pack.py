@@ -15,10 +15,10 @@ from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
 from trime.data.neighbours import excluded_ranges, segment_terms
 from trime.data.segments import Segments
+from trime.errors import UserError
 from trime.io import write_array
 from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import PreparedText
-from trime.types import UserError
 
 QUERIES = 2048  # per file of results
 

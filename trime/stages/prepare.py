@@ -16,11 +16,11 @@ from omegaconf import DictConfig
 from trime.data.corpus import FLUSH, Corpus, VocabularySource, build_corpus, training_vocabulary
 from trime.data.datasets import Dataset
 from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import DATASET_PLACES
 from trime.pipeline.settings import without
-from trime.types import UserError
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from omegaconf import DictConfig
 
 from trime.data.corpus import Corpus
 from trime.data.module import TextDataModule
+from trime.errors import UserError
 from trime.models.network import Network, build_network
 from trime.pipeline.model_io import model_of, write_description
 from trime.pipeline.settings import Configured
 from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.language_model import LanguageModel, Training
-from trime.types import UserError
 
 
 class TrainingTask(Configured, ABC):

@@ -13,8 +13,9 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch.nn import functional as F
 
+from trime.errors import UserError
 from trime.tasks.optimization import check_scheduler_state, with_schedule
-from trime.types import Int, Tensor, UserError
+from trime.types import Int, Tensor
 
 PROMPT_SAMPLE = 0.25  # share of the prompts' tokens that is drawn for the loss
 
@@ -68,7 +69,7 @@ class AnsweringModule(pl.LightningModule):
         return masked_cross_entropy(logits, batch.answer), exact_answers(logits, batch.answer)
 
     def decoder_loss(self, batch: QuestionBatch) -> tuple[Tensor, Tensor]:
-        """Return the same for a decoder, whose rows are prompt and answer without a gap."""
+        """Return loss and share of correct answers of a decoder, whose rows are prompt and answer without a gap."""
         lengths, width = (batch.prompt >= 0).sum(1), batch.prompt.shape[1] + batch.answer.shape[1]
         joined = batch.prompt.new_full((len(batch.prompt), width), -1)
         joined[:, : batch.prompt.shape[1]] = batch.prompt

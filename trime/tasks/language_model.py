@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 
+from trime.errors import UserError
 from trime.memory.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
 from trime.memory.in_batch import InBatch, StaleContexts, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
@@ -18,7 +19,7 @@ from trime.metrics import perplexity
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network, Reader, shard_weights
 from trime.tasks.optimization import check_scheduler_state, with_schedule
-from trime.types import Batch, Contexts, Mass, Tensor, UserError, contexts_of, is_token
+from trime.types import Batch, Contexts, Mass, Tensor, contexts_of, is_token
 
 
 @dataclass(frozen=True)

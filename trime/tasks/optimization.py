@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch.optim.lr_scheduler import LambdaLR
 
-from trime.types import UserError
+from trime.errors import UserError
 
 
 def with_schedule(optimizer: torch.optim.Optimizer, schedule: Callable[[int], float]) -> OptimizerLRSchedulerConfig:

@@ -14,7 +14,7 @@ class Budget:
 
     With ``padding`` every sentence counts as long as the longest one, so that ``tokens`` bounds memory and time. Otherwise
     ``tokens`` are pieces of each pair's longer side, so that batches of mixed lengths hold as many pieces as those of one
-    length, and are larger. With ``k`` null sentences are shuffled, then sorted by length; otherwise they follow chains of
+    length, and are larger. With ``k`` None sentences are shuffled, then sorted by length; otherwise they follow chains of
     TRIME's Algorithm 1 over ``k`` neighbours, cut where a batch is full. The batches are then shuffled. A batch holds a
     multiple of ``multiple`` sentences and leaves the rest to the next one.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from trime.data.tokenizers import Tokenizer
-from trime.types import UserError
+from trime.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from trime.errors import UserError
 from trime.io import locked
-from trime.types import UserError
 
 CHUNK = 2**20
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, files_below, lines_of, printable
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
-from trime.types import UserError
+from trime.errors import UserError
 
 
 class Folder(Dataset):
     """Files that end in ``suffix``, each a document, in ``train/ valid/ test/``, or in one folder split at random by ``seed``.
 
     A split may also be a single file ``train.txt``. ``ratio`` is the share of files for valid and for test; or ``tokens``
-    is the minimum number of tokens of each split, in whole files (null: all that remain): valid is filled first, then
+    is the minimum number of tokens of each split, in whole files (None: all that remain): valid is filled first, then
     test, then train with the rest.
     """
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder
 from trime.data.datasets.download import fetch_folder
 from trime.data.tokenizers import Whitespace
-from trime.types import UserError
+from trime.errors import UserError
 
 TITLE = re.compile(rb" = [^=].* = \n?$")
 DIGESTS = {2: "md5:542ccefacc6c27f945fb54453812b3cd", 103: "md5:9ddaacaf6af0710eda8c456decff7832"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from trime.data.datasets.base import SPLITS, existing_folder
-from trime.types import UserError
+from trime.errors import UserError
 
 
 class Pair(NamedTuple):

@@ -11,8 +11,8 @@ from pathlib import Path
 from trime.data.datasets.base import existing_folder
 from trime.data.datasets.download import fetch
 from trime.data.parallel.base import Lines, Pair
+from trime.errors import UserError
 from trime.io import locked
-from trime.types import UserError
 
 SOURCES = (
     "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",

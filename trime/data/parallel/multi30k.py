@@ -11,8 +11,8 @@ from typing import ClassVar
 from trime.data.datasets.base import SPLITS
 from trime.data.datasets.download import checksum, fetch
 from trime.data.parallel.base import Lines
+from trime.errors import UserError
 from trime.io import locked, replacing
-from trime.types import UserError
 
 SOURCES = (
     "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/{name}.gz",

@@ -11,7 +11,7 @@ from typing import Any
 from trime.data.datasets.base import SPLITS, Dataset, Document
 from trime.data.parallel.base import Parallel
 from trime.data.tokenizers import EOS, UNKNOWN, Tokenizer
-from trime.types import UserError
+from trime.errors import UserError
 
 
 class Side(Dataset):

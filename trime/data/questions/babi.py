@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from trime.types import UserError
+from trime.errors import UserError
 
 
 class Story(NamedTuple):

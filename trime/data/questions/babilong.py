@@ -13,7 +13,7 @@ from trime.data.questions.babi import Story, cast_of, stories, swap_names, task_
 from trime.data.questions.base import Example
 from trime.data.questions.scatter import scatter_facts, split_sentences
 from trime.data.tokenizers import Whitespace
-from trime.types import UserError
+from trime.errors import UserError
 
 
 class Babilong:
@@ -21,7 +21,7 @@ class Babilong:
 
     ``babi`` is a folder with qa1_…_train.txt and so on, ``background`` one of novels, in the form of a folder dataset.
     bAbI has no valid split: valid is the first half of its test stories, test the other half. ``words=0``: the facts alone.
-    ``least``: the minimum number of words of a context (null: exactly ``words``). ``swap``: in training, the names of people
+    ``least``: the minimum number of words of a context (None: exactly ``words``). ``swap``: in training, the names of people
     and answers are permuted anew each time, since a thousand stories are soon memorized. ``once``: only questions whose
     supporting facts are about people that no other fact mentions, so that none asks which of two facts is the later one.
     """

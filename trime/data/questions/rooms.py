@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from trime.data.questions.base import Example
 from trime.data.questions.scatter import scatter_facts, split_sentences
-from trime.types import UserError
+from trime.errors import UserError
 
 PEOPLE = ("Ada", "Boris", "Chloe", "Dinah", "Emil", "Farah")
 ROOMS = ("attic", "cellar", "library", "studio", "stable", "workshop")
@@ -18,7 +18,7 @@ TALES = {"train": 1000, "valid": 200, "test": 200}
 
 
 class Rooms:
-    """``count`` stories of 2 to 8 moves; contexts of ``least`` to ``words`` words (null: exactly ``words``)."""
+    """``count`` stories of 2 to 8 moves; contexts of ``least`` to ``words`` words (None: exactly ``words``)."""
 
     name = "rooms"
     splits: ClassVar[tuple[str, ...]] = tuple(TALES)

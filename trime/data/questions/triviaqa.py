@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trime.data.questions.base import Example
-from trime.types import UserError
+from trime.errors import UserError
 
 log = logging.getLogger(__name__)
 

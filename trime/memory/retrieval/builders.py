@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from trime.errors import UserError
 from trime.memory.retrieval.datastore import Keys
 from trime.memory.retrieval.faiss_index import FaissSearch, create_index, fill_faiss, train_faiss
 from trime.memory.retrieval.ivf import IVFSearch, fill_ivf, train_ivf
 from trime.memory.retrieval.search import Search, check_training_size
-from trime.types import UserError
 
 
 @runtime_checkable

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from trime.errors import UserError
 from trime.memory.objective.entries_cpu import entry_masses
 from trime.memory.retrieval.search import Search
 from trime.memory.similarity import similarity
-from trime.types import Contexts, Float, Int, Mass, Tensor, UserError
+from trime.types import Contexts, Float, Int, Mass, Tensor
 
 
 class Shards:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from trime.errors import UserError
 from trime.io import replacing
 from trime.memory.retrieval.search import TRAINING_POINTS_PER_CELL, Blocks, check_training_size, normalized_blocks
 from trime.memory.similarity import normalize_keys
-from trime.types import Float, Int, Tensor, UserError
+from trime.types import Float, Int, Tensor
 
 SAVED_EVERY = 2**24  # keys between two saves of an unfinished index, from which a killed build resumes
 

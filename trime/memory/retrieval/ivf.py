@@ -16,11 +16,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from trime.errors import UserError
 from trime.io import write_array, write_tensors
 from trime.memory.retrieval.search import Blocks, normalized_blocks
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.memory.similarity import normalize_keys, similarity
-from trime.types import Float, Int, Tensor, UserError
+from trime.types import Float, Int, Tensor
 
 SCORES = 2**24  # in memory at a time, approximately: 64 MiB
 SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.faiss_index import use_threads
 from trime.memory.retrieval.search import Search, combined_kind, merge_results
 from trime.memory.retrieval.sharded import IndexPart
-from trime.types import Float, Int, Tensor, UserError
+from trime.types import Float, Int, Tensor
 
 RESTARTS = 3  # of a worker, before the search fails
 CONNECTING = 10  # seconds to wait for an address to answer

@@ -65,7 +65,7 @@ class LayerSizes(NamedTuple):
 
 
 class StatefulTransformerLayer(nn.Module):
-    """A pre-norm layer: x += attention(norm(x)); x += feed_forward(norm(x)). The second norm's output is the layer's g."""
+    """A pre-norm layer, as ``TransformerLayer``, whose attention has a state. The second norm's output is the layer's g."""
 
     def __init__(self, attention: StatefulAttention, sizes: LayerSizes, norm: str = "layer", biases: bool = True):
         super().__init__()

@@ -6,9 +6,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from trime.errors import UserError
 from trime.models.checkpoints.fairseq import PAD, FairseqCheckpoint, check_supported, has_final_norm, load_weights
 from trime.models.network import Network, build_network
-from trime.types import UserError
 
 SUPPORTED = {  # arguments of fairseq's encoder-decoders that change the forward pass, and the values that are supported
     "encoder_learned_pos": (False, None),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol, runtime_checkable
 
+from trime.errors import UserError
 from trime.models.attendre import Score
-from trime.types import Float, Int, Tensor, UserError
+from trime.types import Float, Int, Tensor
 
 
 @runtime_checkable

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from trime.errors import UserError
 from trime.models.pretrained.loading import check_version
-from trime.types import UserError
 
 
 def find_gguf(package: str | None) -> Path | None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from trime.errors import UserError
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, AttendreState
 from trime.models.attention_trace import AttentionTrace
@@ -22,7 +23,7 @@ from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.lora import add_lora
 from trime.models.pretrained.reader import Hidden, Stack
 from trime.models.pretrained.rope import RopeDecoder
-from trime.types import Bool, Encoding, Float, Int, Mass, Tensor, UserError
+from trime.types import Bool, Encoding, Float, Int, Mass, Tensor
 
 
 class PretrainedDecoder(nn.Module):

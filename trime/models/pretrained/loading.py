@@ -10,8 +10,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from trime.errors import UserError
 from trime.models.pretrained.hub import hub_arguments
-from trime.types import Tensor, UserError
+from trime.types import Tensor
 
 TESTED = ("5.23",)  # versions of transformers that the families were tested with
 HEAD = "lm_head.weight"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trime.types import UserError
+from trime.errors import UserError
 
 ALL = "all-linear"
 

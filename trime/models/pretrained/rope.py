@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from trime.choices import CACHED_KEYS, EXTENSIONS
+from trime.errors import UserError
 from trime.models.layers.rotary import Rotary, RotaryScore, interpolate_positions, ntk_aware, yarn
 from trime.models.pretrained.family import SplitLayer, model_class
-from trime.types import Float, Int, Tensor, UserError
+from trime.types import Float, Int, Tensor
 
 
 class LlamaLayer:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trime.errors import UserError
 from trime.models.pretrained.hub import hub_arguments
 from trime.models.pretrained.loading import check_version, load_error
-from trime.types import UserError
 
 UNKNOWN, PADDING, END = "<unk>", "<pad>", "</s>"
 

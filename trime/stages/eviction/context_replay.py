@@ -13,6 +13,7 @@ from itertools import groupby
 import torch
 from omegaconf import DictConfig
 
+from trime.errors import UserError
 from trime.evaluation.rows import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.eviction.base import EvictionPolicy
@@ -25,7 +26,7 @@ from trime.pipeline.processes import DEVICE, device_of
 from trime.stages.encode import Encode, read_windows
 from trime.stages.eviction.replay import Document, Replay, ReplayResult
 from trime.stages.tune import SCORING, TunedRows
-from trime.types import Float, Int, Tensor, UserError
+from trime.types import Float, Int, Tensor
 
 NO_ROW = "stages=[replay] needs a row with long and without external memory: experiment=trime_long; or experiment=memorizing"
 

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from trime.data.segments import Segments, collate
+from trime.errors import UserError
 from trime.io import write_tensors
 from trime.models.backbones.memorizing.transformer import KNNAttention
 from trime.models.network import Reader
@@ -26,7 +27,7 @@ from trime.pipeline.precision import resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
 from trime.stages.encode import Encode
 from trime.tasks.callbacks.staleness import memory_layers
-from trime.types import Tensor, UserError
+from trime.types import Tensor
 
 NO_MEMORY = "stages=[record] needs a model with a built-in memory: experiment=memorizing"
 

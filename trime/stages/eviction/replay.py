@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from trime.config.folder import CONF
+from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy, topk_mask
 from trime.eviction.clairvoyant import Clairvoyant
 from trime.io import plain
@@ -27,7 +28,7 @@ from trime.memory.bounded import BoundedMemory
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.settings import Keys
 from trime.stages.eviction.record import Record
-from trime.types import AttentionBlock, Float, Int, Tensor, UserError
+from trime.types import AttentionBlock, Float, Int, Tensor
 
 ORACLE = "oracle"  # the name of the clairvoyant policy in results
 

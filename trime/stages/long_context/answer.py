@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from trime.data.questions.base import Example, exact_match, prompt
+from trime.errors import UserError
 from trime.io import append_json_lines, plain, read_json_lines
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.answering import Answerer, greedy
@@ -19,7 +20,6 @@ from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.pretrained import build_answerer, model_fingerprint
 from trime.pipeline.processes import DEVICE
-from trime.types import UserError
 
 READING = (
     "memory_size",

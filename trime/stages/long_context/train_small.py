@@ -17,6 +17,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.questions.base import Example, Questions, prompt
+from trime.errors import UserError
 from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
@@ -24,7 +25,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.precision import resolved_precision
 from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
 from trime.tasks.answering import AnsweringModule, QuestionBatch
-from trime.types import Tensor, UserError
+from trime.types import Tensor
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from trime.data.parallel.corpus import CUT, PIECES, ParallelCorpus
 from trime.data.parallel.side import JointBPE, PresegmentedText, Side, available_splits, sentences
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
 from trime.stages.prepare import PreparedText, log_statistics
 from trime.stages.translation.import_checkpoint import Dictionaries
-from trime.types import UserError
 
 
 class PreparePairs(PreparedText):

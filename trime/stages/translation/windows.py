@@ -8,8 +8,9 @@ from typing import Any
 from trime.data.corpus import Corpus
 from trime.data.parallel.corpus import PairWindows, ParallelCorpus, first_sentences
 from trime.data.segments import Segments
+from trime.errors import UserError
 from trime.stages.windows import Portion, Windows
-from trime.types import Batch, UserError
+from trime.types import Batch
 
 
 class SentenceWindows(Windows):

@@ -42,7 +42,7 @@ def recurrence(
 def by_steps(
     u: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, start: Tensor
 ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
-    """Return the same, computed from the equations; the kernels are tested against this."""
+    """Return h and c step by step, from the equations; the kernels are tested against this."""
     candidate, forget, highway = u.chunk(3, -1)
     c, cells = start, []
     for step in range(u.shape[1]):
