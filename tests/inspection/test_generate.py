@@ -66,7 +66,7 @@ def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -
     plan = Plan(config)
     scored = plan.evaluate.rows()[-1]["documents"]
     text = plan.corpus.corpus().split("test")
-    carried = config.long.across_documents or config.mixture.get("online")  # from document to document
+    carried = config.long.across_documents or (config.mixture.model or {}).get("online")  # from document to document
     for number, (loss, count) in enumerate(scored[: 1 if carried else 2]):
         writer, total = Writer(plan), 0.0
         for token in text.tokens[text.offsets[number] :][:count].tolist():
