@@ -255,7 +255,7 @@ def test_full_disk(error: Exception, said: Said, monkeypatch: pytest.MonkeyPatch
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(encode, "save_file", full)
+        patch.setattr(encode, "write_tensors", full)
         assert "disk is full" in said("experiment=vanilla", "seed=5", "dataset.modules=20", where=tmp_path)
     assert list((tmp_path / "outputs" / "artefacts").glob("fit-*/model.safetensors")), "the model is kept"
 

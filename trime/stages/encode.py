@@ -101,10 +101,11 @@ class Encode(Artefact):
             for number, start in enumerate(range(0, len(windows), per_shard)):
                 part = windows.take(slice(start, start + per_shard))
                 file = folder / f"{number:05d}.safetensors"
-                if not file.exists():
-                    restore_reader_state(reader, folder, number - 1, device)
-                    self.write_shard(file, reader, corpus, part, start, device)
-                bar.update(part.scored())
+                if file.exists():
+                    bar.update(part.scored())
+                    continue
+                restore_reader_state(reader, folder, number - 1, device)
+                write_shard(file, reader, self.encode_batches(reader, corpus, part, start, device), bar)
         content = {
             "tokens": windows.scored(),
             "seconds": round(sum(map(float, complete_lines(folder / "seconds.txt"))), 3),
@@ -126,21 +127,10 @@ class Encode(Artefact):
             "characters": corpus.statistics["characters"],
         }
 
-    @torch.no_grad()
-    def write_shard(self, file: Path, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any) -> None:
-        """Encode windows into one shard; ``first`` is the number of its first window."""
-        started = time.perf_counter()
-        batches = list(self.encode_batches(reader, corpus, windows, first, device))
-        columns = {name: torch.cat([batch[name] for batch in batches]).contiguous() for name in batches[0]}
-        save_reader_state(reader, file)
-        write_tensors(file, columns)
-        with (file.parent / "seconds.txt").open("a") as seconds:  # not in the shard, whose bytes depend on the text only
-            seconds.write(f"{time.perf_counter() - started:.3f}\n")
-
     def encode_batches(
         self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the columns of each batch; a stateful model reads one window at a time."""
+        """Yield the columns of each batch; a stateful model reads one window at a time. ``first`` numbers the first window."""
         rows = 1 if reader.network.is_stateful else self.windows_per_batch(windows)
         for batch in self.windowing.loader(corpus, self.split, windows, sequential_batches(windows, rows)):
             with autocast(device, self.config):
@@ -204,6 +194,20 @@ class Encode(Artefact):
             "position": contexts.positions.position.int(),
         }
         return {name: column.cpu() for name, column in columns.items()}
+
+
+@torch.no_grad()
+def write_shard(file: Path, reader: Reader, batches: Iterator[dict[str, Tensor]], bar: Any) -> None:
+    """Write the columns of encoded batches as one shard; the progress bar counts scored tokens."""
+    started, parts = time.perf_counter(), []
+    for batch in batches:
+        parts.append(batch)
+        bar.update(int(batch["scored"].sum()) if "scored" in batch else len(batch["token"]))
+    columns = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
+    save_reader_state(reader, file)
+    write_tensors(file, columns)
+    with (file.parent / "seconds.txt").open("a") as seconds:  # not in the shard, whose bytes depend on the text only
+        seconds.write(f"{time.perf_counter() - started:.3f}\n")
 
 
 def save_reader_state(reader: Reader, shard: Path) -> None:
