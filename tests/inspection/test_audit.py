@@ -70,7 +70,7 @@ def test_later_tokens_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyP
     def unmasked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         return torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5, -1) @ value
 
-    monkeypatch.setattr(attention, "attend", unmasked)
+    monkeypatch.setattr(attention, "fused_attention", unmasked)
     with pytest.raises(UserError, match="altering a token and later ones"):
         audit(Plan(honest))
 

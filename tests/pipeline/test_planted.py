@@ -33,7 +33,7 @@ def planted(content: Any, mark: Path) -> Any:
     return [planted(value, mark) for value in content] if isinstance(content, list) else content
 
 
-@pytest.mark.parametrize("names", [("model.json", "mixture.json", "encode.json"), pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("names", [("model.json", "mixture.json"), pytest.param((), marks=pytest.mark.slow)])
 def test_no_reader_calls_what_a_file_names(names: tuple[str, ...], tiny: Tiny, tmp_path: Path) -> None:
     """In JSON files of the artefacts of a run with everything, one file after the other; in the slow test in every file."""
     places = [f"paths.outputs={tmp_path}/outputs", f"paths.data={tmp_path}/data", "dataset.modules=20"]

@@ -449,7 +449,7 @@ def test_spoilt_files(spoil: Callable[[Path], None], message: str, parallel: Pat
         (["translation.max_length=[0,0]"], "translation.max_length"),
         (["translation.width=-4"], "translation.width"),
         (["translation.layers=0"], "translation.layers"),
-        (["model.backbone.positions=-3"], "model cannot be built"),
+        (["model.backbone.positions=-3"], "model.backbone.positions=-3"),
         (["datastore.split=dev"], "train, valid or test"),
     ],
 )
