@@ -212,6 +212,19 @@ def test_impossible_settings(said: Said) -> None:
     assert "frontier.gb" in said("report.runs=nowhere", "frontier.gb=-1")
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("++evaluate.boundd=false", "there is no setting evaluate.boundd: is it evaluate.bounded?"),
+        ("+train.nope=1", "there is no setting train.nope"),
+        ("+nope=1", "there is no setting nope"),
+        ("stages=[train_small]", "stage train_small needs a model that answers questions"),
+    ],
+)
+def test_settings_and_stages_that_would_do_nothing(override: str, message: str, said: Said) -> None:
+    assert message in said(override)
+
+
 def test_an_unwritable_place(said: Said, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for key in ("paths.outputs", "paths.data"):

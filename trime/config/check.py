@@ -43,6 +43,7 @@ def check_settings(settings: dict[str, Any]) -> None:
 
     ``settings`` is the whole configuration as plain, resolved data.
     """
+    check_known(settings)
     check_sections(settings)
     inside = PRETRAINED if "name" in settings["model"] else STATEFUL
     for key, rule in (PARTS | inside).items():
@@ -53,6 +54,18 @@ def check_settings(settings: dict[str, Any]) -> None:
         check_named_parts(key, value_at(settings, key))
     for key, part in parts_of(settings):
         check_arguments(key, part)
+
+
+def check_known(settings: dict[str, Any]) -> None:
+    """Raise UserError at a setting that the schema does not have, as ``+`` and ``++`` on the command line can add."""
+    entries = {entry.key: entry for entry in schema_entries()}
+    for section in ("", *(key for key, entry in entries.items() if entry.is_section and key != "trainer")):
+        place = value_at(settings, section) if section else settings
+        for name in place:
+            key = f"{section}.{name}" if section else str(name)
+            if key not in entries:
+                near = difflib.get_close_matches(key, entries, 1, cutoff=0.8)
+                raise UserError(f"there is no setting {key}" + (f": is it {near[0]}?" if near else ""))
 
 
 def check_sections(settings: dict[str, Any], *names: str) -> None:

@@ -36,6 +36,9 @@ def check(config: DictConfig) -> None:
     check_settings(plain(config))
     check_formats(config)
     pretrained = is_pretrained(config)
+    reads = {"train_small", "answer"} & {*config.stages}
+    if reads and not pretrained:
+        raise UserError(f"stage {min(reads)} needs a model that answers questions: choose experiment=attendre_train_small")
     if not config.train.updates and not pretrained:
         raise UserError("train.updates=0: a model of this suite is trained; only model=pretrained can be taken as it is")
     check_mixture(config)
