@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 
 from tests.torture.outcome import Case
-from tests.torture.together import SECONDS, comparable, start
+from tests.torture.together import MODULES, SECONDS, comparable, start
 
 KILLS = 20  # by default
 COMMANDS = {
-    "single run": (),
-    "sweep": ("-m", "experiment=vanilla,trime"),
-    "table": ("table=main", "hydra.sweeper.params.experiment='vanilla,knn_lm'"),
-    "datastore": ("experiment=knn_lm", "index=ivf", "datastore.tokens=null"),
-    "translation": ("experiment=trime_mt", "~dataset.modules"),
-    "stateful": ("experiment=trime_memorizing",),
+    "single run": ("experiment=trime_ext", MODULES),
+    "sweep": ("-m", "experiment=vanilla,trime", MODULES),
+    "table": ("table=main", "hydra.sweeper.params.experiment='vanilla,knn_lm'", MODULES),
+    "datastore": ("experiment=knn_lm", "index=ivf", MODULES),
+    "translation": ("experiment=trime_mt",),
+    "stateful": ("experiment=trime_memorizing", MODULES),
 }
 
 

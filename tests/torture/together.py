@@ -14,7 +14,8 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.torture.outcome import Case, told
 
-COMMAND = (sys.executable, "cli.py", "experiment=trime_ext", "size=tiny", "train.updates=3", "dataset.modules=20")
+COMMAND, SMALL = (sys.executable, "cli.py"), ("size=tiny", "train.updates=3")
+MODULES = "dataset.modules=20"  # of the built-in corpus
 SPREAD = 6.0  # seconds over which the starts are spread
 VOLATILE = ("command", "checksum", "train", "artefacts", "hardware", "subsets")  # times, memory and folders
 SECONDS = 900
@@ -34,7 +35,7 @@ def one_round(number: int, size: int, draw: random.Random) -> Case:
         running = []
         for wait in sorted(draw.uniform(0, SPREAD) for _ in range(size)):
             time.sleep(wait / size)
-            running.append(start(Path(folder)))
+            running.append(start(Path(folder), "experiment=trime_ext", MODULES))
         for process in running:
             output, _ = process.communicate(timeout=SECONDS)
             if process.returncode or "Traceback" in output:
@@ -45,12 +46,12 @@ def one_round(number: int, size: int, draw: random.Random) -> Case:
         return Case(what, "same" if good else "wrong", f"{len(results)} results, left behind: {left}")
 
 
-def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    """Start the command with its artefacts in a folder."""
-    words = [*COMMAND, f"paths.data={folder}/data", f"paths.outputs={folder}/outputs", f"hydra.run.dir={folder}", *more]
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a command with its artefacts in a folder."""
+    command = [*COMMAND, *words, *SMALL, f"paths.data={folder}/data", f"paths.outputs={folder}/outputs"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(words, cwd=ROOT, env=environment, text=True, **out)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **out)  # type: ignore[call-overload, no-any-return]
 
 
 def comparable(file: Path) -> dict[str, object]:
