@@ -59,6 +59,6 @@ def comparable(file: Path) -> dict[str, object]:
     results = json.loads(file.read_text())
     for rows in results["metrics"].values():
         for row in rows:
-            for key in ("tokens_per_second", "peak_memory_mb"):
+            for key in ("tokens_per_second", "sentences_per_second", "peak_memory_mb"):
                 row.pop(key, None)
     return {key: value for key, value in results.items() if key not in VOLATILE}
