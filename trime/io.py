@@ -61,11 +61,6 @@ def write_atomically(path: Path, content: str) -> None:
         partial.write_text(content, encoding="utf-8")
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON whole or not at all."""
-    write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False))
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, str] | None = None) -> None:
     """Write tensors as safetensors, whole or not at all; the same tensors and note always give the same bytes.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from tests.torture.outcome import Case, attempt
@@ -126,4 +125,4 @@ def prepared(hostile: Hostile, split: bool) -> Case:
             run(config)
             return any(made.rglob("results.json"))
 
-        return attempt(f"{hostile.__name__}{' in train/' * split}", partial(action), str(text), hostile in READ or None)
+        return attempt(f"{hostile.__name__}{' in train/' * split}", action, str(text), hostile in READ or None)

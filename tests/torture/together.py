@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.torture.outcome import Case, told
+from tests.torture.outcome import Case
 
 COMMAND, SMALL = (sys.executable, "cli.py"), ("size=tiny", "train.updates=3")
 MODULES = "dataset.modules=20"  # of the built-in corpus
@@ -39,7 +39,7 @@ def one_round(number: int, size: int, draw: random.Random) -> Case:
         for process in running:
             output, _ = process.communicate(timeout=SECONDS)
             if process.returncode or "Traceback" in output:
-                return told(what, output[-300:], "\n")._replace(outcome="wrong")
+                return Case(what, "wrong", output[-300:])
         left = [*Path(folder).rglob("*.partial")]
         results = [*Path(folder).rglob("results.json")]
         good = len(results) == 1 and not left

@@ -15,7 +15,7 @@ from hydra.utils import get_object
 from trime.config.fields import Rule
 from trime.config.schema import PARTS, PRETRAINED, STATEFUL, Trainer
 from trime.config.walk import schema_entries
-from trime.config.wording import TYPES, alternatives, wanted, written
+from trime.config.wording import TYPES, alternatives, no_setting, wanted, written
 from trime.errors import UserError
 
 LIGHTNING = "pytorch_lightning.Trainer"
@@ -64,8 +64,7 @@ def check_known(settings: dict[str, Any]) -> None:
         for name in place:
             key = f"{section}.{name}" if section else str(name)
             if key not in entries:
-                near = difflib.get_close_matches(key, entries, 1, cutoff=0.8)
-                raise UserError(f"there is no setting {key}" + (f": is it {near[0]}?" if near else ""))
+                raise UserError(no_setting(key, entries))
 
 
 def check_sections(settings: dict[str, Any], *names: str) -> None:

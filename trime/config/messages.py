@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Any
 
 from trime.config.walk import schema_entries
-from trime.config.wording import wanted
+from trime.config.wording import no_setting, wanted
 
 
 def message_of(error: BaseException) -> str:
@@ -29,7 +28,6 @@ def message_of(error: BaseException) -> str:
 
 def unknown_setting(key: str, schema: dict[str, Any], said: str) -> str:
     """Return what to say of a setting that there is not, with the nearest that there is."""
-    near = difflib.get_close_matches(key, schema, 1, cutoff=0.8)
     if key in schema or not key:  # a group that is named in the wrong way: Hydra says how
         return " ".join(said.split())
-    return f"there is no setting {key}" + (f": is it {near[0]}?" if near else "")
+    return no_setting(key, schema)

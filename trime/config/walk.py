@@ -31,12 +31,12 @@ class Entry(NamedTuple):
 
     @property
     def default(self) -> Any:
-        """Its default value."""
+        """The value where nothing sets another; lists and sections are new objects each time."""
         return self.field.default_factory() if self.field.default_factory is not MISSING else self.field.default
 
     @property
     def help(self) -> str:
-        """Its help text."""
+        """The text that --help prints."""
         return help_of(self.field)
 
 

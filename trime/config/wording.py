@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -16,6 +18,12 @@ def written(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return f"[{','.join(map(written, value))}]" if isinstance(value, list) else str(value)
+
+
+def no_setting(key: str, known: Iterable[str]) -> str:
+    """Return what to say of a setting that there is not, with the nearest of those that there are."""
+    near = difflib.get_close_matches(key, known, 1, cutoff=0.8)
+    return f"there is no setting {key}" + (f": is it {near[0]}?" if near else "")
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:

@@ -39,9 +39,8 @@ def write_manifest(folder: Path, artefact: str) -> None:
     for debris in folder.rglob("*.partial"):
         debris.unlink()
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
-    names = [str(path.relative_to(folder)) for path in files]
-    sums = checksums(folder, {name: path.stat().st_size for name, path in zip(names, files, strict=True)})
-    content = {name: [path.stat().st_size, total] for name, path, total in zip(names, files, sums, strict=True)}
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+    content = {name: [size, total] for (name, size), total in zip(sizes.items(), checksums(folder, sizes), strict=True)}
     write_atomically(folder / MANIFEST, json.dumps({"artefact": artefact, "files": content}, indent=1))
 
 
