@@ -1,4 +1,4 @@
-"""Atomic file writes, locks that say who holds them, readable JSON, and configurations as plain Python containers."""
+"""Atomic file writes, locks that say who holds them, readable JSON with checksums, and settings as plain Python containers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
@@ -35,6 +36,12 @@ def compact_json(content: Any) -> str:
     """Return indented JSON with every list of numbers on one line."""
     text = json.dumps(content, indent=1, ensure_ascii=False)  # strings have escaped line breaks: only the layout has real ones
     return re.sub(r"\[\n\s+([-+.\deE,\s]+?)\n\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+
+
+def checksum_of(content: Any) -> str:
+    """Return the XXH3 checksum of content as it is read back from JSON, whatever the layout of the file."""
+    read_back = json.loads(json.dumps(content))
+    return xxhash.xxh3_128(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

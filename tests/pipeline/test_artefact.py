@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from trime.errors import UserError
-from trime.io import locked
+from trime.io import checksum_of, locked
 from trime.pipeline import artefact
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import MANIFEST, check_manifest, write_manifest
@@ -86,16 +86,37 @@ def test_damage_is_noticed_and_the_file_named(name: str, damage: str, tmp_path: 
         check_manifest(tmp_path, "number-1", "make it anew", verify=False)
 
 
-EMPTY = ["", "{}", "[]", "[[1]]", "null", '{"a": 1}', '{"artefact": "number-1"}', '{"artefact": "number-1", "files": {}}']
-FOREIGN = ['{"artefact": "number-1", "files": {"../a": [1, "x"]}}', '{"artefact": "number-1", "files": {"a": 1}}', "\xff"]
+UNREADABLE = ["", "{}", "[]", "[[1]]", "null", '{"a": 1}', '{"artefact": "number-1", "files": {"a": [1, "x"]}}', "\xff"]
+SIGNED: list[dict[str, object]] = [  # their own checksum is right
+    {"artefact": "number-1"},
+    {"artefact": "number-1", "files": {}},
+    {"artefact": "number-1", "files": {"../a": [1, "x"]}},
+    {"artefact": "number-1", "files": {"a": 1}},
+    {"artefact": "number-2", "files": {"a": [1, "x"]}},
+]
 
 
-@pytest.mark.parametrize("content", [*EMPTY, *FOREIGN])
+@pytest.mark.parametrize(
+    "content", [*UNREADABLE, *(json.dumps(content | {"checksum": checksum_of(content)}) for content in SIGNED)]
+)
 def test_a_manifest_that_says_nothing_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     (tmp_path / MANIFEST).write_text(content, encoding="latin-1")
     with pytest.raises(UserError, match="make it anew"):
         check_manifest(tmp_path, "number-1", "make it anew")
+
+
+def test_every_changed_digit_of_a_manifest_is_noticed(tmp_path: Path) -> None:
+    """Also one that turns a file's name into that of another: of two entries with one name JSON keeps the last."""
+    for name in ("row-0", "row-1"):
+        (tmp_path / name).write_text("x")
+    write_manifest(tmp_path, "number-1")
+    content = (tmp_path / MANIFEST).read_text()
+    digits = [place for place, character in enumerate(content) if character.isdigit()]
+    for place in digits:
+        (tmp_path / MANIFEST).write_text(content[:place] + str((int(content[place]) + 1) % 10) + content[place + 1 :])
+        with pytest.raises(UserError, match="make it anew"):
+            check_manifest(tmp_path, "number-1", "make it anew")
 
 
 def test_an_artefact_in_another_one_s_place_is_refused(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_readme_command_runs(
         rows = [f"experiment={','.join(params.experiment.split(',')[-2:])}"] if "experiment" in params else ["index=exact"]
         words = ["-m", *words, *rows]
     if "experiment=ablation/test_memory" in words:
-        words = ["-m", *words, "train_memory=plain,local", "test_memory=local"]
+        words = ["-m", *words, "trained_with=plain,local", "tested_with=local"]
     if any(word.startswith("index.engine=ray") for word in words):
         pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
     words = [re.sub(r"^trainer.devices=\d+$", "trainer.devices=2", word) for word in words]

@@ -57,7 +57,10 @@ def one_kill(name: str, number: int, expected: str, seconds: float, draw: random
         if process.returncode or "Traceback" in output:
             return Case(what, "traceback" if "Traceback" in output else "wrong", output[-300:])
         found = results_below(Path(folder))
-        return Case(what, "same" if found == expected else "wrong", "" if found == expected else "other results")
+        if found == expected:
+            return Case(what, "same")
+        place = next((place for place, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), len(found))
+        return Case(what, "wrong", f"other results: {found[max(0, place - 100) : place + 50]}")
 
 
 def finish(process: subprocess.Popen[str]) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 from hydra.utils import get_object
 
 from trime.config.fields import Rule
-from trime.config.schema import PARTS, PRETRAINED, STATEFUL, Trainer
+from trime.config.registry import model_settings
+from trime.config.schema import PARTS, PRETRAINED, SMALL_QUESTIONS, STATEFUL, Trainer
 from trime.config.walk import schema_entries
 from trime.config.wording import TYPES, alternatives, no_setting, wanted, written
 from trime.errors import UserError
@@ -65,6 +66,10 @@ def check_known(settings: dict[str, Any]) -> None:
             key = f"{section}.{name}" if section else str(name)
             if key not in entries:
                 raise UserError(no_setting(key, entries))
+    own = {"model": model_settings(), "small.questions": {*settings["questions"], *SMALL_QUESTIONS}}
+    for section, names in own.items():
+        if unknown := [name for name in value_at(settings, section) if name not in names]:
+            raise UserError(no_setting(f"{section}.{unknown[0]}", [f"{section}.{name}" for name in names]))
 
 
 def check_sections(settings: dict[str, Any], *names: str) -> None:

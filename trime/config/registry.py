@@ -1,4 +1,4 @@
-"""What a stored model may be made of: the classes and functions that the yaml files of conf/ name, and no other code."""
+"""What the yaml files of conf/ name: the code that a stored model may be made of, and the settings that a model has."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import yaml
+
 from trime.config.folder import CONF
 
 GROUPS = ("backbone", "eviction", "head", "model")  # the groups that describe a model
+MODEL_PARTS = frozenset({"backbone", "embedding", "gate", "head"})
 TARGET = re.compile(r"_target_:\s*([\w.]+)")
 
 
@@ -18,6 +21,13 @@ def registered_targets() -> frozenset[str]:
     """Return every ``_target_`` in the yaml files of the groups that describe a model."""
     files = [file for group in GROUPS for file in (CONF / group).rglob("*.yaml")]
     return frozenset(target for file in files for target in TARGET.findall(file.read_text(encoding="utf-8")))
+
+
+@cache
+def model_settings() -> frozenset[str]:
+    """Return the settings that a file of the group ``model`` has, and the parts that other groups add to it."""
+    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in (CONF / "model").glob("*.yaml")]
+    return MODEL_PARTS.union(*(content.get("model", content) for content in files)) - {"defaults"}
 
 
 def unregistered(stored: Any, own: Any) -> str | None:

@@ -20,7 +20,7 @@ SMALL_MODEL = {
     "heads": 4,
     "longest": 512,
 }
-
+SMALL_QUESTIONS = {"words": 128, "least": 0}
 
 Switch = Any  # not bool, because OmegaConf would convert `no`, 3 and the like to it
 
@@ -261,7 +261,7 @@ class Small:
     """A small model in the transformers format, which stages=[train_small] trains on questions over short contexts."""
 
     model: Any = setting(SMALL_MODEL, "kind and sizes of the model")
-    questions: dict[str, Any] = setting({"words": 128, "least": 0}, "settings of questions that differ in training")
+    questions: dict[str, Any] = setting(SMALL_QUESTIONS, "settings of questions that differ in training")
     vocabulary: int = setting(8000, "words; with stages=[init_small] byte pairs", at_least=3, whole=True)
     batch: int = setting(16, "questions per update", at_least=1, whole=True)
     facts_only_share: float = setting(
@@ -426,8 +426,8 @@ class Settings:
     explain: Switch = switch(False, "show how each generated token's probability splits between vocabulary and memories")
     expected: list[Any] = setting([], "published figures that this experiment reproduces (conf/reproduce)")
     initial_c: dict[str, float] = setting({}, "c of eviction policies whose new entries start at mean - c std")
-    trained: str | None = setting(None, "set by train_memory=, for names of runs")
-    tested: str | None = setting(None, "set by test_memory=, for names of runs")
+    trained: str | None = setting(None, "set by trained_with=, for names of runs")
+    tested: str | None = setting(None, "set by tested_with=, for names of runs")
     choice: Any = setting(None, "set by ablations, for names of runs")
     choices: Any = setting(None, "set by ablations, for names of runs")
 
@@ -490,13 +490,14 @@ PARTS = {
     "batching.processes": COUNT,
     "batching.multiple": COUNT,
     "schedule.peak": Rule(at_least=0),
-    "optimizer.betas": Rule(at_least=0, below=1, many=True),
+    "optimizer.betas": Rule(at_least=0, below=1, filled=True, many=True),
     "dataset.ratio": Rule(at_least=0, optional=True),
     "memory.metric": Rule(choices=METRICS),
     "neighbours.analyzer": Rule(choices=ANALYZERS),
     "neighbours.exclude": Rule(choices=EXCLUDED),
     "mixture.model.history": Rule(at_least=0, at_most=1, many=True),
     "replay.policies": Rule(name=True, filled=True, many=True),
+    "small.model.kind": Rule(choices=("decoder", "encdec")),
     "small.questions.least": Rule(at_least=0, whole=True, optional=True),
     "small.questions.words": COUNT,
     "mixture.model.hidden": COUNT,
@@ -506,14 +507,16 @@ PARTS = {
     "mixture.model.learning_rate": Rule(above=0),
     "mixture.model.online_rate": Rule(above=0),
 }
+TOP_K = Rule(at_least=1, whole=True, optional=True, filled=True, many=True)
 # The same for our own models, some of which carry a state from window to window, and for pretrained models.
 STATEFUL = {"model.memory_size": SIZE, "model.factor": COUNT, "model.embedding.factor": COUNT}
 PRETRAINED = {
     "model.memory_size": replace(SIZE, many=True),
     "model.chunk": COUNT,
     "model.outputs": COUNT,
-    "model.query_size": Rule(at_least=0, whole=True, optional=True, many=True),
-    "model.top_k": Rule(at_least=1, whole=True, optional=True, many=True),
+    "model.query_size": Rule(at_least=0, whole=True, optional=True, filled=True, many=True),
+    "model.top_k": TOP_K,
+    "model.backbone.top_k": TOP_K,
     "model.dtype": Rule(choices=DTYPES),
     "model.position": Rule(choices=EXTENSIONS),
     "model.cached_keys": Rule(choices=CACHED_KEYS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trime.choices import Metric
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import External, Local, Long, Nothing, Others, Visibility
 
@@ -25,7 +26,7 @@ class Drawn(InBatch):
         gradient: bool = True,
         stale: int = 0,
         temperature: float = 1.0,
-        metric: str = "ip",
+        metric: Metric = "ip",
     ):
         super().__init__(External(), 0.0, own_gradient_only, gradient, stale, temperature, metric)
         self.shares, self.final = shares, shares if final is None else final

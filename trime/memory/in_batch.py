@@ -6,6 +6,7 @@ from collections import deque
 
 import torch
 
+from trime.choices import Metric
 from trime.memory.distributed import all_gather_varlen, gather_contexts, rank_rows
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import External, Others, Visibility
@@ -29,7 +30,7 @@ class InBatch:
         gradient: bool = True,
         stale: int = 0,
         temperature: float = 1.0,
-        metric: str = "ip",
+        metric: Metric = "ip",
     ):
         if not 0 <= drop_local <= 1:
             raise ValueError(f"drop_local={drop_local} must be a probability: choose memory.drop_local in [0, 1]")

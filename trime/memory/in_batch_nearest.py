@@ -7,6 +7,7 @@ import math
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from trime.choices import Metric
 from trime.kernels.blocks import slices
 from trime.memory.distributed import gather_contexts
 from trime.memory.similarity import similarity
@@ -24,7 +25,7 @@ class NearestInBatch:
 
     stale = 0
 
-    def __init__(self, visibility: Visibility, k: int | None, temperature: float = 1.0, metric: str = "ip"):
+    def __init__(self, visibility: Visibility, k: int | None, temperature: float = 1.0, metric: Metric = "ip"):
         if k is not None and k < 1:
             raise ValueError(f"k={k}: keep at least one memory, or null for all: set memory.k")
         if temperature <= 0:

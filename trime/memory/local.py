@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trime.choices import Metric
 from trime.memory.base import Entries, Memory, Window
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.similarity import similarity
@@ -14,7 +15,7 @@ from trime.types import Contexts, Float, Mass, Tensor
 class LocalMemory(Memory):
     """The earlier contexts of each window; ``metric``: ip, l2 or cosine."""
 
-    def __init__(self, metric: str = "ip"):
+    def __init__(self, metric: Metric = "ip"):
         self.metric = metric
         self.window_bytes = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trime.choices import Metric
 from trime.eviction.base import EvictionPolicy
 from trime.memory.base import Entries, Memory, Window
 from trime.memory.bounded import MemoryState
@@ -28,7 +29,7 @@ class LongMemory(Memory):
         policy: EvictionPolicy,
         across_documents: bool = False,
         include_window: bool = False,
-        metric: str = "ip",
+        metric: Metric = "ip",
         selective: bool = False,
     ):
         self.memory: FifoTokenMemory | EvictingTokenMemory

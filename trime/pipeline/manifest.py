@@ -1,4 +1,4 @@
-"""The manifest of a finished artefact: its name, and the size and checksum of each of its files.
+"""The manifest of a finished artefact: its name, the size and checksum of each of its files, and its own checksum.
 
 A file that was truncated, damaged, or exchanged for that of another run is thereby noticed before it is used.
 """
@@ -18,7 +18,7 @@ import xxhash
 from tqdm import tqdm
 
 from trime.errors import UserError
-from trime.io import write_atomically
+from trime.io import checksum_of, write_atomically
 
 MANIFEST = "manifest.json"
 BLOCK = 2**22  # bytes that are hashed at once
@@ -40,8 +40,9 @@ def write_manifest(folder: Path, artefact: str) -> None:
         debris.unlink()
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
-    content = {name: [size, total] for (name, size), total in zip(sizes.items(), checksums(folder, sizes), strict=True)}
-    write_atomically(folder / MANIFEST, json.dumps({"artefact": artefact, "files": content}, indent=1))
+    states = {name: [size, total] for (name, size), total in zip(sizes.items(), checksums(folder, sizes), strict=True)}
+    content = {"artefact": artefact, "files": states}
+    write_atomically(folder / MANIFEST, json.dumps(content | {"checksum": checksum_of(content)}, indent=1))
 
 
 def check_manifest(folder: Path, artefact: str, remedy: str, verify: bool = True) -> None:
@@ -70,11 +71,13 @@ def read_manifest(folder: Path, artefact: str, remedy: str) -> dict[str, tuple[i
     file = folder / MANIFEST
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        name, entries = content["artefact"], content["files"]
+        written, name, entries = content.pop("checksum"), content["artefact"], content["files"]
         files = {str(name): (int(size), str(total)) for name, (size, total) in entries.items()}
         inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{file} is missing, damaged or of an older version: {remedy}") from None
+    if written != checksum_of(content):
+        raise UserError(f"{file} was changed after it was written: {remedy}")
     if not files or not inside:
         raise UserError(f"{file} lists no files of this folder: {remedy}")
     if not re.fullmatch(artefact, str(name)):

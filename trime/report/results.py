@@ -9,10 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from trime.errors import UserError
-from trime.io import compact_json, write_atomically
+from trime.io import checksum_of, compact_json, write_atomically
 
 CHECKSUM = "checksum"  # the key of results.json that holds it
 
@@ -67,9 +65,3 @@ def read_run(path: Path) -> dict[str, Any]:
     if written not in (None, checksum_of(results)):
         raise UserError(f"{path} was changed after it was written: delete it and run its experiment again")
     return results
-
-
-def checksum_of(results: dict[str, Any]) -> str:
-    """Return the XXH3 checksum of results as they are read back from JSON, whatever the layout of the file."""
-    content = json.loads(json.dumps(results))
-    return xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()

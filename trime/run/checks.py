@@ -22,6 +22,7 @@ from trime.pipeline.model_io import model_of, remember
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
 from trime.pipeline.training import added_callbacks
+from trime.stages.datastore import check_index_factory
 from trime.stages.mixture import given_mixture
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
@@ -81,6 +82,7 @@ def check_memories(config: DictConfig) -> None:
         raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
     if config.index.engine == "ray" and not find_spec("ray"):
         raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local")
+    check_index_factory(config)
     if config.memory.get("_target_"):
         instantiated(config.memory)
     previous = config.memory.get("stale") and "Previous" in (OmegaConf.select(config, "memory.visibility._target_") or "")

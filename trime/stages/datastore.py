@@ -15,7 +15,7 @@ from tqdm import tqdm
 from trime.data.corpus import content_hash
 from trime.errors import UserError
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
-from trime.memory.retrieval.factories import cell_count, choose_factory, complete_factory
+from trime.memory.retrieval.factories import AUTO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ray_cluster import open_ray_search
 from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
 from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_into_parts
@@ -27,8 +27,8 @@ from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
 
-AUTO = "auto"
 SAMPLE = 256  # stored keys used as queries to choose the number of cells that index=auto visits
+MANY_ENTRIES = 2**30  # to try an index before there are any
 GAIN = 0.01  # the gain of recall for which it visits twice as many cells
 
 
@@ -145,9 +145,16 @@ def check_index(index: DictConfig, entries: int, width: int) -> str | None:
     return factory
 
 
+def check_index_factory(config: DictConfig) -> None:
+    """Raise UserError if ``index.factory`` names no index for keys of the model's width, however many."""
+    factory, width = config.index.factory, config.model.get("width")
+    if factory not in (None, AUTO) and isinstance(width, int):  # a pretrained model's width is known when it is read
+        check_factory(str(complete_factory(factory, MANY_ENTRIES, width)), MANY_ENTRIES, width, config.index.metric)
+
+
 def is_permanent(path: Path) -> bool:
-    """Return whether a file remains in the finished index (``learned.*`` is deleted after the build)."""
-    return path.is_file() and path.stem != "learned"
+    """Return whether a file holds entries of the finished index: no description, nor ``learned.*``, deleted after the build."""
+    return path.is_file() and path.stem != "learned" and path.suffix not in (".json", ".txt")
 
 
 def open_search(parts: list[IndexPart], nprobe: int, device: str = "cpu") -> Search:

@@ -8,6 +8,7 @@ import re
 
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL
 
+AUTO = "auto"  # index.factory: chosen by the number of keys
 EXACT_UP_TO = 2**17  # keys that index=auto searches exactly: about ten milliseconds per 100 queries
 
 

@@ -8,12 +8,13 @@ queries waiting.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from trime.choices import CachedKeys, Dtype, Extension
 from trime.errors import UserError
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, AttendreState
@@ -36,11 +37,11 @@ class PretrainedDecoder(nn.Module):
         self,
         vocabulary: int,
         name: str,
-        position: str = "lm_infinite",
+        position: Extension = "lm_infinite",
         factor: float = 1.0,
-        cached_keys: str = "before_rope",
+        cached_keys: CachedKeys = "before_rope",
         lora: dict[str, Any] | None = None,
-        dtype: str = "float32",
+        dtype: Dtype = "float32",
     ):
         super().__init__()
         self.model = load_pretrained(name, dtype)
@@ -81,7 +82,7 @@ class PretrainedBackbone(nn.Module):
         embedding: PretrainedDecoder,
         memory: dict[str, Any],
         top_k: int | list[int | None] | None = None,
-        search: str = "exact",
+        search: Literal["exact", "buckets"] = "exact",
         chunk: int = 128,
     ):
         super().__init__()
