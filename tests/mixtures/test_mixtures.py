@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.mixtures.adaptive import LEARNED, Adaptive
+from trime.mixtures.adaptive import LEARNED, Adaptive, constant_log_weights
 from trime.mixtures.calibrated import Calibrated
 from trime.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, ExpertMasses, History, Mixture, log_mixture
 from trime.plan.language_model import Plan
@@ -63,6 +63,39 @@ def test_a_fit_helps_on_new_text(kind: int) -> None:
     assert loss < -other.log_probability[:, 0].mean() - 0.3
     assert loss < -log_mixture(even, other.log_probability).mean() - (0.0 if kind == 1 else 0.05)
     assert abs(-dev.mean() - loss) < 0.05
+
+
+def test_constant_weights_are_the_best_ones() -> None:
+    """No others make the training tokens more probable: the gradient vanishes, also where experts are missing."""
+    masses = random_masses(2000, 5)
+    known, log_probability = masses.total.isfinite(), masses.log_probability
+    training = torch.stack([torch.arange(2000) < 1200, torch.arange(2000) >= 500])
+
+    def slope(weights: torch.Tensor, tokens: torch.Tensor) -> float:
+        weights.requires_grad_()
+        shared = weights.expand_as(known).masked_fill(~known, -torch.inf).log_softmax(1)
+        log_mixture(shared, log_probability)[tokens].mean().backward()
+        assert weights.grad is not None
+        return float(weights.grad.abs().max())
+
+    for weights, tokens in zip(constant_log_weights(log_probability, known, training), training, strict=True):
+        assert slope(weights, tokens) < 1e-3 < 1e-2 < slope(torch.zeros(3), tokens)
+
+
+def test_a_memory_that_deserves_a_small_share_gets_it() -> None:
+    """One of 21 memories is right where the vocabulary is wrong, at one token in a hundred, which nothing foretells."""
+    generator = torch.Generator().manual_seed(0)
+    found = torch.rand(3000, generator=generator) < 0.01
+    vocabulary, right = torch.where(found, -8.0, -3.0), torch.where(found, -0.1, -8.0)
+    useless = -8 - torch.rand(3000, 20, generator=generator)
+    log_probability = torch.cat([vocabulary[:, None], right[:, None], useless], 1)
+    total = 5 + torch.randn(3000, 22, generator=generator)
+    masses = ExpertMasses(total + log_probability, total, torch.arange(3000) // 500)
+    mixture = Adaptive([1.0])
+    loss = -mixture.fit(masses, folds(masses.document, 6, 0), [False] * 22, 0).mean()
+    share = torch.tensor([0.99, 0.01]).log().expand(3000, 2)
+    alone, best = -vocabulary.mean(), -log_mixture(share, log_probability[:, :2]).mean()
+    assert loss - best < (alone - best) / 2
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))

@@ -1,8 +1,9 @@
 """Mixture weights by a small network: π(c) = softmax(W2 relu(W1 x + b1) + b2), averaged over cross-fitted networks.
 
 The features x are the log-mass of the vocabulary, those of the experts (relative to the vocabulary's for similarities, log
-counts for n-grams), and how well each expert predicted the tokens before. Related work: adaptive kNN-MT (Zheng et al. 2021)
-chooses K; the gates of He et al. (2021) and Drozdov et al. (2022) choose the share of one memory.
+counts for n-grams), and how well each expert predicted the tokens before. Networks start from the best constant weights:
+otherwise a memory that deserves one percent is turned off before its share is found. Related work: adaptive kNN-MT (Zheng et
+al. 2021) chooses K; the gates of He et al. (2021) and Drozdov et al. (2022) choose the share of one memory.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from trime.types import Bool, Float, Int, Tensor
 LEARNED = ("w1", "b1", "w2", "b2")  # names of the trained parameters
 FEATURE_LIMIT = 4.0  # standard deviations at which features are clamped; also the value for an expert without entries
 BATCH = 2**14  # tokens that are scored at once
+STEPS = 50  # to find the constant weights
+WEIGHT_FLOOR = -8.0  # the least log-weight that networks start from
 MIN_IMPROVEMENT = 1e-4  # nats
 
 
 class Adaptive(Mixture):
     """A mixture of networks with ``hidden`` units, one for each fold of documents.
 
-    Each network is trained without its own fold, on which it is scored, and without the next fold, on which it is stopped.
+    Each network is trained without its own fold, on which it is scored, and without the next fold, on which it is stopped,
+    starting from the constant weights that are best on the rest.
     ``online``: training continues on tokens after they are scored, at ``online_rate``.
     """
 
@@ -88,13 +92,15 @@ class Adaptive(Mixture):
         self.initialize(total, history, torch.tensor(counts), int(fold.max()) + 1, generator)
         x, known = self.features(total, history), total.isfinite()
         log_probability = masses.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
-        learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
-        optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
         network = torch.arange(self.networks)[:, None]
         stopping = fold == (network + 1) % self.networks  # network k is scored on fold k and stopped on the next fold
         held_out = stopping | (fold == network)
-        best, since = torch.full((self.networks,), torch.inf), torch.zeros(self.networks)
+        self.parameters["b2"] = constant_log_weights(log_probability, known, ~held_out)[:, None]
+        learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
+        optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
         best_parameters = detached_copies(learned)
+        loss = -self.network_scores(x, known, log_probability)
+        best, since = (loss * stopping).sum(1) / stopping.sum(1), torch.zeros(self.networks)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(x), generator=generator).split(self.batch):
                 loss = -self.network_log_probability(x[rows], known[rows], log_probability[rows])
@@ -114,7 +120,7 @@ class Adaptive(Mixture):
         return self.network_scores(x, known, log_probability).gather(0, fold[None])[0]
 
     def initialize(self, total: Tensor, history: Tensor, counts: Tensor, folds: int, generator: torch.Generator) -> None:
-        """Set the scale of features, and initialize networks whose mixture weights are uniform."""
+        """Set the scale of features, and initialize networks whose mixture weights do not depend on them."""
         raw_features = self.raw_features(total, history, counts)
         finite = torch.where(raw_features.isfinite(), raw_features, torch.nan)
         mean = finite.nanmean(0).nan_to_num()
@@ -159,6 +165,25 @@ class Adaptive(Mixture):
     def describe(self) -> dict[str, Any]:
         count = sum(self.parameters[name][0].numel() for name in LEARNED)
         return {"parameters": count, "networks": self.networks}
+
+
+def constant_log_weights(
+    log_probability: Float[Tensor, "n e"], known: Bool[Tensor, "n e"], training: Bool[Tensor, "k n"]
+) -> Float[Tensor, "k e"]:
+    """Return the log of the constant weights under which each set of training tokens is most probable, from WEIGHT_FLOOR up.
+
+    The weights π are shared out among the experts known at a token: P = Σ_e π_e P_e / Σ_e π_e. Each step maximises a lower
+    bound of the likelihood (EM, with the logarithm of the divisor bounded by its tangent).
+    """
+    probability = log_probability.exp() * known
+    is_known, tokens = known.to(probability.dtype), training.T.to(probability.dtype)
+    weight = torch.full((len(training), known.shape[1]), 1 / known.shape[1])
+    for _ in range(STEPS):
+        chosen = probability.T @ (tokens / (probability @ weight.T).clamp(min=torch.finfo(weight.dtype).tiny))
+        possible = is_known.T @ (tokens / (is_known @ weight.T))
+        weight = weight * (chosen / possible.clamp(min=1e-12)).T
+        weight = weight / weight.sum(1, keepdim=True)
+    return weight.clamp(min=math.exp(WEIGHT_FLOOR)).log()
 
 
 def detached_copies(parts: dict[str, Tensor]) -> dict[str, Tensor]:

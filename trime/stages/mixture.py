@@ -35,7 +35,7 @@ BLOCKS = 4  # blocks of text per fold, if there are fewer documents than folds
 class TuneMixture(TunedRows):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
-    kind, stage, format = "mixture", "tune", 3
+    kind, stage, format = "mixture", "tune", 4
     summary_file = "mixture.json"
     depends_on, unhashed = ("mixture", "seed"), ("mixture.path",)
 
