@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ from trime.run.job_results import JobResult, in_worker_process, read_job_results
 
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+HYDRA_FLAGS = re.compile(
+    "--(hydra-help|version|cfg|resolve|package|run|multirun|shell-completion|config-(path|name|dir)|info|experimental-rerun)(=|$)"
+)
 LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
 
 
@@ -141,13 +145,28 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def without_dashes(words: list[str]) -> list[str]:
+    """Return a command's words with ``--experiment trime`` and ``--experiment=trime`` as ``experiment=trime``."""
+    result: list[str] = []
+    awaits_value = False
+    for word in words:
+        is_setting = word.startswith("--") and not HYDRA_FLAGS.match(word)
+        if awaits_value and not word.startswith("-"):
+            result[-1] += f"={word}"
+        else:
+            result.append(word.removeprefix("--") if is_setting else word)
+        awaits_value = is_setting and "=" not in word
+    return result
+
+
 def main() -> int:
-    """Run the command line; return the exit status, 1 if a run failed."""
-    if {"--help", "-h"} & {*sys.argv[1:]}:
+    """Run the command line; return the exit status, 1 if a run failed. Without words it prints the help."""
+    if not sys.argv[1:] or {"--help", "-h"} & {*sys.argv[1:]}:
         topics = [word for word in sys.argv[1:] if not word.startswith("-")]
         with suppress(BrokenPipeError):  # as of `--help | head`
             print(help_text(CONF, topics[0] if topics else None), flush=True)
         return 0
+    sys.argv[1:] = without_dashes(sys.argv[1:])
     try:
         return 0 if report_jobs(run_jobs()) else 1
     except (HydraException, OmegaConfBaseException) as error:

@@ -37,6 +37,41 @@ def test_help_names_groups_stages_and_common_overrides() -> None:
         assert word in shown
 
 
+def test_a_command_without_words_prints_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["cli.py"])
+    assert cli.main() == 0 and "experiment=NAME" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("--experiment trime seed=1", "experiment=trime seed=1"),
+        ("--experiment=trime --seed 1", "experiment=trime seed=1"),
+        ("-m --cfg job experiment=trime", "-m --cfg job experiment=trime"),
+        ("--config-dir=own experiment=trime checkpoint= seed=1", "--config-dir=own experiment=trime checkpoint= seed=1"),
+        ("--experiment --seed 1", "experiment seed=1"),
+    ],
+)
+def test_settings_may_have_dashes(words: str, meant: str) -> None:
+    assert cli.without_dashes(words.split()) == meant.split()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("experiment=trime-ext", "experiment=trime-ext: is it trime_ext?"),
+        ("size=large", "size=large: choose from paper, "),
+    ],
+)
+def test_a_wrong_choice_is_told_with_the_nearest(
+    word: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["cli.py", word])
+    assert cli.main() == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: {said}") and len(message.splitlines()) == 1
+
+
 def test_make_help_lists_every_target() -> None:
     targets = re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from trime.config.walk import schema_entries
-from trime.config.wording import no_setting, wanted
+from trime.config.wording import no_choice, no_setting, wanted
 
 
 def message_of(error: BaseException) -> str:
@@ -16,9 +16,9 @@ def message_of(error: BaseException) -> str:
     key = str(getattr(cause, "full_key", None) or "")
     schema = {entry.key: entry for entry in schema_entries()}
     if missing := re.search(
-        r"Could not find '([\w/]+)/(\w+)'\s+Available options in '[\w/]+':\s+(.*?)(?:Config search|$)", str(error), re.S
+        r"Could not find '([\w/]+)/([^'/]+)'\s+Available options in '[\w/]+':\s+(.*?)(?:Config search|$)", str(error), re.S
     ):
-        return f"{missing[1]}={missing[2]}: choose from {', '.join(missing[3].split())}"
+        return no_choice(missing[1], missing[2], missing[3].split())
     if unknown := re.search(r"Could not override '([\w.@]+)'|Key '(\w+)' (?:is not|not) in", str(error)):
         return unknown_setting(unknown[1] or key, schema, str(error))
     if override and key in schema:

@@ -26,6 +26,12 @@ def no_setting(key: str, known: Iterable[str]) -> str:
     return f"there is no setting {key}" + (f": is it {near[0]}?" if near else "")
 
 
+def no_choice(group: str, name: str, choices: list[str]) -> str:
+    """Return what to say of a choice that a group does not have: the nearest that it has, or all of them."""
+    near = difflib.get_close_matches(name, choices, 1, cutoff=0.75)
+    return f"{group}={name}: is it {near[0]}?" if near else f"{group}={name}: choose from {', '.join(choices)}"
+
+
 def alternatives(kind: Any) -> tuple[Any, ...]:
     """Return the types of a union, or the one type."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
