@@ -24,6 +24,7 @@ from trime.data.batching.shuffled import Shuffled
 from trime.data.batching.streams import Streams
 from trime.data.corpus import Corpus, Split, build_corpus, smallest_type, symbol_counts
 from trime.data.datasets import Dataset
+from trime.data.datasets.base import SPLITS
 from trime.data.datasets.enwik8 import Enwik8
 from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
@@ -104,6 +105,38 @@ def test_folder_split_by_ratio_and_seed(tmp_path: Path) -> None:
     sizes = [len(one.files(split)) for split in ("train", "valid", "test")]
     assert sizes == [16, 2, 2] and one.files("valid") != other.files("valid")
     assert one.by_split == Folder(str(tmp_path), Words(), ratio=0.1).by_split
+
+
+@pytest.mark.parametrize("blank", [b"\n", b""])
+def test_a_single_file_is_split_between_paragraphs(blank: bytes, tmp_path: Path) -> None:
+    """In order, each part about its share of the bytes, and nothing lost; between lines if there are no blank ones."""
+    lines = [f"paragraph {number} has a line .\n".encode() + blank for number in range(200)]
+    file = tmp_path / "input.txt"
+    file.write_bytes(b"".join(lines))
+    folder = Folder(str(file), Words(), ratio=0.1)
+    parts = [b"".join(line for document in folder.documents(split) for line in document.lines) for split in SPLITS]
+    assert b"".join(parts) == b"".join(lines) and all(part.startswith(b"paragraph") for part in parts)
+    assert [round(len(part) / file.stat().st_size, 1) for part in parts] == [0.8, 0.1, 0.1]
+    assert [folder.size(split) for split in SPLITS] == [len(part) for part in parts]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])
+def test_every_part_of_a_short_file_has_a_line(ratio: float, tmp_path: Path) -> None:
+    (tmp_path / "input.txt").write_text("a\nb\nc\n")
+    folder = Folder(str(tmp_path / "input.txt"), Words(), ratio=ratio)
+    assert [[*document.lines] for split in SPLITS for document in folder.documents(split)] == [[b"a\n"], [b"b\n"], [b"c\n"]]
+    (tmp_path / "input.txt").write_text("a\nb\n")
+    with pytest.raises(UserError, match="at least 3 lines"):
+        Folder(str(tmp_path / "input.txt"), Words()).size("train")
+
+
+def test_valid_may_be_called_dev(tmp_path: Path) -> None:
+    for name in ("train", "dev", "test"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert [file.name for file in Folder(str(tmp_path), Words()).files("valid")] == ["dev.txt"]
+    (tmp_path / "valid.txt").write_text("valid")
+    with pytest.raises(UserError, match="both valid and dev"):
+        Folder(str(tmp_path), Words()).files("valid")
 
 
 def test_wikitext_counts_and_documents(tmp_path: Path) -> None:

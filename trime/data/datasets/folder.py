@@ -1,10 +1,12 @@
-"""Your own text: a folder of files, split by subfolders, by ratio and seed, or by numbers of tokens."""
+"""Your own text: a folder of files, split by subfolders, by ratio and seed, or by numbers of tokens; or a single file."""
 
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, files_below, lines_of, printable
@@ -12,13 +14,16 @@ from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
 
+ALIASES = {"train": ("train",), "valid": ("valid", "dev", "validation"), "test": ("test",)}  # names of a split's folder
+
 
 class Folder(Dataset):
     """Files that end in ``suffix``, each a document, in ``train/ valid/ test/``, or in one folder split at random by ``seed``.
 
-    A split may also be a single file ``train.txt``. ``ratio`` is the share of files for valid and for test; or ``tokens``
-    is the minimum number of tokens of each split, in whole files (None: all that remain): valid is filled first, then
-    test, then train with the rest.
+    A split may also be a single file ``train.txt``, and valid may be called dev or validation. ``ratio`` is the share of files
+    for valid and for test; or ``tokens`` is the minimum number of tokens of each split, in whole files (None: all that
+    remain): valid is filled first, then test, then train with the rest. If ``path`` is a file, its end is test and the part
+    before it valid, by ``ratio`` of its bytes, cut between paragraphs.
     """
 
     def __init__(
@@ -31,7 +36,8 @@ class Folder(Dataset):
         suffix: str = ".txt",
         tokens: dict[str, int | str] | None = None,
     ):
-        self.location = existing_folder(path, f"dataset {name}")
+        file = Path(path or "").expanduser()
+        self.location = file if file.is_file() else existing_folder(path, f"dataset {name}")
         self.tokenizer, self.name, self.ratio, self.seed, self.suffix = tokenizer, name, ratio, seed, suffix
         if tokens is not None and (not isinstance(tokens, dict) or {*tokens} != {*SPLITS}):
             raise UserError(f"dataset {name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}")
@@ -42,7 +48,11 @@ class Folder(Dataset):
     def by_split(self) -> dict[str, list[Path]]:
         """The files of each split; UserError where there are too few to split."""
         location = Path(self.location)
-        if any((location / split).is_dir() or (location / f"{split}{self.suffix}").is_file() for split in SPLITS):
+        if location.is_file():
+            return {split: [location] for split in SPLITS}
+        if any(
+            (location / name).is_dir() or (location / f"{name}{self.suffix}").is_file() for name in chain(*ALIASES.values())
+        ):
             return {split: self.split_files(location, split) for split in SPLITS}
         files = files_below(location, self.suffix)
         if len(files) < 3:
@@ -54,9 +64,15 @@ class Folder(Dataset):
         return {split: sorted(part) for split, part in zip(SPLITS, parts, strict=True)}
 
     def split_files(self, location: Path, split: str) -> list[Path]:
-        """Return the single file or the folder's files of a split."""
-        single = location / f"{split}{self.suffix}"
-        return [single] if single.is_file() else files_below(location / split, self.suffix)
+        """Return the single file or the folder's files of a split; UserError if it has several names."""
+        files = {}
+        for name in ALIASES[split]:
+            single = location / f"{name}{self.suffix}"
+            files[name] = [single] if single.is_file() else files_below(location / name, self.suffix)
+        names = [name for name in files if files[name]]
+        if len(names) > 1:
+            raise UserError(f"{location} has both {' and '.join(names)} for {split}: leave one of them")
+        return files[names[0]] if names else []
 
     def split_by_ratio(self, files: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
         """Return the files of train, valid and test by ``ratio``."""
@@ -83,9 +99,34 @@ class Folder(Dataset):
             tokens -= sum(map(len, self.tokenizer.tokens(lines_of(path))))
         return taken
 
+    def size(self, split: str) -> int:
+        return sum(map(len, self.lines_of_part(split))) if Path(self.location).is_file() else super().size(split)
+
     def files(self, split: str) -> list[Path]:
         return self.by_split[split]
 
     def documents(self, split: str) -> Iterator[Document]:
+        if Path(self.location).is_file():
+            yield Document(printable(Path(self.location).name), self.lines_of_part(split))
+            return
         for path in self.files(split):
             yield Document(printable(str(path.relative_to(self.location))), lines_of(path))
+
+    def lines_of_part(self, split: str) -> Iterator[bytes]:
+        """Yield the lines of a split's part of a single file."""
+        first, last = self.parts[split]
+        yield from islice(lines_of(Path(self.location)), first, last)
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """The first line of each split's part of a single file, and the one after its last; UserError if it is too short."""
+        lines = [*lines_of(Path(self.location))]
+        offsets = [0, *accumulate(map(len, lines))]
+        after_blank = [number for number in range(1, len(lines)) if lines[number].strip() and not lines[number - 1].strip()]
+        edges = after_blank if len(after_blank) > 1 else [*range(1, len(lines))]
+        if len(edges) < 2:
+            raise UserError(f"{self.location} cannot be split: it needs at least 3 lines, or name a folder of files")
+        starts = [offsets[edge] for edge in edges]
+        valid = min(max(bisect_right(starts, (1 - 2 * self.ratio) * offsets[-1]) - 1, 0), len(edges) - 2)
+        test = max(bisect_right(starts, (1 - self.ratio) * offsets[-1]) - 1, valid + 1)
+        return {"train": (0, edges[valid]), "valid": (edges[valid], edges[test]), "test": (edges[test], len(lines))}
