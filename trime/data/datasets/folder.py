@@ -6,7 +6,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from pathlib import Path
 
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, files_below, lines_of, printable
@@ -50,9 +50,7 @@ class Folder(Dataset):
         location = Path(self.location)
         if location.is_file():
             return {split: [location] for split in SPLITS}
-        if any(
-            (location / name).is_dir() or (location / f"{name}{self.suffix}").is_file() for name in chain(*ALIASES.values())
-        ):
+        if any((location / split).is_dir() or (location / f"{split}{self.suffix}").is_file() for split in SPLITS):
             return {split: self.split_files(location, split) for split in SPLITS}
         files = files_below(location, self.suffix)
         if len(files) < 3:
