@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +60,14 @@ def test_no_reader_calls_what_a_file_names(names: tuple[str, ...], tiny: Tiny, t
             write_manifest(file.parent, file.parent.name)
 
 
-@pytest.mark.parametrize("part", ["embedding", "backbone", "head"])
-@pytest.mark.parametrize(
-    "target",
-    ["torch.utils.collect_env.run", "os.system", "trime.models.network.save_network", "trime.models.pretrained.gguf.convert"],
-)
-def test_a_stored_model_names_registered_parts_alone(target: str, part: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_stored_model_names_registered_parts_alone(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny("experiment=vanilla", f"paths.outputs={tmp_path}", "stages=[prepare,fit]")
     run(config)
     folder = Plan(config).model.path()
     content = json.loads((folder / "model.json").read_text())
-    for changed in ({"_target_": target, "command": "ls"}, {"extra": [{"_target_": target}]}, {"extra": "${oc.env:HOME}"}):
+    targets = "torch.utils.collect_env.run os.system trime.models.network.save_network trime.models.pretrained.gguf.convert"
+    calls = [({"_target_": target, "command": "ls"}, {"extra": [{"_target_": target}]}) for target in targets.split()]
+    for part, changed in product(["embedding", "backbone", "head"], [*chain(*calls), {"extra": "${oc.env:HOME}"}]):
         other = content | {"model": content["model"] | {part: content["model"][part] | changed}}
         (folder / "model.json").write_text(json.dumps(other))
         with pytest.raises(UserError, match=re.escape(f"{folder / 'model.json'} has")):
