@@ -28,7 +28,7 @@ def no_setting(key: str, known: Iterable[str]) -> str:
 
 def no_choice(group: str, name: str, choices: list[str]) -> str:
     """Return what to say of a choice that a group does not have: the nearest that it has, or all of them."""
-    near = difflib.get_close_matches(name, choices, 1, cutoff=0.75)
+    near = [] if name in choices else difflib.get_close_matches(name, choices, 1, cutoff=0.75)  # it may be another group's
     return f"{group}={name}: is it {near[0]}?" if near else f"{group}={name}: choose from {', '.join(choices)}"
 
 
