@@ -11,5 +11,7 @@ ANALYZERS = ("raw", "english")  # of terms for BM25
 EXCLUDED = ("none", "document", "near_copies")  # neighbours that a segment does not get
 Extension = Literal["lm_infinite", "interpolation", "ntk", "yarn", "none"]  # of positions beyond those a pretrained model knows
 EXTENSIONS = get_args(Extension)
+TopKSearch = Literal["exact", "buckets"]  # of the entries that a query of a pretrained model attends to
+TOP_K_SEARCHES = get_args(TopKSearch)
 CachedKeys = Literal["before_rope", "after_rope"]  # rotary position embedding
 CACHED_KEYS = get_args(CachedKeys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trime.choices import ANALYZERS, CACHED_KEYS, DTYPES, EXCLUDED, EXTENSIONS, INTERPOLATED, METRICS
+from trime.choices import ANALYZERS, CACHED_KEYS, DTYPES, EXCLUDED, EXTENSIONS, INTERPOLATED, METRICS, TOP_K_SEARCHES
 from trime.config.fields import Rule, section, setting
 
 STAGES = ["import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report"]  # by default, in order
@@ -520,7 +520,7 @@ PRETRAINED = {
     "model.dtype": Rule(choices=DTYPES),
     "model.position": Rule(choices=EXTENSIONS),
     "model.cached_keys": Rule(choices=CACHED_KEYS),
-    "model.search": Rule(choices=("exact", "buckets")),
+    "model.search": Rule(choices=TOP_K_SEARCHES),
     "model.factor": Rule(at_least=1),
     "model.end": Rule(choices=("flush", "drain")),
     "model.causal": Rule(switch=True, optional=True),

@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
     @property
     def help(self) -> str:
-        """The text that --help prints."""
+        """What the setting does, in the words of the schema that --help prints; empty where it has none."""
         return help_of(self.field)
 
 

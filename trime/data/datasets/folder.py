@@ -37,7 +37,8 @@ class Folder(Dataset):
         tokens: dict[str, int | str] | None = None,
     ):
         file = Path(path or "").expanduser()
-        self.location = file if file.is_file() else existing_folder(path, f"dataset {name}")
+        self.is_file = file.is_file()
+        self.location = file if self.is_file else existing_folder(path, f"dataset {name}")
         self.tokenizer, self.name, self.ratio, self.seed, self.suffix = tokenizer, name, ratio, seed, suffix
         if tokens is not None and (not isinstance(tokens, dict) or {*tokens} != {*SPLITS}):
             raise UserError(f"dataset {name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}")
@@ -48,7 +49,7 @@ class Folder(Dataset):
     def by_split(self) -> dict[str, list[Path]]:
         """The files of each split; UserError where there are too few to split."""
         location = Path(self.location)
-        if location.is_file():
+        if self.is_file:
             return {split: [location] for split in SPLITS}
         if any((location / split).is_dir() or (location / f"{split}{self.suffix}").is_file() for split in SPLITS):
             return {split: self.split_files(location, split) for split in SPLITS}
@@ -98,13 +99,13 @@ class Folder(Dataset):
         return taken
 
     def size(self, split: str) -> int:
-        return sum(map(len, self.lines_of_part(split))) if Path(self.location).is_file() else super().size(split)
+        return sum(map(len, self.lines_of_part(split))) if self.is_file else super().size(split)
 
     def files(self, split: str) -> list[Path]:
         return self.by_split[split]
 
     def documents(self, split: str) -> Iterator[Document]:
-        if Path(self.location).is_file():
+        if self.is_file:
             yield Document(printable(Path(self.location).name), self.lines_of_part(split))
             return
         for path in self.files(split):

@@ -8,13 +8,13 @@ queries waiting.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trime.choices import CachedKeys, Dtype, Extension
+from trime.choices import CachedKeys, Dtype, Extension, TopKSearch
 from trime.errors import UserError
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, AttendreState
@@ -82,7 +82,7 @@ class PretrainedBackbone(nn.Module):
         embedding: PretrainedDecoder,
         memory: dict[str, Any],
         top_k: int | list[int | None] | None = None,
-        search: Literal["exact", "buckets"] = "exact",
+        search: TopKSearch = "exact",
         chunk: int = 128,
     ):
         super().__init__()
