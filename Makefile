@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type docs check-figures test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
+.PHONY: help install run test lint type docs check-numbers test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,8 +41,8 @@ type: install ## mypy
 docs: install ## the pages of docs/ and the reference of the Python API, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
-check-figures: install ## every figure of README.md and docs/ against its JSON (make test has it too)
-	$(VENV)/bin/python -m benchmarks.figures
+check-numbers: install ## every number of README.md and docs/ against its JSON (make test has it too)
+	$(VENV)/bin/python -m benchmarks.numbers
 
 test-slow: install ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
@@ -76,7 +76,7 @@ bench-gpu: install ## the same on the CUDA device
 	for name in $(BENCHMARKS); do \
 	  $(VENV)/bin/python -m benchmarks $$name --device cuda --json benchmarks/results/gpu/$$name.json || exit 1; done
 
-ledger: install ## every published figure beside what was measured here: outputs/ledger.md
+ledger: install ## every published result beside what was measured here: outputs/ledger.md
 	$(RUN) 'stages=[ledger]'
 
 report: install ## one table of all runs under outputs/

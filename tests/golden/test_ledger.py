@@ -38,7 +38,7 @@ LONG = [name for name in LOCAL if "--use-long" in CASES[name]["flags"] and not C
 
 
 @pytest.mark.parametrize("name", experiments())
-def test_a_reproduction_states_its_figures(name: str) -> None:
+def test_a_reproduction_states_its_results(name: str) -> None:
     """Its configuration composes at paper scale, and no other has its hash but the one that shares its settings."""
     config = experiment(name)
     assert config.name == "reproduce_" + name.removeprefix("reproduce/").replace("/", "_")
@@ -52,7 +52,7 @@ def test_a_reproduction_states_its_figures(name: str) -> None:
 
 
 def test_every_cell_of_the_tables_is_there() -> None:
-    """As many cells as the papers' tables have figures of these systems, twice where the script trains otherwise."""
+    """As many cells as the papers' tables have results of these systems, twice where the script trains otherwise."""
     cells = [cell for name in experiments() for cell in cells_of(name, experiment(name), [])]
     counts: dict[str, int] = {}
     for cell in [*cells, *published_cells()]:

@@ -38,8 +38,8 @@ def test_translations_are_ranked_by_bleu_beside_language_models_too() -> None:
         run["metrics"] = {split: [run["metrics"][split][-1] | {"bleu": bleu}] for split in ("valid", "test")}
         runs.append(run)
     kind, order = rank_groups(group_runs(runs[1:]))
-    figures = [group.values("test", kind) for group in order]
-    assert kind == "BLEU" and [group.first["name"] for group in order] == ["a", "b"] and figures == [[30.0], [35.0]]
+    values = [group.values("test", kind) for group in order]
+    assert kind == "BLEU" and [group.first["name"] for group in order] == ["a", "b"] and values == [[30.0], [35.0]]
     groups = group_runs(runs)
     assert rank_groups(groups)[0] == "perplexity", "what all have"
     _, lines = compare_table(groups, "a", {})

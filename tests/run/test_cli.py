@@ -25,7 +25,8 @@ from trime.config.schema import STAGES
 from trime.plan.language_model import Plan
 from trime.run.runner import OPTIONAL_STAGES, run
 
-PAGES = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESULTS = ROOT / "docs" / "results.md"
 
 
 def test_help_names_groups_stages_and_common_overrides() -> None:
@@ -78,20 +79,32 @@ def test_make_help_lists_every_target() -> None:
     assert len(targets) > 8 and all(re.search(rf"^{target} ", shown, re.M) for target in targets)
 
 
-def commands() -> list[Any]:
-    """Every `python cli.py …` line of code blocks in README and docs/; those that start further processes are slow tests."""
-    blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", "\n".join(PAGES), re.S)
+def commands(page: Path) -> list[str]:
+    """Return every `python cli.py …` line of a page's code blocks, on one line and without its size or comment."""
+    blocks = re.findall(r"^```(?:bash|sh)?\n(.*?)^```|^```\w+\n.*?^```", page.read_text(), re.S | re.M)
     lines = [" ".join(line.split()) for line in "\n".join(blocks).replace("\\\n", " ").splitlines()]
-    slow = re.compile("hydra/launcher|index.engine=ray|trainer.devices")
-    # A page may repeat another's command, which the test shortens to the tiny size anyway.
-    every: dict[str, str] = {}
-    for line in lines:
-        if line.startswith("python cli.py"):
-            every.setdefault(re.sub(r" size=\w+|\s+#.*", "", line), line)
-    return [pytest.param(line, marks=pytest.mark.slow) if slow.search(line) else line for line in every.values()]
+    return [re.sub(r" size=\w+|\s+#.*", "", line) for line in lines if line.startswith("python cli.py")]
 
 
-@pytest.mark.parametrize("command", commands())
+def documented_commands() -> list[Any]:
+    """Return each command of README and docs/ once, as it is to be tested.
+
+    What users type runs whole; commands that start further processes, and those of measured results, do so as slow tests,
+    and settings of the latter are checked.
+    """
+    processes = re.compile("hydra/launcher|index.engine=ray|trainer.devices")
+    measured = dict.fromkeys(commands(RESULTS))
+    typed = dict.fromkeys(command for page in PAGES if page != RESULTS for command in commands(page))
+    run_whole = [pytest.param(c, marks=pytest.mark.slow) if processes.search(c) else c for c in typed]
+    checked = [command for command in measured if command not in typed]
+    return [
+        *run_whole,
+        *(re.sub(r" stages=\S+|$", " stages=[]", command, count=1) for command in checked),
+        *(pytest.param(command, marks=pytest.mark.slow) for command in checked),
+    ]
+
+
+@pytest.mark.parametrize("command", documented_commands())
 def test_readme_command_runs(
     command: str, session_folder: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,8 +216,9 @@ def composed_tiny(session_folder: Path, *overrides: str) -> DictConfig:
     return composed("size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", "logger=none", *places, *overrides)
 
 
-def test_readme_has_commands() -> None:
-    assert len(commands()) >= 4
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_found_wherever_blocks_of_other_languages_stand(page: Path) -> None:
+    assert len(commands(page)) == len(re.findall("^python cli.py", page.read_text(), re.M))
 
 
 def test_report_of_several_runs(tiny: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +237,7 @@ def test_report_of_several_runs(tiny: Callable[..., DictConfig], tmp_path: Path,
     assert {"params", "dev perplexity", "test perplexity", "vs vanilla, 95 % interval", "eval tok/s", "paper 7M*"} <= set(
         header
     )
-    assert "54.78 / 54.69" in table, "the paper's figure beside a published row"
+    assert "54.78 / 54.69" in table, "the paper's result beside a published row"
     results = json.loads((Plan(tiny("experiment=trime", outputs)).run_folder / "results.json").read_text())
     assert f"{results['metrics']['test'][-1]['perplexity']:.2f}" in table
 

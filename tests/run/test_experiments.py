@@ -64,7 +64,7 @@ DOMAINS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "domain")
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_a_sweep_over_experiments_that_exist(name: str, tiny: Callable[..., DictConfig]) -> None:
-    """Its published figures are of rows that it makes."""
+    """Its published results are of rows that it makes."""
     config = tiny(f"table={name}", return_hydra=True)
     rows = [tiny(f"experiment={row}").name for row in config.hydra.sweeper.params.experiment.split(",")]
     assert config.hydra.mode.name == "MULTIRUN" and config.report.name == name and len({*rows}) == len(rows) > 3
@@ -215,7 +215,7 @@ def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[
     assert plan.index is not None and plan.index.knn_memory(plan.test.summary()).hide_own
 
 
-def test_a_given_model_and_datastore_give_the_same_figures(tiny: Callable[..., DictConfig]) -> None:
+def test_a_given_model_and_datastore_give_the_same_results(tiny: Callable[..., DictConfig]) -> None:
     plan = Plan(tiny("experiment=knn_lm"))
     loss = run(plan.config).loss
     given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}")

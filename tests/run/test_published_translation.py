@@ -121,7 +121,7 @@ OVERRIDES: dict[str, Equal] = {
     "dstore_fp16": is_("datastore.dtype", "float16"),
     "dstore_size": is_("datastore.tokens", None),
 }
-NO_FIGURE = {  # flags that decide no figure, and why
+NO_RESULT = {  # flags that decide no result, and why
     "workers": "of preprocessing",
     "quiet": "what is printed",
     "eval-bleu-print-samples": "what is printed",
@@ -160,8 +160,8 @@ def deviations(name: str) -> str:
 
 
 def decides_nothing(section: str, flag: str) -> bool:
-    """No figure depends on the flag in this command."""
-    return flag in NO_FIGURE or (section == BM25 and flag in OF_THE_WRITER) or (section == STORE and flag in STORES)
+    """No result depends on the flag in this command."""
+    return flag in NO_RESULT or (section == BM25 and flag in OF_THE_WRITER) or (section == STORE and flag in STORES)
 
 
 @pytest.mark.parametrize("name, section", [(name, section) for name, sections in FOLLOWS.items() for section in sections])
@@ -204,7 +204,7 @@ def test_model_overrides_are_equal(name: str, section: str) -> None:
     assert cell.value == float(expected)
 
 
-def test_the_vanilla_figure() -> None:
+def test_the_vanilla_result() -> None:
     (expected,) = commands(VANILLA)[0]["expected"]
     assert reproduction("released/mt_vanilla").expected[0].value == float(expected)
     assert reproduction("script/knn_mt").expected[0].value == float(expected)

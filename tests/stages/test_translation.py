@@ -228,7 +228,7 @@ def test_orders_without_a_match_are_smoothed_as_sacrebleu_has_it(text: str, refe
 
 
 def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
-    """The figures, and the spread of draws, of two systems of which one errs more often."""
+    """BLEU, and the spread of draws, of two systems of which one errs more often."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.significance import PairedTest
 

@@ -104,7 +104,7 @@ def damaged(config: DictConfig, file: Path, twin: Path, damage: Damage, draw: ra
     try:
         os.unlink(file) if content is None else file.write_bytes(content)
         action: Callable[[], Any] = partial(read_run, file) if file.name == "results.json" else partial(run, config)
-        named = file.parent.name if file.name == MANIFEST else file.name  # its figures are those of other files
+        named = file.parent.name if file.name == MANIFEST else file.name  # its numbers are those of other files
         return attempt(f"{damage.__name__} {file.parent.name}/{file.name}", action, named)
     finally:
         backup.replace(file)

@@ -23,7 +23,7 @@ Stages, in order (stages=[fit,encode] runs some of them; what exists is not made
   pack       BM25 neighbours of segments        tune       temperatures, shares, sizes on valid
   fit        trains the model, resumes          evaluate   test, once, with what tune chose
   encode     g and masses of valid and store    report     results.json, table, picture
-And by name: import (a released checkpoint), audit (does anything leak?), ledger (published figures beside ours),
+And by name: import (a released checkpoint), audit (does anything leak?), ledger (published results beside ours),
 generate (continues prompt_file=FILE or standard input; explain=true tells where each token came from),
 init_small (a small untrained model in the transformers format, for model=pretrained),
 train_small and answer (a pretrained model reads long contexts: experiment=attendre_decoder), record and replay (every

@@ -83,7 +83,7 @@ class Train:
         "best: the weights with the lowest validation objective; last: those of the last update",
         choices=("best", "last"),
     )
-    log_every: int = setting(10, "updates between logged figures", at_least=1, whole=True)
+    log_every: int = setting(10, "updates between logged values", at_least=1, whole=True)
     memory_size: int = setting(
         512,
         "entries of a memory inside the model during training; model.memory_size sets it at evaluation",
@@ -197,7 +197,7 @@ class Mixture:
     )
     folds: int = setting(
         8,
-        "folds of valid's documents; the dev figure is measured on documents that were left out of the fit",
+        "folds of valid's documents; the dev result is measured on documents that were left out of the fit",
         at_least=3,
         whole=True,
     )
@@ -375,7 +375,7 @@ class Report:
     against: str = setting("vanilla", "the experiment or eviction policy that others are compared with")
     name: str = setting("comparison", "name of the report's folder")
     keep: str | None = setting(None, "copy results.json of all runs into this folder")
-    published: Any = setting(None, "published figures beside the results: [dev, test] or [test] by column and experiment")
+    published: Any = setting(None, "published results beside those of the run: [dev, test] or [test] by column and experiment")
     figures: Any = setting(None, "pictures of runs and of comparisons; +figures@report.figures.NAME=FILE draws NAME.png")
     samples: Samples = section(Samples, "passages of test in page.html")
 
@@ -424,7 +424,7 @@ class Settings:
     )
     prompt_file: str | None = setting(None, "stages=[generate]: the text to continue; null: standard input")
     explain: Switch = switch(False, "show how each generated token's probability splits between vocabulary and memories")
-    expected: list[Any] = setting([], "published figures that this experiment reproduces (conf/reproduce)")
+    expected: list[Any] = setting([], "published results that this experiment reproduces (conf/reproduce)")
     initial_c: dict[str, float] = setting({}, "c of eviction policies whose new entries start at mean - c std")
     trained: str | None = setting(None, "set by trained_with=, for names of runs")
     tested: str | None = setting(None, "set by tested_with=, for names of runs")

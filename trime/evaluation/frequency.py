@@ -1,4 +1,4 @@
-"""Means of per-token figures, bucketed by the word's frequency on dev (TRIME Table 14)."""
+"""Means of per-token values, bucketed by the word's frequency on dev (TRIME Table 14)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def dev_frequency(corpus: Corpus) -> np.ndarray:
 
 
 class TokenMeans:
-    """Accumulates the sum and the count of a per-token figure for every word; ``vocabulary`` is the number of words."""
+    """Accumulates the sum and the count of a per-token value for every word; ``vocabulary`` is the number of words."""
 
     def __init__(self, vocabulary: int):
         self.sum, self.count = np.zeros(vocabulary), np.zeros(vocabulary, np.int64)
 
     def add(self, token: Int[Tensor, " n"], value: Float[Tensor, " n"]) -> None:
-        """Add one figure for each token."""
+        """Add one value for each token."""
         np.add.at(self.sum, token.cpu().numpy(), value.double().cpu().numpy())
         np.add.at(self.count, token.cpu().numpy(), 1)
 
     @property
     def tokens(self) -> int:
-        """Return the number of figures added."""
+        """Return the number of values added."""
         return int(self.count.sum())
 
     def buckets(self, frequency: np.ndarray) -> list[dict[str, Any]]:

@@ -43,5 +43,5 @@ def cells_of_table(table: str, content: dict[str, Any]) -> list[PublishedCell]:
     return [
         PublishedCell(table, row, column, value, content.get("tolerance"), f"{description['experiment']} {override}")
         for row, description in content["rows"].items()
-        for (column, override), value in zip(content["columns"].items(), description["figures"], strict=True)
+        for (column, override), value in zip(content["columns"].items(), description["results"], strict=True)
     ]

@@ -1,11 +1,11 @@
-"""``make check-figures``: check every number printed in README.md and the documentation against its JSON."""
+"""``make check-numbers``: check every number printed in README.md and the documentation against its JSON."""
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks.figures.check import check
 from benchmarks.measure import ROOT
+from benchmarks.numbers.check import check
 
 
 def main() -> int:
@@ -13,7 +13,7 @@ def main() -> int:
     faults = check(ROOT)
     for fault in faults:
         print(fault)
-    print(f"{len(faults)} figures do not match their sources" if faults else "all figures match their sources")
+    print(f"{len(faults)} numbers do not match their sources" if faults else "all numbers match their sources")
     return 1 if faults else 0
 
 

@@ -1,4 +1,4 @@
-"""The files of a repository from which figures come, and comparisons of runs; each is read or computed once."""
+"""The files of a repository from which numbers come, and comparisons of runs; each is read or computed once."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class SourceFiles:
     def _verdicts(self, folder: Path, title: str) -> tuple[int, ...]:
         """Count the pairs of a folder's runs in published sets whose titles begin with ``title``; all, and by verdict."""
         groups = group_runs(split_by_mixture([self.json(path) for path in sorted(folder.glob("*.json"))]))
-        sets = {name: figures for name, figures in self.published().items() if name.startswith(title)}
+        sets = {name: results for name, results in self.published().items() if name.startswith(title)}
         verdicts = Counter(line[-1] for line in order_table(groups, sets)[1])
         return verdicts.total(), *(verdicts[verdict] for verdict in VERDICTS)
 
     def _published(self) -> PublishedResults:
         """Return every set of published results in the configuration: dev and test, or test alone, by the run's name."""
         sets = [self.yaml(file) for file in sorted(self.conf.glob("published/*.yaml"))]
-        return {title: figures for part in sets for title, figures in part.items()}
+        return {title: results for part in sets for title, results in part.items()}
 
 
 def read_json(path: Path) -> Any:

@@ -1,7 +1,7 @@
 """The functions of expressions in notes that read kept results of runs and benchmarks.
 
 Names of runs are those of files under a note's folder: ``vanilla`` is ``vanilla.json``, ``vanilla/results.json`` or
-``vanilla-seed*.json``; several seeds are one group, of which figures are the mean, as in the project's reports.
+``vanilla-seed*.json``; several seeds are one group, of which numbers are the mean, as in the project's reports.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.figures.given import GivenValues
-from benchmarks.figures.kept import SourceFiles
+from benchmarks.numbers.given import GivenValues
+from benchmarks.numbers.kept import SourceFiles
 from trime.metrics import perplexity
 from trime.report.differences import Difference
 from trime.report.frontier import External, frontier_points

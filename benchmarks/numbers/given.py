@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from benchmarks.figures.kept import SourceFiles
+from benchmarks.numbers.kept import SourceFiles
 from trime.config.reproduce import read_table
 from trime.config.schema import Settings
 
@@ -25,10 +25,10 @@ class GivenValues:
 
     def published(self, title: str, name: str, split: str = "test") -> float:
         """Return the published result of a run; ``title`` is that of the set or its beginning."""
-        figures = [rows[name] for whole, rows in self.files.published().items() if whole.startswith(title) and name in rows]
-        if len(figures) != 1:
-            raise LookupError(f"{len(figures)} sets of published results begin with {title} and have {name}")
-        return figures[0][0 if split == "dev" else -1]
+        results = [rows[name] for whole, rows in self.files.published().items() if whole.startswith(title) and name in rows]
+        if len(results) != 1:
+            raise LookupError(f"{len(results)} sets of published results begin with {title} and have {name}")
+        return results[0][0 if split == "dev" else -1]
 
     def expected(self, experiment: str, column: str = "test") -> float:
         """Return the published result that a row of conf/reproduce reproduces, as table2/trime."""

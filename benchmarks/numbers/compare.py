@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.figures.expression import NoValueError, evaluate
-from benchmarks.figures.numbers import is_rounded, rounded
+from benchmarks.numbers.expression import NoValueError, evaluate
+from benchmarks.numbers.printed import is_rounded, rounded
 
 
 def compare(printed: tuple[str, ...], expression: str, names: dict[str, Any]) -> Iterator[str]:
@@ -24,7 +24,7 @@ def compare(printed: tuple[str, ...], expression: str, names: dict[str, Any]) ->
 def differing(printed: tuple[str, ...], values: list[float]) -> Iterator[str]:
     """Yield a fault for each printed number that is not its value, rounded."""
     if len(values) != len(printed):
-        yield f"prints {', '.join(printed)}, where the source has {len(values)} figures"
+        yield f"prints {', '.join(printed)}, where the source has {len(values)} numbers"
         return
     for text, value in zip(printed, values, strict=True):
         if not is_rounded(text, value):

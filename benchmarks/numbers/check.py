@@ -1,4 +1,4 @@
-"""Compare every figure of a page with its source; each fault is a line with page, line, printed and expected value."""
+"""Compare every number of a page with its source; each fault is a line with page, line, printed and expected value."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures.compare import compare
-from benchmarks.figures.kept import SourceFiles
-from benchmarks.figures.markdown import UNMEASURED, Block, blocks
-from benchmarks.figures.numbers import numbers, quotation
-from benchmarks.figures.sources import Sources
-from benchmarks.figures.tables import check_cells
+from benchmarks.numbers.compare import compare
+from benchmarks.numbers.kept import SourceFiles
+from benchmarks.numbers.markdown import UNMEASURED, Block, blocks
+from benchmarks.numbers.printed import numbers, quotation
+from benchmarks.numbers.sources import Sources
+from benchmarks.numbers.tables import check_cells
 
 Faults = Iterator[tuple[int, str]]  # (line of the page or offset in the block, message)
 
 
 def pages(root: Path) -> list[Path]:
-    """Return the pages that print figures."""
+    """Return the pages that print numbers."""
     folders = (root / "docs", root / "benchmarks" / "results")
     return [root / "README.md", *(page for folder in folders for page in sorted(folder.rglob("*.md")))]
 
 
 def check(root: Path) -> list[str]:
-    """Return a message for each figure that does not match its source or has none."""
+    """Return a message for each number that does not match its source or has none."""
     files = SourceFiles(root)
     return [f"{path.relative_to(root)}:{line}: {fault}" for path in pages(root) for line, fault in check_page(path, files)]
 
@@ -36,7 +36,7 @@ def check_page(path: Path, files: SourceFiles) -> Faults:
             if first:
                 yield block.line_at(first.start()), f"prints {first[0]} without a note that names its source"
         elif not block.text:
-            yield block.line, "a note about figures has no block after it"
+            yield block.line, "a note about numbers has no block after it"
         elif not block.note.excuse:
             names = Sources(files, block.note.base).functions()
             yield from ((block.line_at(place), fault) for place, fault in check_block(block, names))
@@ -59,7 +59,7 @@ def check_block(block: Block, names: dict[str, Any]) -> Faults:
 
 
 def check_words(words: str, printed: tuple[str, ...], expression: str, names: dict[str, Any]) -> Iterator[str]:
-    """Yield the faults of the figures in a quotation."""
+    """Yield the faults of the numbers in a quotation."""
     if not expression.startswith(UNMEASURED):
         yield from compare(printed, expression, names)
     elif "{}" in words:

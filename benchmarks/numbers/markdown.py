@@ -1,16 +1,16 @@
-"""Split a Markdown page into blocks, each with the note that names the sources of its figures.
+"""Split a Markdown page into blocks, each with the note that names the sources of its numbers.
 
 A note is an HTML comment right before a block (a paragraph, list, heading, table, or fence without a language)::
 
-    <!-- figures: tables/main
+    <!-- numbers: tables/main
     test := test(row)
     takes the model from {} to {} := test("vanilla"), test("cache")
     300 updates := not measured here: setting of the run
     -->
 
 The first line may name a folder below ``benchmarks/results`` in which names are looked up. Every other line is
-``WORDS := EXPRESSION``; an indented one continues the line before. WORDS quote the page, with ``{}`` for each figure, and the
-other numbers in them say what the figure is of; in a table WORDS may be a column's title, then EXPRESSION is evaluated for
+``WORDS := EXPRESSION``; an indented one continues the line before. WORDS quote the page, with ``{}`` for each number, and the
+other numbers in them say what it is of; in a table WORDS may be a column's title, then EXPRESSION is evaluated for
 each of its cells. ``<!-- not measured here: REASON -->`` excuses a whole block.
 """
 
@@ -19,13 +19,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-OPENS, UNMEASURED = "figures:", "not measured here:"
+OPENS, UNMEASURED = "numbers:", "not measured here:"
 CELL = re.compile(r"(?:(?<=\|)|^)[^|]*")
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)\s]+\)")
 
 
 class Note(NamedTuple):
-    """A comment about figures: the folder it names and its expressions by the words they explain, or its excuse."""
+    """A comment about numbers: the folder it names and its expressions by the words they explain, or its excuse."""
 
     line: int
     base: str
@@ -112,7 +112,7 @@ def without_markup(text: str) -> str:
 
 
 def note_of(comment: str, line: int) -> Note | None:
-    """Read a comment; None if it is not about figures."""
+    """Read a comment; None if it is not about numbers."""
     content = comment.removeprefix("<!--").removesuffix("-->").strip()
     if content.startswith(UNMEASURED):
         return Note(line, "", {}, content.removeprefix(UNMEASURED).strip())

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 # A sign, digits with or without commas, decimals, thousands or millions; no part of a word, a version or a name.
-FIGURE = r"[−+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?[kM]?(?!\w|\.\d|,\d)"
-NUMBER = re.compile(rf"(?<![\w.,'’-]){FIGURE}")
+DIGITS = r"[−+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?[kM]?(?!\w|\.\d|,\d)"
+NUMBER = re.compile(rf"(?<![\w.,'’-]){DIGITS}")
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 SCALE = {"k": 1e3, "M": 1e6}
-NO_FIGURES = re.compile(
+OTHER = re.compile(
     r"`[^`]*`"  # code: commands and settings
     r"|\b(?:Eq|Eqs|Table|Tables|Figure|section|footnote|Algorithm|Appendix|Python|NetworkX)\.?\s[\d.]+(?:(?:,|\sto|\sand)\s\d+)*"
     r"|(?:al\.|\b[A-Z]\w+)\s(?:19|20)\d\d\b"  # a reference
@@ -23,15 +23,15 @@ NO_FIGURES = re.compile(
 
 
 def numbers(text: str) -> Iterator[re.Match[str]]:
-    """Find the figures of a text: its numbers but those of code, references, dates and the names of the papers' models."""
-    shown = NO_FIGURES.sub(lambda part: re.sub(r"\S", "_", part[0]), text)
+    """Find the numbers of a text, but those of code, references, dates and the names of the papers' models."""
+    shown = OTHER.sub(lambda part: re.sub(r"\S", "_", part[0]), text)
     return NUMBER.finditer(shown)
 
 
 def quotation(words: str) -> re.Pattern[str]:
     """Return the pattern of words quoted from a page, with a group for each ``{}``: a number, or a number's name."""
-    figure = rf"(?<![\w.,])({FIGURE}|(?i:{'|'.join(WORDS)})\b)"
-    return re.compile(figure.join(r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in words.split("{}")))
+    number = rf"(?<![\w.,])({DIGITS}|(?i:{'|'.join(WORDS)})\b)"
+    return re.compile(number.join(r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in words.split("{}")))
 
 
 def parsed(printed: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Every figure of the pages matches its JSON, and one that does not match, or has no source, is reported."""
+"""Every number of the pages matches its JSON, and one that does not match, or has no source, is reported."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures.check import check, check_block, pages
-from benchmarks.figures.expression import NoValueError, evaluate
-from benchmarks.figures.kept import SourceFiles
-from benchmarks.figures.markdown import Block, blocks
-from benchmarks.figures.numbers import is_rounded, numbers
-from benchmarks.figures.sources import Sources
+from benchmarks.numbers.check import check, check_block, pages
+from benchmarks.numbers.expression import NoValueError, evaluate
+from benchmarks.numbers.kept import SourceFiles
+from benchmarks.numbers.markdown import Block, blocks
+from benchmarks.numbers.printed import is_rounded, numbers
+from benchmarks.numbers.sources import Sources
 from tests.conftest import ROOT
 
 E = 2.718281828459045
 PAGE = """# A page
 
-<!-- figures: main
+<!-- numbers: main
 `make run` took 5 minutes := not measured here: read off a clock
 of {} updates and {} pairs := value("vanilla", "train", "updates"), agreement("paper 7M")[0]
 -->
 `make run` took 5 minutes, a training of 300 updates
 and one pairs (Table 2, Eq. 8, 9; `train.updates=300`).
 
-<!-- figures: main
+<!-- numbers: main
 dev := dev(row)
 test := test(row)
 over vanilla := difference(row, "vanilla")
@@ -38,7 +38,7 @@ paper, 7M := published("paper 7M", row)
 | `cache` | 12.18 | **33.12** | −21.48 [−21.48, −21.48] | 68.08 |
 | `same` | 20.09 | 54.60 | 0.00 [0.00, 0.00] no difference shown | |
 
-<!-- figures:
+<!-- numbers:
 faster := entry("speed.json", "seconds", "MB", what=row)
 the same of {} := claim("speed.json", "the same*")
 -->
@@ -83,7 +83,7 @@ def planted(tmp_path: Path) -> Callable[..., list[str]]:
     return faults
 
 
-def test_figures_of_the_pages_are_those_of_their_sources() -> None:
+def test_numbers_of_the_pages_are_those_of_their_sources() -> None:
     assert check(ROOT) == []
 
 
@@ -105,13 +105,13 @@ def test_a_page_that_agrees_has_no_faults(planted: Callable[..., list[str]]) -> 
         ("took 5 minutes, a", "took 6 minutes, a", 7, "contains 0 times what its note quotes: `make run` took 5 minutes"),
         ("(Table 2,", "(3.5 more, Table 2,", 8, "prints 3.5, which the note does not mention"),
         ("1.3 s, 2,048 MB", "1.3 s, 2,049 MB", 28, "column faster: prints 2,049, expected 2,048"),
-        ("1.3 s, 2,048 MB", "1.3 s", 28, "column faster: prints 1.3, where the source has 2 figures"),
+        ("1.3 s, 2,048 MB", "1.3 s", 28, "column faster: prints 1.3, where the source has 2 numbers"),
         ("of 10k |", "of 11k |", 29, "prints 11k, expected 10k"),
         ("<!-- not measured here: the sizes of the set-up -->\n", "", 31, "prints 24 without a note that names its source"),
         ("paper, 7M := ", "no column := ", 18, "column paper, 7M: prints 83.66, which the note does not mention"),
         ("dev := dev(row)", "dev := dev(row", 18, "column dev: SyntaxError of dev(row"),
         ("dev := dev(row)", 'dev := dev("gone")', 18, 'LookupError of dev("gone"): there is no gone in benchmarks'),
-        ("Two cores and 24 GiB.", "", 31, "a note about figures has no block after it"),
+        ("Two cores and 24 GiB.", "", 31, "a note about numbers has no block after it"),
     ],
 )
 def test_planted_errors_are_reported(planted: Callable[..., list[str]], old: str, new: str, line: int, fault: str) -> None:
@@ -133,7 +133,7 @@ def test_a_changed_benchmark_is_reported(planted: Callable[..., list[str]]) -> N
     assert len(faults) == 1 and faults[0].startswith("README.md:28: column faster: prints 1.3, expected 1.4")
 
 
-def test_published_figures_are_those_of_the_configuration(planted: Callable[..., list[str]]) -> None:
+def test_published_results_are_those_of_the_configuration(planted: Callable[..., list[str]]) -> None:
     assert "prints 68.08, expected 68.09" in planted("conf/published/models.yaml", "68.08", "68.09")[0]
 
 
@@ -168,8 +168,8 @@ def test_kept_results_name_the_code_or_the_commit_that_recorded_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages(ROOT), ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_figure_of_the_pages_may_change(page: Path) -> None:
-    """A change of the last digit of any figure is reported."""
+def test_no_number_of_the_pages_may_change(page: Path) -> None:
+    """A change of the last digit of any number is reported."""
     files, changed = SourceFiles(ROOT), 0
     for block in blocks(page.read_text()):
         if block.note and not block.note.excuse:
@@ -181,7 +181,7 @@ def test_no_figure_of_the_pages_may_change(page: Path) -> None:
 
 
 def mutations(block: Block) -> Iterator[tuple[int, Block]]:
-    """Yield the block with another last digit, for each of its figures."""
+    """Yield the block with another last digit, for each of its numbers."""
     for number in numbers(block.text):
         last = number.start() + max(i for i, digit in enumerate(number[0]) if digit.isdigit())
         other = str((int(block.text[last]) + 2) % 10)

@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.figures.compare import differing, flat
-from benchmarks.figures.expression import NoValueError, evaluate
-from benchmarks.figures.markdown import UNMEASURED, Block, Cell
-from benchmarks.figures.numbers import numbers
+from benchmarks.numbers.compare import differing, flat
+from benchmarks.numbers.expression import NoValueError, evaluate
+from benchmarks.numbers.markdown import UNMEASURED, Block, Cell
+from benchmarks.numbers.printed import numbers
 from trime.report.differences import Difference
 
 NOT_SHOWN = re.compile(r"no\s+difference\s+shown")
 
 
 def check_cells(block: Block, covered: set[int], names: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """Yield offset and message for each fault in a table's cells; figures at ``covered`` offsets were checked already.
+    """Yield offset and message for each fault in a table's cells; numbers at ``covered`` offsets were checked already.
 
     In an expression ``label`` is the line's first cell, or where that is empty the one above, ``cell("TITLE")`` the text of
     another cell, and ``row`` the value of the note's ``rows`` for this line, or the label where it has none.
@@ -38,7 +38,7 @@ def check_cells(block: Block, covered: set[int], names: dict[str, Any]) -> Itera
 
 
 def places(cell: Cell) -> set[int]:
-    """Return the offsets in the block at which a cell's figures begin."""
+    """Return the offsets in the block at which a cell's numbers begin."""
     return {cell.start + number.start() for number in numbers(cell.text)}
 
 

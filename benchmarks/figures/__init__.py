@@ -1,1 +1,0 @@
-"""Check every figure printed in a page against the JSON that it was taken from (``make check-figures``)."""
