@@ -44,7 +44,7 @@ BELOW = {
     "stages": "errors config types io metrics data eviction memory models mixtures optim evaluation tasks pipeline",
     "plan": "errors types io data memory pipeline stages",
     "report": "errors types io metrics",
-    "report.figures": "io metrics report.tables report.groups",
+    "report.figures": "io metrics report.tables report.groups report.texts report.differences",
     "inspection": "errors config types io metrics data evaluation memory models pipeline stages plan report",
     "run": "errors config types io metrics kernels data evaluation models pipeline stages plan report inspection",
 }

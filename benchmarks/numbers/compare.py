@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.numbers.expression import NoValueError, evaluate
 from benchmarks.numbers.printed import is_rounded, rounded
+from trime.report.differences import Difference
 
 
 def compare(printed: tuple[str, ...], expression: str, names: dict[str, Any]) -> Iterator[str]:
@@ -33,6 +34,8 @@ def differing(printed: tuple[str, ...], values: list[float]) -> Iterator[str]:
 
 def flat(value: Any) -> list[float]:
     """Return the numbers of a value, of a difference also its interval; NoValueError if it is not a number."""
+    if isinstance(value, Difference):
+        return [value.value, value.low, value.high]
     if isinstance(value, (tuple, list)):
         return [number for part in value for number in flat(part)]
     if not isinstance(value, (int, float)):

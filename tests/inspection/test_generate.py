@@ -168,6 +168,8 @@ def test_choices() -> None:
     sharp = torch.tensor([TokenSampler(0.5)(probability, generator) for _ in range(4000)])
     assert (sharp == 1).double().mean() == pytest.approx(0.25 / 0.345, abs=0.03)
     assert {TokenSampler(1.0, 1e-9)(probability, generator) for _ in range(50)} == {1}
+    assert TokenSampler(0, 1.0, (1,))(probability, generator) == 2
+    assert {TokenSampler(1.0, 1.0, (1, 2))(probability, generator) for _ in range(200)} == {0, 3}
 
 
 def test_a_prompt_is_continued_and_explained(

@@ -19,7 +19,7 @@ from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.datastore import open_search
 
-ray = pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
+ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,7 +24,7 @@ from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import PieceTokenizer, encode_prompt, encode_text, train_word_level
 from trime.pipeline.pretrained import model_fingerprint
 from trime.plan.language_model import Plan
-from trime.report.tables import evaluated_text
+from trime.report.texts import evaluated_text
 from trime.run.runner import run
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -15,7 +15,8 @@ from trime.memory.base import Window
 from trime.report.command_lines import without_paths
 from trime.report.compare import compare_table, order_table
 from trime.report.differences import difference
-from trime.report.figures.several import policies_picture
+from trime.report.figures.canvas import save_panels
+from trime.report.figures.several import policies_panels
 from trime.report.groups import Group, baseline_of, group_labels, group_runs, rank_groups
 from trime.report.tables import EDGE, run_table
 from trime.stages.tune import at_grid_edge
@@ -31,19 +32,16 @@ def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
     assert group_labels(runs)[2] == "a 'a broken one" and without_paths(None) is None
 
 
-def test_translations_are_ranked_by_bleu_beside_language_models_too() -> None:
-    runs = [made("lm", 0, [3.0, 3.0])]
+def test_translations_are_ranked_by_bleu() -> None:
+    runs = []
     for name, loss, bleu in (("a", 1.0, 30.0), ("b", 2.0, 35.0)):
         run = made(name, 0, [loss, loss]) | {"dataset": {"name": "pairs", "fingerprint": "g"}}
         run["metrics"] = {split: [run["metrics"][split][-1] | {"bleu": bleu}] for split in ("valid", "test")}
         runs.append(run)
-    kind, order = rank_groups(group_runs(runs[1:]))
+    groups = group_runs(runs)
+    kind, order = rank_groups(groups)
     values = [group.values("test", kind) for group in order]
     assert kind == "BLEU" and [group.first["name"] for group in order] == ["a", "b"] and values == [[30.0], [35.0]]
-    groups = group_runs(runs)
-    assert rank_groups(groups)[0] == "perplexity", "what all have"
-    _, lines = compare_table(groups, "a", {})
-    assert [line[0] for line in lines] == ["a", "b", "lm"]
     _, (line,) = order_table(groups, {"paper": {"a": [1.0], "b": [2.0]}})
     assert line[-1] == "no interval", "BLEU whose parts were not kept is not judged by perplexity"
 
@@ -77,12 +75,12 @@ def test_the_opponent_is_the_policy_at_the_same_size_or_the_experiment() -> None
 
 def test_a_shift_of_every_document_is_sure_and_noise_is_not() -> None:
     random = np.random.default_rng(0)
-    base = random.normal(4, 1, 6).tolist()
+    base = random.normal(4, 1, 12).tolist()
     one = Group([made("a", 0, base)])
     more = difference(Group([made("b", 0, [x + 0.1 for x in base])]), one)
     assert more.significant and more.low > 0
-    assert more.value == pytest.approx(math.exp(sum(base) / 6 + 0.1) - math.exp(sum(base) / 6))
-    noise = random.permutation([0.5, -0.5, 0.4, -0.4, 0.3, -0.3])
+    assert more.value == pytest.approx(math.exp(sum(base) / 12 + 0.1) - math.exp(sum(base) / 12))
+    noise = random.permutation([0.5, -0.5, 0.4, -0.4, 0.3, -0.3] * 2)
     less = difference(Group([made("c", 0, (np.array(base) + noise).tolist())]), one)
     assert not less.significant and "no difference shown" in str(less)
 
@@ -100,15 +98,16 @@ def test_the_interval_covers_the_true_difference_as_often_as_it_says() -> None:
 
 
 def test_seeds_that_disagree_widen_the_interval() -> None:
-    base = [made("a", seed, [4.0, 4.1, 3.9, 4.2]) for seed in range(3)]
-    same = [made("b", seed, [4.1, 4.2, 4.0, 4.3]) for seed in range(3)]
-    apart = [made("b", seed, [x + 0.1 + d for x in (4.0, 4.1, 3.9, 4.2)]) for seed, d in enumerate((-0.3, 0.0, 0.3))]
+    losses = [4.0, 4.1, 3.9, 4.2] * 3
+    base = [made("a", seed, losses) for seed in range(3)]
+    same = [made("b", seed, [x + 0.1 for x in losses]) for seed in range(3)]
+    apart = [made("b", seed, [x + 0.1 + d for x in losses]) for seed, d in enumerate((-0.3, 0.0, 0.3))]
     sure, unsure = (difference(Group(runs), Group(base)) for runs in (same, apart))
     assert sure.significant and not unsure.significant and sure.value == pytest.approx(unsure.value, rel=0.1)
 
 
 def test_the_table_has_a_line_a_group() -> None:
-    groups = group_runs([made("m", seed, [4.0, 4.1], policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
+    groups = group_runs([made("m", seed, [4.0, 4.1] * 5, policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
     header, lines = compare_table(groups, "fifo", {})
     cells = [dict(zip(header, line, strict=True)) for line in lines]
     assert [cell["seeds"] for cell in cells] == ["0, 1", "0, 1"]
@@ -121,10 +120,19 @@ def test_one_document_and_one_seed_have_no_interval() -> None:
     assert found.value < 0 and math.isnan(found.low) and not found.significant and "no interval" in str(found)
 
 
+@pytest.mark.parametrize(("documents", "verdict"), [(9, "9 units: no verdict"), (10, "")])
+def test_few_units_get_no_verdict(documents: int, verdict: str) -> None:
+    """The difference and its interval are shown, but not that one is better."""
+    one, other = (Group([made(name, 0, [loss] * documents)]) for name, loss in (("a", 4.0), ("b", 5.0)))
+    found = difference(one, other)
+    assert found.high < 0 and str(found) == f"{found.value:+.2f} {found.interval} {verdict}".strip()
+    assert found.significant == found.has_verdict == (not verdict)
+
+
 def test_the_papers_order_is_compared_pair_by_pair() -> None:
     """Signs agree, disagree, or no difference is shown; rows without published results are left out."""
     losses = {"a": [5.0, 5.0, 5.0, 5.0], "b": [4.0, 4.1, 4.0, 4.1], "c": [4.1, 4.0, 4.0, 4.1], "d": [1.0, 1.0, 1.0, 1.0]}
-    groups = group_runs([made(name, 0, own) for name, own in losses.items()])
+    groups = group_runs([made(name, 0, of_four * 3) for name, of_four in losses.items()])
     published = {"paper": {"a": [0.0, 50.0], "b": [0.0, 60.0], "c": [0.0, 40.0]}, "empty": {"z": [1.0, 1.0]}}
     _, lines = order_table(
         [*groups, *group_runs([made("d", 0, own) for own in ([2.0], [3.0])])], published | {"d": {"d": [1.0, 1.0]}}
@@ -176,7 +184,7 @@ def test_memory_sizes_by_layer_are_compared(tmp_path: Path) -> None:
     shown = {line[header.index("M")] for line in lines}
     assert len(groups) == 6 and shown == {"1,024", "512, 2,048 by layer", "2,048, 2,048 by layer"}
     assert all(line[header.index("vs fifo, 95 % interval")] for line in lines if "lru" in line), "policies of the same sizes"
-    assert policies_picture(groups, tmp_path / "policies.png").stat().st_size > 1000
+    assert save_panels(policies_panels(groups), tmp_path / "policies.png").stat().st_size > 1000
 
 
 def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:

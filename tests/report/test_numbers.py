@@ -53,9 +53,9 @@ Two cores and 24 GiB.
 
 
 def run(name: str, dev: float, test: float) -> dict[str, object]:
-    """Return a kept result: two documents of ten tokens, each with the same loss."""
-    rows = [{"memories": "", "loss": loss, "perplexity": E**loss, "tokens": 20} for loss in (dev, test)]
-    rows[1] |= {"documents": [[10 * test, 10]] * 2, "memory_size": None, "tuned": {}}
+    """Return a kept result: ten documents of ten tokens, each with the same loss."""
+    rows = [{"memories": "", "loss": loss, "perplexity": E**loss, "tokens": 100} for loss in (dev, test)]
+    rows[1] |= {"documents": [[10 * test, 10]] * 10, "memory_size": None, "tuned": {}}
     text = {"name": "text", "fingerprint": "f", "vocabulary": 9}
     settings = {"parameters": 1, "train": {"updates": 300}, "dataset": text, "hardware": {"cpu": "A", "cores": 2}}
     return {"name": name, "seed": 0, "metrics": {"valid": [rows[0]], "test": [rows[1]]}} | settings

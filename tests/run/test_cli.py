@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-import cli
 from tests.conftest import ROOT, composed
 from tests.fairseq_translation import Released
 from tests.golden.checkpoints import checkpoint, corpus_of, models
@@ -23,6 +22,7 @@ from tests.golden.texts import DATA
 from tests.helpers.pretrained import save_model
 from trime.config.schema import STAGES
 from trime.plan.language_model import Plan
+from trime.run import command_line
 from trime.run.runner import OPTIONAL_STAGES, run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,7 +40,7 @@ def test_help_names_groups_stages_and_common_overrides() -> None:
 
 def test_a_command_without_words_prints_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["cli.py"])
-    assert cli.main() == 0 and "experiment=NAME" in capsys.readouterr().out
+    assert command_line.main() == 0 and "experiment=NAME" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,21 @@ def test_a_command_without_words_prints_the_help(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_settings_may_have_dashes(words: str, meant: str) -> None:
-    assert cli.without_dashes(words.split()) == meant.split()
+    assert command_line.without_dashes(words.split()) == meant.split()
+
+
+def test_arguments_of_lightnings_trainer_need_no_plus() -> None:
+    words = ["-m", "trainer.devices=2", "trainer.max_time=00:00:01:00", "+trainer.profiler=simple", "experiment=trime"]
+    assert command_line.with_trainer_arguments(words) == [*words[:2], f"++{words[2]}", *words[3:]]
+
+
+def test_threads_are_known_before_libraries_are_imported() -> None:
+    code = (
+        "from trime.run import command_line; command_line.limit_threads(['threads=0', 'threads=1']); import torch, numba; "
+        "print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["1", "1"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +82,7 @@ def test_a_wrong_choice_is_told_with_the_nearest(
     word: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["cli.py", word])
-    assert cli.main() == 1
+    assert command_line.main() == 1
     message = capsys.readouterr().err
     assert message.startswith(f"error: {said}") and len(message.splitlines()) == 1
 
@@ -148,7 +162,7 @@ def test_readme_command_runs(
     if "experiment=ablation/test_memory" in words:
         words = ["-m", *words, "trained_with=plain,local", "tested_with=local"]
     if any(word.startswith("index.engine=ray") for word in words):
-        pytest.importorskip("ray", reason="pip install 'trime[cluster]'")
+        pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
     words = [re.sub(r"^trainer.devices=\d+$", "trainer.devices=2", word) for word in words]
     words += ["hydra.sweeper.n_trials=1"] * ("sweep=optuna" in words)
     large = ("size=", "train.", "small.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
@@ -177,9 +191,9 @@ def test_readme_command_runs(
     ]
     if "stages=[audit]" in words:  # of a finished run
         monkeypatch.setattr("sys.argv", ["cli.py", *(word for word in words if not word.startswith("stages=")), *tiny])
-        assert cli.main() == 0
+        assert command_line.main() == 0
     monkeypatch.setattr("sys.argv", ["cli.py", *words, *tiny])
-    assert cli.main() == 0
+    assert command_line.main() == 0
 
 
 def released(words: list[str]) -> list[str]:
@@ -229,7 +243,7 @@ def test_report_of_several_runs(tiny: Callable[..., DictConfig], tmp_path: Path,
     config.report.runs = f"{config.paths.outputs}/runs/**"
     capsys.readouterr()
     run(config)
-    folder = Path(config.paths.outputs) / "reports" / "comparison"
+    folder = Path(config.paths.outputs) / "reports" / "latest"
     shown, table = capsys.readouterr().out, (folder / "table.md").read_text()
     assert table in shown and str(folder / "picture.png") in shown and (folder / "picture.png").stat().st_size > 5000
     lines = (folder / "table.csv").read_text().splitlines()
@@ -267,5 +281,5 @@ def test_jobs_in_other_processes_are_one_sweep(launcher: str, session_folder: Pa
     line = [sys.executable, "cli.py", *given, *places, f"hydra/launcher={launcher}"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.count("error: job ") == 2 and "evaluate.block=0" in done.stderr
-    table = (tmp_path / "reports" / "comparison" / "table.csv").read_text()
+    table = (tmp_path / "reports" / "latest" / "table.csv").read_text()
     assert "vanilla" in table and "trime" in table and not [*(tmp_path / "sweeps").glob("jobs-*")]

@@ -119,11 +119,6 @@ def rows_of(outputs: Path) -> list[str]:
     return [row["memories"] for row in results_of(outputs)["metrics"]["test"]]
 
 
-def lines_of(outputs: Path, name: str) -> str:
-    """Return the table of a comparison."""
-    return (outputs / "reports" / name / "table.csv").read_text()
-
-
 def shows_index(outputs: Path) -> bool:
     """Return True if the datastore was searched by the example's index, and its recall measured."""
     datastore = results_of(outputs)["datastore"]
@@ -132,14 +127,15 @@ def shows_index(outputs: Path) -> bool:
 
 def shows_table(outputs: Path) -> bool:
     """Return True if the three experiments stand in one table, beside the published results."""
-    table = lines_of(outputs, "reach")
+    (file,) = outputs.glob("reports/reach-*/table.csv")
+    table = file.read_text()
     return all(word in table for word in ("somebody 2031*", "vanilla", "trime,", "trime_nearby", "20.50 / 21.50"))
 
 
 def shows_figure(outputs: Path) -> bool:
     """Return True if the figure was drawn for each run and for their comparison, on the page too."""
-    figures = [*outputs.glob("runs/*/*/speed.png"), *outputs.glob("reports/*/speed.png")]
-    pages = [*outputs.glob("runs/*/*/page.html"), *outputs.glob("reports/*/page.html")]
+    figures = [*outputs.glob("runs/*/*/speed.png"), *outputs.glob("reports/latest/speed.png")]
+    pages = [*outputs.glob("runs/*/*/page.html"), *outputs.glob("reports/latest/page.html")]
     return len(figures) == len(pages) == 3 and all("tokens per second at test" in page.read_text() for page in pages)
 
 

@@ -14,8 +14,8 @@ import torch
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 
-import cli
 from trime.plan.language_model import Plan
+from trime.run import command_line
 from trime.run.runner import run
 from trime.stages import encode
 
@@ -37,7 +37,7 @@ class Said:
         ]
         self.monkeypatch.setattr("sys.argv", ["cli.py", *fixed, *overrides])
         self.capsys.readouterr()
-        assert cli.main() == 1, "exit status"
+        assert command_line.main() == 1, "exit status"
         err = self.capsys.readouterr().err
         lines = [line for line in err.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1 and "Traceback" not in err, err
@@ -302,6 +302,6 @@ def test_a_sweep_goes_on_after_a_failed_run(
     fixed = ["size=tiny", "logger=none", "train.updates=2", "trainer.enable_progress_bar=false", *places]
     for experiments, failures, finished in (("trime_ext,trime", 2, 2), ("trime", 1, 1)):
         monkeypatch.setattr("sys.argv", ["cli.py", "-m", *fixed, f"experiment={experiments}", "memory.drop_local=2,0"])
-        assert cli.main() == 1
+        assert command_line.main() == 1
         said = capsys.readouterr()
         assert said.err.count("error: ") == failures and said.out.count("results: ") == finished

@@ -90,10 +90,10 @@ def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], t
     run(config)
     plan = Plan(config)
     results = json.loads((plan.run_folder / "results.json").read_text())
-    assert results["evaluation_dataset"]["name"] == "folder" and results["dataset"]["name"] == "stdlib"
+    assert results["evaluation_dataset"]["name"] == text_folder.name and results["dataset"]["name"] == "stdlib"
     assert plan.evaluated_corpus.corpus().vocabulary.fingerprint == plan.corpus.corpus().vocabulary.fingerprint
     if name[-2:] in ("_a", "_b"):
-        assert results["datastore"]["dataset"] == {"_a": "stdlib", "_b": "folder"}[name[-2:]]
+        assert results["datastore"]["dataset"] == {"_a": "stdlib", "_b": text_folder.name}[name[-2:]]
         assert results["datastore"]["split"] == "train"
 
 
@@ -192,7 +192,7 @@ def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., Di
     results = json.loads((Plan(config).run_folder / "results.json").read_text())
     assert results["evaluation_dataset"]["vocabulary"] == results["dataset"]["vocabulary"]
     assert results["evaluation_dataset"]["fingerprint"] != results["dataset"]["fingerprint"]
-    assert results["datastore"]["dataset"] == "folder" and results["datastore"]["entries"] > 1000
+    assert results["datastore"]["dataset"] == text_folder.name and results["datastore"]["entries"] > 1000
 
 
 def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(

@@ -59,7 +59,7 @@ def test_a_small_model_is_trained_and_answers(
     run(by_name)
     assert (Plan(by_name).answer.path() / "answers.jsonl").is_file() and Plan(by_name).small_model is None
     run(tiny("stages=[report]", f"report.runs={config.paths.outputs}/runs/**", f"paths.outputs={config.paths.outputs}"))
-    table = (Path(config.paths.outputs) / "reports" / "comparison" / "answers.md").read_text()
+    table = (Path(config.paths.outputs) / "reports" / "latest" / "answers.md").read_text()
     assert table.count(experiment) == 2 and "fifo" in table
 
 
@@ -73,7 +73,7 @@ def test_policies_are_compared_over_sizes(tiny: Tiny, settings: list[str], tmp_p
             )
     outputs = f"{tmp_path}/outputs"
     run(tiny("stages=[report]", f"report.runs={outputs}/runs/**", f"paths.outputs={outputs}"))
-    folder = Path(outputs) / "reports" / "comparison"
+    folder = Path(outputs) / "reports" / "latest"
     header, _, *lines = (folder / "policies.md").read_text().splitlines()
     assert "fifo" in header and "lra_sum c=0" in header and len(lines) == 2 and (folder / "policies.png").is_file()
     assert [line.split("|")[3].strip() for line in lines] == ["8", "16"]

@@ -193,7 +193,7 @@ def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
     for name in ("mt_vanilla", "knn_mt"):
         run(tiny(f"experiment={name}", f"paths.outputs={tmp_path}"))
     run(tiny("experiment=mt_vanilla", "stages=[report]", f"report.runs={tmp_path}/runs/**", f"paths.outputs={tmp_path}"))
-    folder = tmp_path / "reports" / "comparison"
+    folder = tmp_path / "reports" / "latest"
     with open(folder / "table.csv", newline="") as file:
         rows = {row["run"]: row for row in csv.DictReader(file)}
     assert rows.keys() == {"mt_vanilla", "knn_mt", "knn_mt, adaptive"} and all(

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from cli import format_error
 from trime.config.messages import message_of
+from trime.run.command_line import format_error
 
 SECONDS = 60  # after which an attempt counts as a hang
 GOOD = ("told", "same")

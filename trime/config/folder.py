@@ -1,5 +1,8 @@
-"""Where the files of the configuration are."""
+"""Where the files of the configuration are: in a checkout, or in the installed package."""
 
 from pathlib import Path
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+PACKAGE = Path(__file__).resolve().parents[1]
+CHECKOUT = PACKAGE.parent
+IS_CHECKOUT = (CHECKOUT / "conf" / "config.yaml").is_file()
+CONF = (CHECKOUT if IS_CHECKOUT else PACKAGE) / "conf"  # the wheel holds it within the package

@@ -51,6 +51,16 @@ class Artefacts:
 
 
 @dataclass
+class Storage:
+    """What the stages list, disk and prune say and do about the runs in paths.outputs."""
+
+    match: str = setting("*", "the runs of these names, as a pattern")
+    sort: str = setting("date", "order of the list", choices=("date", "name", "score", "size"))
+    keep: str = setting("all", "prune: keep all runs, or those whose command had a name=", choices=("all", "named"))
+    delete: Switch = switch(False, "prune: delete; false: only say what would be deleted")
+
+
+@dataclass
 class Vocabulary:
     """The vocabulary of the training split."""
 
@@ -122,6 +132,7 @@ class Evaluate:
         "memories in P_kNN of Eq. 8: datastore only, as in the published code, or all memories of the row",
         choices=INTERPOLATED,
     )
+    per_token: Switch = switch(False, "write tokens.jsonl: every scored token of test, its log-probability, parts and weights")
     analysis: Switch = switch(
         False, "also measure perplexity by word frequency, retrieval accuracy and loss by size of the long memory"
     )
@@ -170,13 +181,9 @@ class Index:
     )
     nprobe: int = setting(1, "cells searched per query; with auto, as many as the recall needs", at_least=1, whole=True)
     rescore: Switch = switch(False, "compute similarities from the stored keys instead of their codes")
-    device: str = setting(
-        "cpu", "where FAISS searches; cuda needs faiss-gpu, pip install 'trime[gpu]'", choices=("cpu", "cuda")
-    )
+    device: str = setting("cpu", "where FAISS searches; cuda needs faiss-gpu, extra gpu", choices=("cpu", "cuda"))
     parts: int = setting(1, "parts into which the store is split, each with its own index", at_least=1, whole=True)
-    engine: str = setting(
-        "local", "local, or ray: each part on a worker (pip install 'trime[cluster]')", choices=("local", "ray")
-    )
+    engine: str = setting("local", "local, or ray: each part on a worker (extra cluster)", choices=("local", "ray"))
     address: str | None = setting(None, "address of a Ray cluster, auto or HOST:PORT; null: Ray on this machine")
     cores: int = setting(1, "cores per worker", at_least=1, whole=True)
 
@@ -263,6 +270,7 @@ class Small:
     model: Any = setting(SMALL_MODEL, "kind and sizes of the model")
     questions: dict[str, Any] = setting(SMALL_QUESTIONS, "settings of questions that differ in training")
     vocabulary: int = setting(8000, "words; with stages=[init_small] byte pairs", at_least=3, whole=True)
+    updates: int = setting(3000, "updates of its training in experiment=attendre_train_small", at_least=0, whole=True)
     batch: int = setting(16, "questions per update", at_least=1, whole=True)
     facts_only_share: float = setting(
         0.0, "share of updates, at the start, on facts without the text around them", at_least=0, at_most=1
@@ -373,9 +381,13 @@ class Report:
 
     runs: Any = setting(None, "with stages=[report], patterns of run folders to compare in one table")
     against: str = setting("vanilla", "the experiment or eviction policy that others are compared with")
+    baseline: str | None = setting(None, "also train this experiment, at the same budget, and compare the run with it")
     name: str = setting("comparison", "name of the report's folder")
     keep: str | None = setting(None, "copy results.json of all runs into this folder")
     published: Any = setting(None, "published results beside those of the run: [dev, test] or [test] by column and experiment")
+    show_published: str = setting(
+        "auto", "published results and their order; auto: not beside your own text", choices=("auto", "always", "never")
+    )
     figures: Any = setting(None, "pictures of runs and of comparisons; +figures@report.figures.NAME=FILE draws NAME.png")
     samples: Samples = section(Samples, "passages of test in page.html")
 
@@ -413,6 +425,9 @@ class Settings:
 
     name: str = setting("trime_lab", "name of the run; experiments set it")
     seed: int = setting(0, "seed of weights, batches and random draws", at_least=0, whole=True)
+    threads: int | None = setting(
+        None, "threads of computations on the CPU; null: all cores", at_least=1, whole=True, optional=True
+    )
     task: str = setting("language_model", "set by experiments", choices=("language_model", "translation"))
     stages: list[str] = setting(STAGES, "stages to run, in this order; existing artefacts are reused")
     checkpoint: str | None = setting(
@@ -424,6 +439,7 @@ class Settings:
     )
     prompt_file: str | None = setting(None, "stages=[generate]: the text to continue; null: standard input")
     explain: Switch = switch(False, "show how each generated token's probability splits between vocabulary and memories")
+    search: Switch = switch(False, "set by sweep=optuna: jobs end with their result on dev, and the best one is reported")
     expected: list[Any] = setting([], "published results that this experiment reproduces (conf/reproduce)")
     initial_c: dict[str, float] = setting({}, "c of eviction policies whose new entries start at mean - c std")
     trained: str | None = setting(None, "set by trained_with=, for names of runs")
@@ -433,6 +449,7 @@ class Settings:
 
     paths: Paths = section(Paths, "where things lie on this machine")
     artefacts: Artefacts = section(Artefacts, "outputs of stages, which later runs find again")
+    storage: Storage = section(Storage, "the stages list, disk and prune")
     vocabulary: Vocabulary = section(Vocabulary, "the vocabulary, of the training split")
     segments: Segments = section(Segments, "how text is cut for training")
     train: Train = section(Train, "the optimisation")

@@ -150,7 +150,8 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     np.save(folder / f"{split}.offsets.npy", np.array([*offsets, written], np.int64))
     (folder / f"{split}.names.json").write_text(json.dumps(names, ensure_ascii=False))
     mean = round(written / len(offsets), 1)
-    statistics = {"tokens": written, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
+    size = dataset.size(split)
+    statistics = {"tokens": written, "bytes": size, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
     return statistics | ({"unreadable": dict(unreadable)} if unreadable else {})
 
 
@@ -170,6 +171,7 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
     content = {
         "name": dataset.name,
         "place": str(dataset.location),
+        "own": dataset.own,
         "characters": dataset.characters,
         "vocabulary": len(vocabulary),
         "dtype": smallest_type(len(vocabulary)).str,

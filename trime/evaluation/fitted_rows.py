@@ -84,3 +84,17 @@ class FittedScorer:
     def vocabulary_log_prob(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
         """Return the log of the vocabulary's part of P(target) for the window scored last."""
         return (self.log_weights[:, 0] + self.expert_masses.log_probability[:, 0])[None, None]
+
+    def parts(self, window: Window, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+        """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last."""
+        return self.summed_by_memory((self.log_weights + self.expert_masses.log_probability).double().exp(), masses)
+
+    def weights(self, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+        """Return the weight of the vocabulary and of each memory, for the window scored last."""
+        return self.summed_by_memory(self.log_weights.double().exp(), masses)
+
+    def summed_by_memory(self, values: Float[Tensor, "n e"], masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+        """Return the sum of values over the experts of the vocabulary and of each memory."""
+        sizes = [1, *(masses[name].total.shape[1] for name in self.row.memory_order)]
+        columns = values.split(sizes, 1)
+        return {name: part.sum(1) for name, part in zip(["vocabulary", *self.row.memory_order], columns, strict=True)}

@@ -31,13 +31,19 @@ from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """Choose the most probable token (``temperature`` 0), or sample from the smallest set with probability ``top_p`` in all."""
+    """Choose the most probable token (``temperature`` 0), or sample from the smallest set with probability ``top_p`` in all.
+
+    ``excluded`` tokens are never chosen.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
+    excluded: tuple[int, ...] = ()
 
     def __call__(self, probability: Float[Tensor, " v"], generator: torch.Generator) -> int:
         """Return the number of a token."""
+        if self.excluded:
+            probability = probability.index_fill(0, torch.tensor(self.excluded, device=probability.device), 0)
         if not self.temperature:
             return int(probability.argmax())
         sharpened = (probability.log() / self.temperature).softmax(0)

@@ -111,8 +111,26 @@ class GridScorer:
 
     def vocabulary_log_prob(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
         """Return the log of the vocabulary's part of P(target) for the window scored last."""
-        without = {name: Mass(torch.full_like(mass.target, -math.inf), mass.total) for name, mass in masses.items()}
-        return self(window, without)
+        return self(window, {name: without_target(mass) for name, mass in masses.items()})
+
+    def parts(self, window: Window, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+        """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last.
+
+        P is linear in the memories' masses of the target while their totals stay.
+        """
+        whole = self(window, masses)[0, 0].double().exp()
+        others = {name: self(window, masses | {name: without_target(mass)})[0, 0] for name, mass in masses.items()}
+        vocabulary = self.vocabulary_log_prob(window, masses)[0, 0].double().exp()
+        return {"vocabulary": vocabulary} | {name: whole - other.double().exp() for name, other in others.items()}
+
+    def weights(self, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+        """Return no weights: Eq. 6 has none, and those of Eq. 8 are the same for every token."""
+        return {}
+
+
+def without_target(mass: Mass) -> Mass:
+    """Return a mass of which nothing is the target's."""
+    return Mass(torch.full_like(mass.target, -math.inf), mass.total)
 
 
 def slice_divisors(mass: Mass, start: int, end: int) -> Mass:

@@ -14,7 +14,10 @@ from trime.plan.language_model import Plan
 
 
 def generate(plan: Plan) -> None:
-    """Print the continuation of a prompt while it is generated, with ``explain`` a line per token; write generated-*.json."""
+    """Print the continuation of a prompt while it is generated, and write generated-*.json.
+
+    With ``explain`` there is a line for each token, and the text as a whole beneath.
+    """
     prompt, writer = read_prompt(plan.config.prompt_file), open_writer(plan)
     ids = writer.read(prompt)
     print(f"generate: prompt of {len(ids):,} tokens; {writer.label}", flush=True)
@@ -28,6 +31,8 @@ def generate(plan: Plan) -> None:
             new, shown = extend_shown(shown, writer.text(writer.written))
             print(new, end="", flush=True)
     text = writer.text([*ids, *writer.written])
+    if plan.config.explain:
+        print(f"\n{writer.text(writer.written)}", flush=True)
     content = {"prompt": prompt, "text": text, "model": writer.label, "tokens": [token._asdict() for token in tokens]}
     settings = {name: plain(plan.config[name]) for name in ("generate", "seed", "model", "eviction", "explain")}
     file = writer.folder / f"generated-{sha256(json.dumps([prompt, settings]).encode()).hexdigest()[:8]}.json"

@@ -167,9 +167,11 @@ class Writer:
         return ids
 
     def write(self) -> Iterator[GeneratedToken]:
-        """Yield generated tokens, ``generate.max_new_tokens`` of them."""
+        """Yield generated tokens, ``generate.max_new_tokens`` of them; ``<unk>`` is none of them."""
         config, settings = self.plan.config, self.plan.config.generate
-        sampler = TokenSampler(settings.temperature, settings.top_p)
+        unknown = self.vocabulary.unknown
+        excluded = (unknown,) if unknown != self.vocabulary.eos else ()  # some pretrained models have no token for it
+        sampler = TokenSampler(settings.temperature, settings.top_p, excluded)
         for step in self.continuation.generate(settings.max_new_tokens, sampler, config.seed):
             described = self.describe_step(step, settings.entries if config.explain else 0)
             self.written.append(step.token)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
@@ -98,11 +99,12 @@ class Artefact(Configured, ABC):
             if not self.folder.is_dir():
                 partial = self.folder.with_name(self.folder.name + ".partial")
                 partial.mkdir(exist_ok=True)
+                started = time.perf_counter()
                 try:
                     self.build(partial)
                 finally:
                     remove_empty(partial)
-                write_manifest(partial, self.name)
+                write_manifest(partial, self.name, time.perf_counter() - started)
                 partial.replace(self.folder)
         return True
 

@@ -12,9 +12,10 @@ from trime.io import plain
 from trime.pipeline.settings import without
 
 IGNORED = (  # settings and sections that no result depends on
-    *("paths", "artefacts", "logger", "report", "frontier", "stages", "seed", "expected", "name", "dictionary"),
+    *("paths", "artefacts", "storage", "logger", "report", "frontier", "stages", "seed", "expected", "name", "dictionary"),
     *("trained", "tested", "choice", "choices", "initial_c", "domain", "generate", "explain", "prompt_file"),
-    *("train.checkpoint_every", "train.log_every", "evaluate.batch_tokens", "evaluate.analysis", "evaluate.subsets"),
+    *("train.checkpoint_every", "train.log_every", "search", "threads"),
+    *("evaluate.batch_tokens", "evaluate.analysis", "evaluate.per_token", "evaluate.subsets"),
     *("trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar"),
     *("index.engine", "index.address", "index.cores", "index.device"),
     *("batching.seed", "answering.batch_size", "translation.batch_size"),

@@ -1,4 +1,4 @@
-"""The manifest of a finished artefact: its name, the size and checksum of each of its files, and its own checksum.
+"""The manifest of a finished artefact: name, seconds of its build, size and checksum of each file, and its own checksum.
 
 A file that was truncated, damaged, or exchanged for that of another run is thereby noticed before it is used.
 """
@@ -34,15 +34,23 @@ class FileState(NamedTuple):
     modified: int  # nanoseconds
 
 
-def write_manifest(folder: Path, artefact: str) -> None:
-    """Write the manifest of an artefact, after deleting the half-written files of killed builds."""
+def write_manifest(folder: Path, artefact: str, seconds: float = 0.0) -> None:
+    """Write the manifest of an artefact, after deleting the half-written files of killed builds.
+
+    ``seconds`` is how long its build took in the process that finished it.
+    """
     for debris in folder.rglob("*.partial"):
         debris.unlink()
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     states = {name: [size, total] for (name, size), total in zip(sizes.items(), checksums(folder, sizes), strict=True)}
-    content = {"artefact": artefact, "files": states}
+    content = {"artefact": artefact, "seconds": round(seconds, 2), "files": states}
     write_atomically(folder / MANIFEST, json.dumps(content | {"checksum": checksum_of(content)}, indent=1))
+
+
+def build_seconds(folder: Path) -> float:
+    """Return how long the build of a finished artefact took; 0 if its manifest does not say."""
+    return float(json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("seconds", 0.0))
 
 
 def check_manifest(folder: Path, artefact: str, remedy: str, verify: bool = True) -> None:

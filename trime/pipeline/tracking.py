@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from hydra.utils import get_object, instantiate
 from pytorch_lightning.loggers import Logger
 
 from trime.errors import UserError
+from trime.io import write_atomically
 
 
 def build_loggers(settings: Any, folder: Path) -> list[Logger]:
@@ -28,12 +30,24 @@ def build_loggers(settings: Any, folder: Path) -> list[Logger]:
         if part._target_.endswith(".WandbLogger"):
             set_up_wandb(offline=bool(part.get("offline")))
         folder.mkdir(parents=True, exist_ok=True)
+        identity: dict[str, Any] = {}
+        if part._target_.endswith(".WandbLogger") and "id" not in part:
+            identity = {"id": wandb_id(folder), "resume": "allow"}
         writes_files = "save_dir" in inspect.signature(get_object(part._target_)).parameters and "save_dir" not in part
-        logger = instantiate(part, _convert_="all", **({"save_dir": str(folder)} if writes_files else {}))
+        logger = instantiate(part, _convert_="all", **({"save_dir": str(folder)} if writes_files else {}), **identity)
         if not isinstance(logger, Logger):
             raise UserError(f"logger.lightning.{name}: {part._target_} is no logger of Lightning")
         loggers.append(logger)
     return loggers
+
+
+def wandb_id(folder: Path) -> str:
+    """Return the W&B id of a run, made once and kept in its folder: a killed run continues as the same one."""
+    file = folder / "wandb" / "id.txt"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, uuid4().hex[:12])
+    return file.read_text().strip()
 
 
 def set_up_wandb(offline: bool) -> None:

@@ -19,6 +19,7 @@ from trime.pipeline.model_io import check_positions
 from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.processes import launch_workers
 from trime.pipeline.tracking import build_loggers
+from trime.stages.analysis.per_token import PerToken
 from trime.stages.analysis.retrieval import Analysis
 from trime.stages.analysis.subsets import Subsets
 from trime.stages.datastore import BuildIndex, ExternalStore, check_index, uses_external
@@ -186,6 +187,11 @@ class Plan:
         return Analysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
 
     @cached_property
+    def per_token(self) -> PerToken | None:
+        """Every scored token of test, if evaluate.per_token asks for it."""
+        return PerToken(self.config, self.test, self.tune) if self.config.evaluate.per_token else None
+
+    @cached_property
     def subsets(self) -> Subsets | None:
         """The value of each memory of the mixture, if this run fits one."""
         if not isinstance(self.tune, TuneMixture) or self.config.evaluate.subsets == "none" or given_mixture(self.config):
@@ -250,7 +256,7 @@ class Plan:
             "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
             "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
             "tune": lambda: self.tune.build_order(),
-            "evaluate": lambda: [*self.evaluate.build_order(), self.subsets, self.analysis],
+            "evaluate": lambda: [*self.evaluate.build_order(), self.subsets, self.analysis, self.per_token],
             "init_small": lambda: [InitSmall(self.config, self.corpus.dataset)],
             "train_small": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],

@@ -10,22 +10,21 @@ import numpy as np
 
 from trime.report.differences import bleu_difference, difference
 from trime.report.groups import Group, baseline_of, comparable, group_labels, memory_size, rank_groups, size_text
-from trime.report.tables import EDGE, Lines, edge_settings, evaluated_text, mark_edge, metric_names
+from trime.report.tables import EDGE, Lines, edge_settings, mark_edge, metric_names
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
 PublishedResults = dict[str, dict[str, list[float]]]
+INTERVAL = "vs {}, 95 % interval"  # the column of differences to a baseline
 
 
 def compare_table(groups: list[Group], baseline: str, published: PublishedResults) -> tuple[list[str], Lines]:
-    """Return header and lines: the last row of each group, its difference to the baseline, and the published results."""
-    texts = sorted({str(group.first["dataset"]["name"]) for group in groups})
-    by_text = [[group for group in groups if group.first["dataset"]["name"] == text] for text in texts]
-    groups = [group for same_text in by_text for group in rank_groups(same_text)[1]]
+    """Return header and lines of runs on one text: each group's last row, its difference to the baseline, published results."""
+    groups = rank_groups(groups)[1]
     metric = metric_names([group.first for group in groups])
     header = [
         "run",
         "seeds",
-        "data",
+        "trained on",
         "memories",
         "M",
         "eviction",
@@ -33,7 +32,7 @@ def compare_table(groups: list[Group], baseline: str, published: PublishedResult
         f"dev {metric}",
         f"test {metric}",
         *(["dev BLEU", "test BLEU", f"BLEU vs {baseline}"] if any("bleu" in group.row for group in groups) else []),
-        f"vs {baseline}, 95 % interval",
+        INTERVAL.format(baseline),
         "search",
         "recall",
         "train tok/s",
@@ -59,8 +58,8 @@ def order_table(groups: list[Group], published: PublishedResults) -> tuple[list[
     """Return header and lines that compare the order of every two published rows on test with the order here.
 
     Translations are compared by BLEU. The verdict is *agrees* or *disagrees* where the difference is significant at 95 %,
-    otherwise *no difference shown*, or *no interval* for a single part and seed. Experiments that were run here with several
-    settings are left out.
+    otherwise *no difference shown*, *no interval* for a single part and seed, or *too few units*. Experiments that were run
+    here with several settings are left out.
     """
     names = Counter(group.first["name"] for group in groups)
     lines = []
@@ -80,8 +79,10 @@ def judge_difference(one: Group, other: Group, paper: float) -> tuple[str, str]:
     if measured is None:
         return "", "no interval"
     text = f"{measured.value:+.2f} {measured.interval}"
+    if not measured.has_verdict:
+        return text, "no interval" if math.isnan(measured.low) else "too few units"
     if not measured.significant:
-        return text, "no interval" if math.isnan(measured.low) else "no difference shown"
+        return text, "no difference shown"
     return text, "agrees" if measured.value * paper > 0 else "disagrees"
 
 
@@ -95,7 +96,7 @@ def comparison_cells(group: Group, other: Group | None, translates: bool) -> lis
     peak = group.average(lambda run: run["metrics"]["test"][-1]["peak_memory_mb"])
     return [
         group.seeds,
-        evaluated_text(run)[0],
+        run["dataset"]["name"],
         row["memories"],
         " or ".join(map(size_text, sizes)),
         row.get("eviction") or "",

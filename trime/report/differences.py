@@ -16,17 +16,20 @@ from trime.report.groups import Group, document_losses, seed_pairs
 from trime.report.tables import metric_name
 
 DRAWS = 10_000
+FEWEST = 10  # units (documents, parts or sentences, of each seed) below which an interval means too little for a verdict
 
 
 class Difference(NamedTuple):
     """The first group's value minus the other's, with the interval that holds 95 % of the bootstrap draws.
 
-    With one part and one seed there is nothing to resample, and the interval is NaN.
+    ``units`` is the number of documents, parts or sentences that were resampled, times that of seeds. With one part and one
+    seed there is nothing to resample, and the interval is NaN.
     """
 
     value: float
     low: float
     high: float
+    units: int
 
     @property
     def interval(self) -> str:
@@ -35,12 +38,17 @@ class Difference(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Return True if the interval excludes zero."""
-        return self.low > 0 or self.high < 0
+        """Return True if the interval excludes zero and is over enough units for a verdict."""
+        return (self.low > 0 or self.high < 0) and self.has_verdict
+
+    @property
+    def has_verdict(self) -> bool:
+        """Return True if there are enough units to say whether a difference is shown."""
+        return self.units >= FEWEST and not math.isnan(self.low)
 
     def __str__(self) -> str:
-        verdict = "" if self.significant or math.isnan(self.low) else " no difference shown"
-        return f"{self.value:+.2f} {self.interval}{verdict}"
+        few = "" if self.has_verdict or math.isnan(self.low) else f" {self.units} units: no verdict"
+        return f"{self.value:+.2f} {self.interval}{few}" + " no difference shown" * (self.has_verdict and not self.significant)
 
 
 def difference(one: Group, other: Group) -> Difference:
@@ -49,18 +57,35 @@ def difference(one: Group, other: Group) -> Difference:
     return paired_bootstrap(np.array(sides), metric_name(one.row))
 
 
+def interval_of(group: Group) -> tuple[float, float] | None:
+    """Return the 95 % interval of a group's test result, by bootstrap over documents and seeds; None if it has no parts."""
+    losses = [document_losses(run) for run in group.runs]
+    if "bleu" in group.row or len({len(of_run) for of_run in losses}) > 1 or len(losses) * len(losses[0]) < 2:
+        return None
+    sums = np.array(losses)  # [seeds, documents, (summed loss, tokens)]
+    seed_counts, document_counts = draw_counts(*sums.shape[:2])
+    drawn = np.einsum("rs,sdx,rd->rx", seed_counts, sums, document_counts)
+    low, high = np.percentile(ARRAY_MEASURES[metric_name(group.row)](drawn[:, 0] / drawn[:, 1]), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def draw_counts(*numbers: int) -> tuple[np.ndarray, ...]:
+    """Return for each number n how often every draw of the bootstrap takes each of n units [draws n]; always the same draws."""
+    random = np.random.default_rng(0)
+    return tuple(random.multinomial(n, np.full(n, 1 / n), DRAWS) for n in numbers)
+
+
 def paired_bootstrap(sides: np.ndarray, metric: str) -> Difference:
     """Return the difference in a metric between two sides, given as [seeds, 2, documents, (summed loss, tokens)]."""
     seeds, _, count, _ = sides.shape
-    random = np.random.default_rng(0)
-    seed_counts, document_counts = (random.multinomial(n, np.full(n, 1 / n), DRAWS) for n in (seeds, count))
+    seed_counts, document_counts = draw_counts(seeds, count)
     sums = np.einsum("rs,spdx,rd->rpx", seed_counts, sides, document_counts)
     to_metric = ARRAY_MEASURES[metric]
     draws = to_metric(sums[..., 0] / sums[..., 1])
     low, high = np.percentile(draws[:, 0] - draws[:, 1], [2.5, 97.5]) if seeds * count > 1 else (math.nan, math.nan)
     total = sides.sum((0, 2))
     value = to_metric(total[:, 0] / total[:, 1])
-    return Difference(float(value[0] - value[1]), float(low), float(high))
+    return Difference(float(value[0] - value[1]), float(low), float(high), seeds * count)
 
 
 def corpus_bleu(sums: np.ndarray) -> np.ndarray:
@@ -86,10 +111,9 @@ def bleu_difference(one: Group, other: Group) -> Difference | None:
         return None
     sides = np.array(statistics, dtype=float)  # [seeds, 2, sentences, 10]
     seeds, _, count, _ = sides.shape
-    random = np.random.default_rng(0)
-    seed_counts, sentence_counts = (random.multinomial(n, np.full(n, 1 / n), DRAWS) for n in (seeds, count))
+    seed_counts, sentence_counts = draw_counts(seeds, count)
     draws = np.stack([[corpus_bleu(sentence_counts @ side) for side in pair] for pair in sides])  # [seeds, 2, draws]
     differences = ((draws[:, 0] - draws[:, 1]).T * seed_counts).sum(1) / seeds
     total = corpus_bleu(sides.sum(2))
     low, high = np.percentile(differences, [2.5, 97.5])
-    return Difference(float((total[:, 0] - total[:, 1]).mean()), float(low), float(high))
+    return Difference(float((total[:, 0] - total[:, 1]).mean()), float(low), float(high), seeds * count)

@@ -15,7 +15,8 @@ from trime.metrics import MEASURES
 from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill_axes, save_picture
 from trime.report.groups import memory_size, size_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
-from trime.report.tables import Lines, evaluated_text, markdown, metric_name, to_csv
+from trime.report.tables import Lines, markdown, metric_name, to_csv
+from trime.report.texts import evaluated_text
 
 AXES = (
     ("seconds", 1e6, "µs/token", "log"),
@@ -196,7 +197,7 @@ def group_by_model(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
         text, row, store = evaluated_text(run), run["metrics"]["test"][-1], run.get("datastore", {}).get("entries")
         size, parameters, updates = memory_size(run), run["parameters"], run["train"].get("updates")
         facts = [
-            f"{run['name']}, seed {run['seed']}, {run['subsets']['mixture']} mixture, on {text[0]} ({text[2]:,} tokens)",
+            f"{run['name']}, seed {run['seed']}, {run['subsets']['mixture']} mixture, on {text.title} ({text.scored:,} tokens)",
             *([f"{parameters:,} parameters"] if parameters else []),
             *([f"{updates:,} updates"] if updates else []),
             *([f"{store:,} datastore entries"] if store else []),

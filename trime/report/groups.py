@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trime.report.command_lines import PATH_SETTINGS, split_command
-from trime.report.tables import evaluated_text, metric_names, metric_value
+from trime.report.tables import metric_names, metric_value
+from trime.report.texts import evaluated_text
 
 Run = dict[str, Any]
 VOCABULARY = "vocabulary"  # the name of the row without memory
@@ -151,7 +152,8 @@ def group_labels(groups: list[Group]) -> list[str]:
 
 def overrides_of(group: Group) -> list[str]:
     """Return the overrides of a group's command that may affect its results."""
-    words = split_command(group.first.get("command"))[2:]
+    words = split_command(group.first.get("command"))
+    words = words[1:] if words[:1] == ["trime"] else words[2:]  # without the program: trime, or python cli.py
     irrelevant = ("seed=", "report.", "logger", "hydra")
     return [word for word in words if not PATH_SETTINGS.match(word) and not word.startswith(irrelevant)]
 

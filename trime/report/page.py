@@ -31,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with a note, tables, pictures, passages and commands."""
+    """A heading with a note, tables, pictures, passages and commands; ``folded`` sections show their heading and note."""
 
     title: str
     note: str = ""
@@ -39,6 +39,7 @@ class Section:
     pictures: list[str] = field(default_factory=list)  # SVG
     passages: list[dict[str, Any]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
+    folded: bool = False  # shown when its heading is selected
 
 
 @dataclass(frozen=True)

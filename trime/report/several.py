@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +9,33 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.io import plain, write_atomically
+from trime.io import write_atomically
 from trime.report.answers import answers_panels, answers_picture, answers_table, policies_table
 from trime.report.command_lines import without_paths
-from trime.report.compare import PublishedResults, compare_table, order_table
+from trime.report.comparison import compare_runs, joined_table
 from trime.report.figures.base import Figure
-from trime.report.figures.several import compare_picture, curves_picture, policies_picture, several_panels
+from trime.report.figures.canvas import save_panels
+from trime.report.figures.several import compare_picture, curves_panels, policies_panels
+from trime.report.folder import report_folder, writing_report
 from trime.report.frontier import report_frontier
-from trime.report.groups import group_runs, is_fitted, split_by_mixture
+from trime.report.groups import Group, split_by_mixture
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
 from trime.report.results import write_results
-from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, evaluated_text, markdown, to_csv
+from trime.report.tables import markdown, to_csv
+from trime.report.texts import evaluated_text, group_by_text
 
 
 def report_several(config: DictConfig, runs: list[dict[str, Any]]) -> None:
-    """Write table (Markdown and CSV), picture and page of some runs."""
-    folder = Path(config.paths.outputs) / "reports" / config.report.name
-    folder.mkdir(parents=True, exist_ok=True)
-    if answering := [run for run in runs if "questions" in run]:
-        report_answering(answering, folder)
-    if swept := [run for run in runs if run.get("subsets", {}).get("selection") == "all"]:
-        report_frontier(swept, config.frontier, folder)
-    models = [run for run in runs if "questions" not in run]
-    if len(models) > len(swept):
-        figures = instantiate(config.report.figures, _convert_="all")
-        report_models(models, config.report.against, plain(config.report.published) or {}, figures, folder)
+    """Write table (Markdown and CSV), picture and page of some runs, and copy their results to ``report.keep``."""
+    folder = report_folder(Path(config.paths.outputs) / "reports", config.report.name, runs)
+    with writing_report(folder):
+        if answering := [run for run in runs if "questions" in run]:
+            report_answering(answering, folder)
+        if swept := [run for run in runs if run.get("subsets", {}).get("selection") == "all"]:
+            report_frontier(swept, config.frontier, folder)
+        models = [run for run in runs if "questions" not in run]
+        if len(models) > len(swept):
+            report_models(models, config.report, folder)
     if config.report.keep:
         keep_results(runs, Path(config.report.keep))
 
@@ -65,9 +66,12 @@ def keep_results(runs: list[dict[str, Any]], folder: Path) -> None:
     """Copy the results of runs into one folder, without paths of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in runs:
-        results = {key: value for key, value in run.items() if key != "artefacts"}
-        results["command"] = without_paths(run.get("command"))
-        text = "" if "questions" in run else evaluated_text(run)[1][:4]  # config_hash does not depend on dataset.path
+        results = {key: value for key, value in run.items() if key != "artefacts"} | {
+            "command": without_paths(run.get("command"))
+        }
+        for key in {"dataset", "evaluation_dataset"} & results.keys():
+            results[key] = {name: value for name, value in results[key].items() if name != "path"}
+        text = "" if "questions" in run else evaluated_text(run).fingerprint[:4]  # config_hash does not depend on dataset.path
         name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{text}.json"
         write_results(folder / name, results)
     print(f"kept {len(runs)} results in {folder}")
@@ -87,55 +91,31 @@ def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
         print(f"\n{markdown(header, lines)}\npicture: {answers_picture(runs, folder / 'policies.png')}")
 
 
-def report_models(
-    runs: list[dict[str, Any]], against: str, published: PublishedResults, figures: dict[str, Figure], folder: Path
-) -> None:
-    """Write and print table, pictures and page of language models, with a comparison of their order with that of the papers."""
-    groups = group_runs(split_by_mixture(runs))
+def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path) -> None:
+    """Write and print table, pictures and page of language models and translations, each text in a section of its own."""
+    figures: dict[str, Figure] = instantiate(settings.figures, _convert_="all")
+    texts = group_by_text(split_by_mixture(runs))
+    comparisons = [compare_runs(of_text, settings) for of_text in texts.values()]
+    warn_of_baseline([group for comparison in comparisons for group in comparison.groups], settings.against)
+    text = "\n".join(comparison.markdown(titled=len(comparisons) > 1) for comparison in comparisons)
+    write_atomically(folder / "table.md", text)
+    write_atomically(folder / "table.csv", to_csv(*joined_table(comparisons)))
+    print(f"\n{text}\ntable: {folder / 'table.md'}, {folder / 'table.csv'}")
+    print(f"picture: {compare_picture([comparison.groups for comparison in comparisons], folder / 'picture.png')}")
+    if panels := [panel for comparison in comparisons for panel in curves_panels(comparison.runs)]:
+        print(f"sizes of long memory: {save_panels(panels, folder / 'memory_size.png')}")
+    if panels := [panel for comparison in comparisons for panel in policies_panels(comparison.groups)]:
+        print(f"policies: {save_panels(panels, folder / 'policies.png')}")
+    for name, figure in figures.items():
+        if panels := [panel for comparison in comparisons for panel in figure.comparison_panels(comparison.runs)]:
+            print(f"{name}: {figure.save(panels, folder.name, folder / f'{name}.png')}")
+    sections = [section for comparison in comparisons for section in comparison.sections(figures)]
+    page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs)])
+    print(f"page: {write_page(page, folder / 'page.html')}")
+
+
+def warn_of_baseline(groups: list[Group], against: str) -> None:
+    """Print that no run is the baseline, if none is."""
     names = {group.first["name"] for group in groups} | {group.policy for group in groups if group.policy}
     if against not in names:
         print(f"report: no run is named {against}, so none is compared with it: set report.against={'|'.join(sorted(names))}")
-    header, lines = compare_table(groups, against, published)
-    order = order_table(groups, published)
-    ordered = f"\n{markdown(*order)}\n{verdict_summary(order[1])}\n" if order[1] else ""
-    write_atomically(folder / "table.csv", to_csv(header, lines))
-    picture = compare_picture(groups, folder / "picture.png")
-    text = markdown(header, lines) + ordered
-    write_atomically(folder / "table.md", text)
-    edges = EDGE_NOTE if EDGE in text else ""
-    text += f"\n{FITTED_NOTE}\n" * any(map(is_fitted, runs))
-    print(f"\n{text}\n* published results, dev / test or test alone: compare their order" + f"\n{edges}" * bool(edges))
-    print(f"table: {folder / 'table.md'}, {folder / 'table.csv'}\npicture: {picture}")
-    if any(run.get("analysis", {}).get("valid", {}).get("by_memory_size") for run in runs):
-        print(f"sizes of long memory: {curves_picture(runs, folder / 'memory_size.png')}")
-    if len({group.row.get("eviction") for group in groups} - {None}) > 1:
-        print(f"policies: {policies_picture(groups, folder / 'policies.png')}")
-    compared = {name: panels for name, figure in figures.items() if (panels := figure.comparison_panels(runs))}
-    for name, panels in compared.items():
-        print(f"{name}: {figures[name].save(panels, folder.name, folder / f'{name}.png')}")
-    units = sorted({group.row.get("bootstrap_unit", "documents") for group in groups})
-    note = (
-        f"The worst run comes first. Differences to {against} are paired, with a 95 % interval by bootstrap over seeds and "
-        f"{' or '.join(units)}; no difference is shown if the interval contains zero. Columns with * hold published results, "
-        f"dev / test or test alone. {f'{FITTED_NOTE} ' * any(map(is_fitted, runs))}{edges}"
-    )
-    sections = [
-        Section("Runs", note, [Table(header, lines)]),
-        *([Section("Order of the papers", verdict_summary(order[1]), [Table(*order)])] if order[1] else []),
-        *picture_sections("Pictures", several_panels(groups, runs)),
-        *(section for name, panels in compared.items() for section in picture_sections(figures[name].title, panels)),
-        commands_section(runs),
-    ]
-    print(f"page: {write_page(Page(folder.name, run_facts(runs), sections), folder / 'page.html')}")
-
-
-def verdict_summary(lines: Lines) -> str:
-    """Return a sentence that counts the verdicts of an order table."""
-    counts = Counter(line[-1] for line in lines)
-    phrases = {
-        "agrees": "agree with the paper in sign",
-        "disagrees": "disagree",
-        "no difference shown": "show no difference",
-        "no interval": "have no interval",
-    }
-    return f"Of {len(lines)} pairs, {', '.join(f'{counts[name]} {words}' for name, words in phrases.items() if counts[name])}."

@@ -168,9 +168,3 @@ def replay_metrics(metric: str | None) -> dict[str, Callable[[dict[str, Any]], f
 def format_loss(loss: float | None, metric: str) -> str:
     """Return a loss converted to a metric, with two decimals; an empty cell for None."""
     return "" if loss is None else f"{MEASURES[metric](loss):.2f}"
-
-
-def evaluated_text(run: dict[str, Any]) -> tuple[str, str, int, int | None]:
-    """Return the text that a run was evaluated on: name, fingerprint, number of scored tokens, size of the vocabulary."""
-    dataset = run.get("evaluation_dataset", run["dataset"])
-    return dataset["name"], dataset["fingerprint"], run["metrics"]["test"][-1]["tokens"], dataset.get("vocabulary")

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.config.check import check_settings
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.rows import MixtureSpec
 from trime.io import plain
@@ -81,7 +81,7 @@ def check_memories(config: DictConfig) -> None:
     if config.index.device == "cuda" and config.index.engine == "local" and not torch.cuda.is_available():
         raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
     if config.index.engine == "ray" and not find_spec("ray"):
-        raise UserError("index.engine=ray needs Ray: pip install 'trime[cluster]', or index.engine=local")
+        raise UserError(f"index.engine=ray needs Ray: {install_command('cluster')}, or index.engine=local")
     check_index_factory(config)
     if config.memory.get("_target_"):
         instantiated(config.memory)
@@ -154,8 +154,10 @@ def check_translation(config: DictConfig) -> None:
         raise UserError("translation needs model=translation and batching=budget or budget_bm25: leave others out")
     if config.vocabulary.max_size is None and not config.dataset.get("cut"):
         raise UserError("vocabulary.max_size=null: the number of byte pairs to learn is needed: set vocabulary.max_size=10000")
-    if config.evaluate.get("dataset") or config.datastore.get("dataset") or config.evaluate.analysis:
-        raise UserError("translation has no evaluate.dataset, datastore.dataset, evaluate.analysis: leave them out")
+    analysed = config.evaluate.analysis or config.evaluate.per_token
+    if config.evaluate.get("dataset") or config.datastore.get("dataset") or analysed:
+        names = "evaluate.dataset, datastore.dataset, evaluate.analysis, evaluate.per_token"
+        raise UserError(f"translation has no {names}: leave them out")
     memories = [row.memories for row in rows_of(config)]
     first = sum(not own for own in memories)  # rows without memory
     if set().union(*memories) - {"external"} or any(memories[:first]) or not first:

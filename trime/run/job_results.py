@@ -21,12 +21,17 @@ FOLDER, OWNER = "TRIME_SWEEP", "TRIME_SWEEP_OWNER"  # environment variables, whi
 
 
 class JobResult(NamedTuple):
-    """Outcome of one job: its resolved configuration (YAML), or the error that ended it, and the run folders it reported."""
+    """Outcome of one job: its resolved configuration (YAML) or the error that ended it, its overrides, what it reported.
+
+    ``loss`` is the dev loss of the experiment's own row; ``folders`` are those of the runs.
+    """
 
     number: int
     settings: str | None = None
     error: str | None = None
     folders: tuple[str, ...] = ()
+    loss: float | None = None
+    overrides: tuple[str, ...] = ()
 
 
 class JobResults(Callback):

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers import Logger, WandbLogger
 
+from trime.io import checksum_of, write_atomically
 from trime.report.tables import run_table
+from trime.run.provenance import PROVENANCE
+
+LOGGED = ".logged"  # in a run's folder: the checksum of the results that its loggers have
+
+
+def log_once(loggers: Callable[[], list[Logger]], folder: Path, *report: Any) -> None:
+    """Log a report to every logger, unless the run whose ``folder`` it is has logged the same results before."""
+    results: dict[str, Any] = report[0]
+    marker, total = folder / LOGGED, checksum_of({key: value for key, value in results.items() if key not in PROVENANCE})
+    if marker.exists() and marker.read_text() == total:
+        return
+    for logger in loggers():
+        log_results(logger, *report)
+    write_atomically(marker, total)
 
 
 def log_results(logger: Logger, results: dict[str, Any], samples: list[dict[str, Any]], figures: dict[str, Path]) -> None:

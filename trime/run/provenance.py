@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import subprocess
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from trime.config.folder import CHECKOUT, IS_CHECKOUT
 from trime.pipeline.config_hash import config_hash
 
-PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb")
+PACKAGES = (
+    *("trime", "torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb"),
+)
+PROVENANCE = ("name", "created", "commit", "versions", "hardware", "command")  # keys of what made a result
 
 
 def provenance(config: DictConfig) -> dict[str, Any]:
-    """Return what a result was made from: run, commit, configuration hash, package versions, hardware and command."""
+    """Return what a result was made from: run, time, commit, configuration hash, package versions, hardware and command."""
     return {
         "name": config.name,
         "seed": config.seed,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "config_hash": config_hash(config),
         "versions": versions(),
@@ -40,7 +46,7 @@ def command() -> str | None:
     hydra = HydraConfig.get()
     overrides = [override for override in hydra.overrides.task if not override.startswith("sweep=")]
     mode = ["hydra.mode=RUN"] if hydra.mode == RunMode.MULTIRUN else []  # an ablation's experiment file starts a sweep
-    return shlex.join(["python", "cli.py", *overrides, *mode])
+    return shlex.join([*(["python", "cli.py"] if IS_CHECKOUT else ["trime"]), *overrides, *mode])
 
 
 def versions() -> dict[str, str]:
@@ -55,10 +61,16 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the names of the CPU and the GPU, and the number of cores."""
+    """Return the names of the host, the CPU and the GPU, and the numbers of cores and of threads."""
     cpus = [line.split(":")[1].strip() for line in cpuinfo() if line.startswith("model name")]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": cpus[0] if cpus else platform.processor(), "cores": os.cpu_count(), "gpu": gpu}
+    return {
+        "host": platform.node(),
+        "cpu": cpus[0] if cpus else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }
 
 
 def cpuinfo() -> list[str]:
@@ -71,7 +83,9 @@ def cpuinfo() -> list[str]:
 
 def commit() -> str | None:
     """Return the commit of the code, marked ``+changes`` if files were modified; None if it does not run from a checkout."""
-    root = Path(__file__).resolve().parents[2]
+    if not IS_CHECKOUT:
+        return None
+    root = CHECKOUT
     try:
         head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         status = subprocess.run(["git", "-C", str(root), "status", "--porcelain", "-uno"], capture_output=True, text=True)

@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from trime.config.schema import STAGES
+from trime.errors import UserError
 from trime.inspection.samples import make_samples
 from trime.io import copy_file, plain, write_atomically
 from trime.metrics import bits
+from trime.pipeline.manifest import build_seconds
 from trime.plan.language_model import Plan
 from trime.report.answers import answers_table
 from trime.report.figures.base import Figure
@@ -19,11 +22,20 @@ from trime.report.figures.several import replay_picture
 from trime.report.groups import is_fitted
 from trime.report.memories import memories_section, memories_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, sample_sections, write_page
-from trime.report.results import write_results
-from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, analysis_text, evaluated_text, markdown, replay_text, run_table
-from trime.run.provenance import provenance
+from trime.report.results import read_run, write_results
+from trime.report.tables import EDGE_NOTE, FITTED_NOTE, analysis_text, markdown, replay_text, run_table
+from trime.report.texts import evaluated_text, smoke_test_note, text_facts
+from trime.run.provenance import PROVENANCE, provenance
+from trime.stages.analysis.per_token import FILE
 from trime.stages.evaluate import policy_name
 from trime.stages.prepare import PreparedText
+
+BASELINE_NOTE = (
+    "Row `vocabulary` is this model without its memories, not a baseline: a model trained plainly does better without them. "
+    "report.baseline=vanilla trains that one too, at the same budget, and compares."
+)
+
+MAKING = [stage for stage in STAGES if stage != "report"]  # stages that make artefacts
 
 
 class RunReport(NamedTuple):
@@ -38,13 +50,12 @@ def report_run(plan: Plan) -> RunReport:
     """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, and print the table and the paths."""
     config, folder = plan.config, plan.run_folder
     folder.mkdir(parents=True, exist_ok=True)
-    results = collect_results(plan)
+    results = keep_provenance(folder / "results.json", collect_results(plan))
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", results)
     if config.logger.history:
         copy_file(plan.model.path() / "metrics.csv", folder / "metrics.csv")
-    table = markdown(*run_table(results))
-    table += f"\n{EDGE_NOTE}\n" * (EDGE in table) + f"\n{FITTED_NOTE}\n" * is_fitted(results)
+    table = "\n".join([markdown(*run_table(results)), *(f"{note}\n" for note in run_notes(results))])
     write_atomically(folder / "table.md", table)
     if "subsets" in results:
         text = memories_text(results)
@@ -58,16 +69,17 @@ def report_run(plan: Plan) -> RunReport:
     drawn = draw_figures(figures, results, folder)
     samples = make_samples(plan)
     page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], samples), folder / "page.html")
-    print(f"\n{config.name}, seed {config.seed}, on {results['dataset']['name']}:\n\n{table}")
+    print(f"\n{config.name}, seed {config.seed}, on {text_facts(results)}\n\n{table}")
     print(f"results: {folder / 'results.json'}")
-    for name, path in [*drawn.items(), ("page", page)]:
+    tokens = [("tokens", plan.per_token.path() / FILE)] if plan.per_token else []
+    for name, path in [*tokens, *drawn.items(), ("page", page)]:
         print(f"{name}: {path}")
     return RunReport(results, samples, drawn)
 
 
 def draw_figures(figures: dict[str, Figure], results: dict[str, Any], folder: Path) -> dict[str, Path]:
     """Draw every figure that has panels for a run into the run's folder; return the file of each by its name."""
-    headline = f"{results['name']} on {evaluated_text(results)[0]}, seed {results['seed']}"
+    headline = f"{results['name']} on {evaluated_text(results).title}, seed {results['seed']}"
     drawn = {}
     for name, figure in figures.items():
         if panels := figure.panels(results, folder / "metrics.csv"):
@@ -77,9 +89,9 @@ def draw_figures(figures: dict[str, Figure], results: dict[str, Any], folder: Pa
 
 def run_page(results: dict[str, Any], history: Path, figures: list[Figure], samples: list[dict[str, Any]]) -> Page:
     """Return the page of a run: results, memories, figures, samples and its command."""
-    text, train, machine = evaluated_text(results), results["train"], results["hardware"]
+    train, machine = results["train"], results["hardware"]
     facts = [
-        f"text: {text[0]}, {text[2]:,} test tokens",
+        text_facts(results),
         f"seed {results['seed']}",
         *([f"{results['parameters']:,} parameters"] if results["parameters"] else []),
         *([f"{train['updates']:,} updates"] if train.get("updates") else []),
@@ -87,9 +99,8 @@ def run_page(results: dict[str, Any], history: Path, figures: list[Figure], samp
         f"commit {(results['commit'] or 'unknown')[:12]}",
     ]
     note = "The last row is the experiment's own. Temperatures, weights and sizes were tuned on dev; test was scored once."
-    note += f" {FITTED_NOTE}" * is_fitted(results)
+    note = " ".join([note, *run_notes(results)])
     table = Table(*run_table(results), emphasise_last=True)
-    note += f" {EDGE_NOTE}" * any(EDGE in cell for line in table.lines for cell in line)
     return Page(
         results["name"],
         facts,
@@ -101,6 +112,18 @@ def run_page(results: dict[str, Any], history: Path, figures: list[Figure], samp
             commands_section([results]),
         ],
     )
+
+
+def run_notes(results: dict[str, Any]) -> list[str]:
+    """Return what a reader of a run's table has to know."""
+    has_memories, rows = len(results["metrics"]["test"]) > 1, results["metrics"]["valid"]
+    notes = {
+        smoke_test_note(evaluated_text(results)): True,
+        BASELINE_NOTE: results["trained_with_memory"] and has_memories,
+        FITTED_NOTE: is_fitted(results),
+        EDGE_NOTE: any(row.get("at_grid_edge") for row in rows),
+    }
+    return [note for note, applies in notes.items() if note and applies]
 
 
 def report_replay(plan: Plan) -> None:
@@ -125,6 +148,7 @@ def report_answers(plan: Plan) -> Path:
         "model": config.model.name or str(plan.small_model.path()),  # type: ignore[union-attr]
         "small_model": plan.small_model.recipe() if plan.small_model else None,
         "metrics": {config.answering.split: [row]},
+        "made_from": made_from(plan, "train_small", "answer"),
     }
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", results)
@@ -136,6 +160,7 @@ def report_answers(plan: Plan) -> Path:
 def collect_results(plan: Plan) -> dict[str, Any]:
     """Return the content of a run's results.json."""
     config, model = plan.config, plan.model.path()
+    evaluated = dataset_of(plan.evaluated_corpus)
     train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
     tuned = plan.tune.tuned()
     characters = plan.test.summary()["characters"]
@@ -143,11 +168,15 @@ def collect_results(plan: Plan) -> dict[str, Any]:
         "dataset": dataset_of(plan.corpus),
         "parameters": train.pop("parameters", None),
         "train": train,
+        "trained_with_memory": config.memory.get("_target_") is not None and not config.checkpoint,
         "tuned": tuned["rows"][-1]["tuned"],
+        "sample": config.evaluate.sample,
         "metrics": {
-            "valid": [with_bits(row, characters) for row in tuned["rows"]],
-            "test": [with_bits(row, characters) for row in plan.evaluate.rows()],
+            "valid": [with_bits(row, characters, bytes_per_token(evaluated, "valid")) for row in tuned["rows"]],
+            "test": [with_bits(row, characters, bytes_per_token(evaluated, "test")) for row in plan.evaluate.rows()],
         },
+        "durations": durations(plan),
+        "made_from": made_from(plan, *MAKING),
         "artefacts": {"fit": str(model), "evaluate": str(plan.evaluate.folder)},
     }
     if (model / "staleness.json").exists():
@@ -160,7 +189,7 @@ def collect_results(plan: Plan) -> dict[str, Any]:
         results["imported"] = json.loads((model / "imported.json").read_text())
         results["parameters"] = results["imported"]["parameters"]
     if plan.evaluated_corpus is not plan.corpus:
-        results["evaluation_dataset"] = dataset_of(plan.evaluated_corpus)
+        results["evaluation_dataset"] = evaluated
     if plan.index:
         source = plan.index.store_summary()
         results["datastore"] = plan.index.summary() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
@@ -168,17 +197,61 @@ def collect_results(plan: Plan) -> dict[str, Any]:
 
 
 def dataset_of(prepared: PreparedText) -> dict[str, Any]:
-    """Return name, fingerprint, tokens by split, vocabulary size and notes of a corpus."""
-    statistics = prepared.corpus().statistics
+    """Return name, place, fingerprints, vocabulary size and notes of a corpus; tokens, bytes and share of unknown by split."""
+    corpus = prepared.corpus()
+    statistics, splits = corpus.statistics, corpus.statistics["splits"]
     return {
         "name": statistics["name"],
+        "path": statistics["place"],
+        "own": statistics["own"],
         "fingerprint": statistics["fingerprint"],
-        "tokens": {name: split["tokens"] for name, split in statistics["splits"].items()},
+        "test_hash": corpus.fingerprint("test") if "test" in splits else None,
+        "tokens": {name: split["tokens"] for name, split in splits.items()},
+        "bytes": {name: split["bytes"] for name, split in splits.items()},
+        "unknown": {name: split["unknown"] / split["tokens"] for name, split in splits.items()},
         "vocabulary": statistics["vocabulary"],
         "notes": statistics["notes"],
     }
 
 
-def with_bits(row: dict[str, Any], characters: bool) -> dict[str, Any]:
-    """Return a row, with its bits per character where tokens are characters."""
-    return row | ({"bits_per_character": bits(row["loss"])} if characters else {})
+def bytes_per_token(dataset: dict[str, Any], split: str) -> float:
+    """Return the mean number of bytes of a split's tokens."""
+    return dataset["bytes"][split] / dataset["tokens"][split]
+
+
+def with_bits(row: dict[str, Any], characters: bool, bytes_per_token: float) -> dict[str, Any]:
+    """Return a row with its bits per byte of text, and per character where tokens are characters."""
+    per_byte = {"bits_per_byte": bits(row["loss"]) / bytes_per_token}
+    return row | per_byte | ({"bits_per_character": bits(row["loss"])} if characters else {})
+
+
+def made_from(plan: Plan, *stages: str) -> list[str]:
+    """Return the names of the artefacts of some stages, and of the folders that the configuration names in their place."""
+    config = plan.config
+    named = (config.checkpoint, config.datastore.path, config.mixture.get("path"), config.model.get("name"))
+    artefacts = [artefact.name for stage in stages for artefact in plan.made_by(stage)]
+    return sorted({*artefacts, *(Path(path).name for path in named if path)})
+
+
+def durations(plan: Plan) -> dict[str, float]:
+    """Return the seconds that each stage's artefacts took to build, whichever run built them."""
+    made = {stage: [artefact.folder for artefact in plan.made_by(stage)] for stage in MAKING}
+    return {
+        stage: round(sum(build_seconds(folder) for folder in folders if folder.exists()), 2)
+        for stage, folders in made.items()
+        if folders
+    }
+
+
+def keep_provenance(file: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """Return results with the provenance of the earlier ones in ``file``, if those are of the same evaluation.
+
+    A later command that finds everything made, to analyse it or on other devices, did not make these results.
+    """
+    try:
+        earlier = read_run(file)
+    except UserError:
+        return results
+    if earlier.get("artefacts") != results["artefacts"]:
+        return results
+    return results | {key: earlier[key] for key in PROVENANCE if key in earlier}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +17,10 @@ from trime.errors import UserError
 from trime.inspection.audit import audit
 from trime.inspection.generate import generate
 from trime.inspection.ledger import write_ledger
+from trime.inspection.storage import list_runs, prune, show_disk
 from trime.io import plain
 from trime.kernels.cpu import prepare_cpu
+from trime.pipeline.compose import command_of
 from trime.pipeline.pretrained import ensure_model_folder
 from trime.pipeline.processes import device_of, is_worker
 from trime.pipeline.tracking import finishing_wandb_run
@@ -26,8 +28,9 @@ from trime.plan.by_task import build_plan
 from trime.plan.language_model import Plan
 from trime.report.results import find_runs, read_runs
 from trime.report.several import check_keep, report_several
+from trime.run.baseline import baseline_overrides
 from trime.run.checks import check
-from trime.run.log_results import log_results
+from trime.run.log_results import log_once
 from trime.run.reporting import report_answers, report_replay, report_run
 
 log = logging.getLogger(__name__)
@@ -35,7 +38,14 @@ log = logging.getLogger(__name__)
 LOG = "log.txt"  # in a run's folder
 BEFORE_TRAINING = ("import", "prepare", "pack")
 # Stages that run only when they are named.
-OPTIONAL_STAGES = ("init_small", "train_small", "answer", "generate", "record", "replay", "audit", "ledger")
+# Stages about all runs, which need no text.
+HOUSEKEEPING: dict[str, Callable[[DictConfig], object]] = {
+    "ledger": write_ledger,
+    "list": list_runs,
+    "disk": show_disk,
+    "prune": prune,
+}
+OPTIONAL_STAGES = ("init_small", "train_small", "answer", "generate", "record", "replay", "audit", *HOUSEKEEPING)
 
 
 class RunOutcome(NamedTuple):
@@ -55,12 +65,20 @@ def report_sweep(config: DictConfig, folders: list[Path]) -> None:
 def run(config: DictConfig) -> RunOutcome:
     """Run the configured stages, or with ``report.runs`` report finished runs; return the loss and the reported folders."""
     stages, outcome = requested_stages(config), RunOutcome()
+    if config.search:
+        stages = [stage for stage in stages if stage not in ("evaluate", "report")]
+    stages_of_run = [stage for stage in stages if stage not in HOUSEKEEPING]
     if config.report.runs:
         report_finished_runs(config, stages)
-    elif stages != ["ledger"]:
-        outcome = run_experiment(config, [stage for stage in stages if stage != "ledger"])
-    if "ledger" in stages:
-        write_ledger(config)
+    elif stages_of_run or not stages:
+        baseline = baseline_overrides(config) if config.report.baseline and "report" in stages else []
+        outcome = run_experiment(config, stages_of_run)
+        if baseline:
+            with command_of(*baseline) as other:
+                outcome = outcome._replace(folders=(*outcome.folders, *run_experiment(other, stages_of_run).folders))
+    for stage in stages:
+        if stage in HOUSEKEEPING:
+            HOUSEKEEPING[stage](config)
     return outcome
 
 
@@ -152,8 +170,7 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
             generate(plan)
         case "report":
             report = report_run(plan)
-            for logger in plan.loggers:
-                log_results(logger, *report)
+            log_once(lambda: plan.loggers, plan.run_folder, *report)
             return RunOutcome(report.results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
         case "fit":
             plan.check_text()
@@ -164,6 +181,9 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
         case "answer":
             make_artefacts(plan, stage)
             return outcome._replace(folders=(*outcome.folders, report_answers(plan)))
+        case "tune":
+            make_artefacts(plan, stage)
+            return outcome._replace(loss=plan.tune.tuned()["rows"][-1]["loss"])
         case _:
             make_artefacts(plan, stage)
     return outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import abstractmethod
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,19 @@ from typing import Any
 import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from tqdm import tqdm
 
-from trime.data.corpus import FLUSH, Corpus, VocabularySource, build_corpus, training_vocabulary
+from trime.data.corpus import (
+    FLUSH,
+    Corpus,
+    VocabularySource,
+    build_corpus,
+    lines_with_progress,
+    symbol_counts,
+    training_vocabulary,
+)
 from trime.data.datasets import Dataset
+from trime.data.tokenizers import LearnedTokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import plain
@@ -24,11 +35,13 @@ from trime.pipeline.settings import without
 
 log = logging.getLogger(__name__)
 
+LEARNED = "tokenizer.json"  # in a prepared text: what a tokenizer has learned
+
 
 class PreparedText(Artefact):
     """The corpus of a dataset."""
 
-    kind = "prepare"
+    kind, format = "prepare", 2
 
     def __init__(self, config: DictConfig, dataset_config: DictConfig):
         super().__init__(config)
@@ -73,6 +86,8 @@ class Prepare(PreparedText):
             raise UserError(f"{type(dataset).__name__} is parallel text, for experiment=mt_vanilla, knn_mt or trime_mt")
         if self.vocabulary_source and self.vocabulary_source.tokenizer:
             dataset.tokenizer, dataset.characters = self.vocabulary_source.tokenizer, False
+        elif isinstance(dataset.tokenizer, LearnedTokenizer):
+            dataset.tokenizer.saved = lambda: self.path() / LEARNED
         return dataset
 
     def settings(self) -> Any:
@@ -80,18 +95,35 @@ class Prepare(PreparedText):
 
     def build(self, folder: Path) -> None:
         source = self.vocabulary_source
+        if not source and isinstance(self.dataset.tokenizer, LearnedTokenizer):
+            learn_symbols(self.dataset, self.dataset.tokenizer, self.config.vocabulary)
+            self.dataset.tokenizer.save(folder / LEARNED)
         build_corpus(self.dataset, folder, source.vocabulary() if source else self.training_vocabulary())
-        if source and source.tokenizer:
+        if source and source.tokenizer and not any(source.vocabulary().counts):
             count_training_symbols(folder)
         log_statistics(folder)
 
     def training_vocabulary(self) -> Vocabulary:
         """Return the vocabulary of the training split's symbols."""
         settings = self.config.vocabulary
+        if isinstance(self.dataset.tokenizer, LearnedTokenizer):
+            counts = Counter(dict.fromkeys(self.dataset.tokenizer.symbols(), 0))
+            counts.update(symbol_counts(self.dataset))
+            return Vocabulary.from_counts(counts, None, 0)
         return training_vocabulary(self.dataset, settings.max_size, settings.min_count, settings.fairseq)
 
     def source(self) -> VocabularySource:
-        return super().source()._replace(tokenizer=self.vocabulary_source and self.vocabulary_source.tokenizer)
+        learned = self.dataset.tokenizer if isinstance(self.dataset.tokenizer, LearnedTokenizer) else None
+        return super().source()._replace(tokenizer=self.vocabulary_source.tokenizer if self.vocabulary_source else learned)
+
+
+def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: DictConfig) -> None:
+    """Train a tokenizer on the training split of its dataset, under a progress bar; UserError where there is none."""
+    if "train" not in dataset.splits():
+        raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")
+    with tqdm(total=dataset.size("train"), unit="B", unit_scale=True, desc="learn train", mininterval=1) as bar:
+        lines = (line for document in dataset.documents("train") for line in lines_with_progress(document, bar, None))
+        tokenizer.train(lines, settings.max_size, settings.min_count)
 
 
 def count_training_symbols(folder: Path) -> None:

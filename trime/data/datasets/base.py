@@ -29,6 +29,7 @@ class Dataset(ABC):
     location: Path | str
     tokenizer: Tokenizer
     characters: bool = False  # tokens are characters: bits per character are reported
+    own: bool = False  # a user's own text, for which nothing is published
     published: ClassVar[dict[str, int]] = {}  # token count in the literature, by split
     count_difference_reason: ClassVar[str] = ""
 

@@ -23,14 +23,14 @@ class Folder(Dataset):
     A split may also be a single file ``train.txt``, and valid may be called dev or validation. ``ratio`` is the share of files
     for valid and for test; or ``tokens`` is the minimum number of tokens of each split, in whole files (None: all that
     remain): valid is filled first, then test, then train with the rest. If ``path`` is a file, its end is test and the part
-    before it valid, by ``ratio`` of its bytes, cut between paragraphs.
+    before it valid, by ``ratio`` of its bytes, cut between paragraphs. Without a ``name``, it is that of the folder or file.
     """
 
     def __init__(
         self,
         path: str | None,
         tokenizer: Tokenizer,
-        name: str = "folder",
+        name: str | None = None,
         ratio: float = 0.05,
         seed: int = 0,
         suffix: str = ".txt",
@@ -38,10 +38,13 @@ class Folder(Dataset):
     ):
         file = Path(path or "").expanduser()
         self.is_file = file.is_file()
-        self.location = file if self.is_file else existing_folder(path, f"dataset {name}")
-        self.tokenizer, self.name, self.ratio, self.seed, self.suffix = tokenizer, name, ratio, seed, suffix
+        self.location = file if self.is_file else existing_folder(path, f"dataset {name or 'folder'}")
+        self.name, self.own = name or printable(self.location.resolve().stem), name is None
+        self.tokenizer, self.ratio, self.seed, self.suffix = tokenizer, ratio, seed, suffix
         if tokens is not None and (not isinstance(tokens, dict) or {*tokens} != {*SPLITS}):
-            raise UserError(f"dataset {name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}")
+            raise UserError(
+                f"dataset {self.name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}"
+            )
         self.tokens = tokens
         self.characters = tokenizer.characters
 

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from trime.data.datasets.base import SPLITS, existing_folder
+from trime.data.datasets.base import SPLITS, existing_folder, printable
 from trime.errors import UserError
 
 
@@ -30,6 +30,7 @@ class Parallel(Protocol):
     languages: tuple[str, str]  # source, target
     cut: bool
     detokenize: bool
+    own: bool
 
     @property
     def location(self) -> Path | str:
@@ -60,13 +61,15 @@ class Lines:
         path: str | None,
         source: str,
         target: str,
-        name: str = "parallel",
+        name: str | None = None,
         longest: int = 175,
         ratio: float | None = None,
         cut: bool = False,
         detokenize: bool = False,
     ):
-        self.path, self.languages, self.name, self.cut = path, (source, target), name, cut
+        self.own = name is None  # a user's own text, for which nothing is published
+        self.path, self.languages, self.cut = path, (source, target), cut
+        self.name = name or printable(existing_folder(path, "dataset parallel").resolve().stem)
         self.longest, self.ratio, self.detokenize = longest, ratio, detokenize
 
     @property

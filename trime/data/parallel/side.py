@@ -11,7 +11,7 @@ from typing import Any
 from trime.data.datasets.base import SPLITS, Dataset, Document
 from trime.data.parallel.base import Parallel
 from trime.data.tokenizers import EOS, UNKNOWN, Tokenizer
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 
 
 class Side(Dataset):
@@ -19,7 +19,7 @@ class Side(Dataset):
 
     def __init__(self, text: Parallel, side: int, tokenizer: Tokenizer):
         self.text, self.side, self.tokenizer = text, side, tokenizer
-        self.name, self.location = text.name, text.location
+        self.name, self.location, self.own = text.name, text.location, text.own
 
     def files(self, split: str) -> list[Path]:
         return self.text.files(split)
@@ -50,7 +50,7 @@ def require_packages() -> None:
     """Raise UserError if a package that translation needs is not installed."""
     for package in ("tokenizers", "sacrebleu"):
         if find_spec(package) is None:
-            raise UserError(f"translation needs {package}: pip install 'trime[mt]'")
+            raise UserError(f"translation needs {package}: {install_command('mt')}")
 
 
 class PresegmentedText:
@@ -76,7 +76,7 @@ class PresegmentedText:
 def detokenizer(language: str) -> Any:
     """Return Moses' detokenizer of a language; UserError where sacremoses is not installed."""
     if find_spec("sacremoses") is None:
-        raise UserError("dataset.detokenize=true needs sacremoses: pip install 'trime[mt]'")
+        raise UserError(f"dataset.detokenize=true needs sacremoses: {install_command('mt')}")
     from sacremoses import MosesDetokenizer
 
     return MosesDetokenizer(lang=language)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 from trime.io import replacing
 from trime.memory.retrieval.search import TRAINING_POINTS_PER_CELL, Blocks, check_training_size, normalized_blocks
 from trime.memory.similarity import normalize_keys
@@ -61,7 +61,7 @@ def to_cuda(index: Any) -> Any:
     import faiss
 
     if not getattr(faiss, "get_num_gpus", lambda: 0)():
-        raise UserError("index.device=cuda needs a CUDA device and faiss-gpu: pip install 'trime[gpu]', or index.device=cpu")
+        raise UserError(f"index.device=cuda needs a CUDA device and faiss-gpu: {install_command('gpu')}, or index.device=cpu")
     return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
 
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 from trime.models.pretrained.loading import check_version
 
 
@@ -30,7 +30,7 @@ def convert(file: Path, folder: Path) -> None:
     """
     check_version()
     if not find_spec("gguf"):
-        raise UserError("reading a GGUF file needs the package gguf: pip install 'trime[smollm2]'")
+        raise UserError(f"reading a GGUF file needs the package gguf: {install_command('smollm2')}")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar

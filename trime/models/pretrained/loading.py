@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 from trime.models.pretrained.hub import hub_arguments
 from trime.types import Tensor
 
@@ -63,7 +63,7 @@ def check_version() -> None:
     try:
         installed = metadata.version("transformers")
     except metadata.PackageNotFoundError:
-        raise UserError("transformers is not installed: pip install 'trime[pretrained]'") from None
+        raise UserError(f"transformers is not installed: {install_command('pretrained')}") from None
     if not any(installed.startswith(f"{version}.") for version in TESTED):
         tested = ", ".join(TESTED)
         raise UserError(f"transformers {installed} has not been tested here and is not supported: install {tested}.*")

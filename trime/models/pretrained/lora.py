@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 
 ALL = "all-linear"
 
@@ -14,5 +14,5 @@ def add_lora(model: Any, rank: int, alpha: int, dropout: float = 0.0) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise UserError("model.lora needs the package peft: pip install 'trime[pretrained]'") from None
+        raise UserError(f"model.lora needs the package peft: {install_command('pretrained')}") from None
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=ALL))

@@ -24,14 +24,17 @@ Panel = Callable[[Any], None]
 SCALES = {"perplexity": "log", "bits/char": "linear"}
 
 
-def canvas(width: float, height: float, columns: int, lines: int = 1) -> Any:
+def canvas(width: float, height: float, columns: int, lines: int = 1, line_heights: list[float] | None = None) -> Any:
     """Return a figure that needs no display, and its axes, line by line."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(lines, columns, figsize=(width, height), layout="constrained", squeeze=False)
+    size = (width, height)
+    figure, axes = pyplot.subplots(
+        lines, columns, figsize=size, height_ratios=line_heights, layout="constrained", squeeze=False
+    )
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes.flat)
@@ -51,6 +54,13 @@ def save_picture(figure: Any, path: Path) -> Path:
         figure.savefig(partial, format="png", dpi=140)
     pyplot.close(figure)
     return path
+
+
+def save_panels(panels: list[Panel], path: Path) -> Path:
+    """Draw panels side by side in a picture."""
+    figure, axes = canvas(1 + 6 * len(panels), 4.4, len(panels))
+    fill_axes(axes, panels)
+    return save_picture(figure, path)
 
 
 def draw_svg(panel: Panel) -> str:
@@ -79,6 +89,41 @@ def draw_bars(axis: Any, names: list[str], values: list[list[float]], metric: st
         if len(of_seeds) > 1:
             axis.plot(of_seeds, [position] * len(of_seeds), ".", color="black", ms=4, alpha=0.6)
         axis.text(max(of_seeds), position, f" {value:.2f}", va="center", fontsize=9)
+
+
+def draw_dots(
+    axis: Any,
+    names: list[str],
+    values: list[list[float]],
+    intervals: list[tuple[float, float] | None],
+    metric: str,
+    colours: list[str],
+) -> None:
+    """Draw a line for each name from top to bottom: its interval, a small dot for each seed, and a large one at their mean.
+
+    The axis is logarithmic where results differ by more than a factor of five.
+    """
+    means = [mean(of_seeds) for of_seeds in values]
+    for position, (of_seeds, value, interval, colour) in enumerate(zip(values, means, intervals, colours, strict=True)):
+        if interval:
+            axis.plot(interval, [position, position], color=colour, lw=2, alpha=0.45, solid_capstyle="butt")
+        axis.plot(of_seeds, [position] * len(of_seeds), ".", color="black", ms=4, alpha=0.6)
+        axis.plot([value], [position], "o", color=colour, ms=7)
+        axis.annotate(f"{value:.2f}", (value, position), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.5, -0.7)
+    axis.grid(axis="x", color="#e3e7ec", lw=0.8)
+    axis.set_axisbelow(True)
+    better = f"{'higher' if metric == 'BLEU' else 'lower'} is better"
+    lines = "; lines: 95 % over documents and seeds" if any(intervals) else ""
+    axis.set_xlabel(f"test {metric} ({better}{lines})")
+    if min(means) > 0 and max(means) > 5 * min(means):
+        axis.set_xscale("log")
+        ticks = [value * 10**power for power in range(-2, 8) for value in (1, 2, 5)]
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        ends = [*means, *(end for interval in intervals if interval for end in interval)]
+        axis.set_xlim(0.9 * min(ends), 1.1 * max(ends))
 
 
 def draw_curve(axis: Any, losses: dict[str, float], label: str, metric: str) -> None:

@@ -8,55 +8,55 @@ from typing import Any
 
 import numpy as np
 
+from trime.report.differences import interval_of
 from trime.report.figures.canvas import (
     BLUE,
     GREY,
     Panel,
     canvas,
-    draw_bars,
     draw_curve,
+    draw_dots,
     fill_axes,
     finish_size_axis,
     panel_grid,
     save_picture,
 )
 from trime.report.groups import Group, group_labels, rank_groups
-from trime.report.tables import evaluated_text, mark_edge, metric_name, metric_names, replay_metrics
+from trime.report.tables import mark_edge, metric_name, metric_names, replay_metrics
+from trime.report.texts import evaluated_text
 
 
 def several_panels(groups: list[Group], runs: list[dict[str, Any]]) -> list[Panel]:
     """Return the panel of each group's last row, and those of eviction policies and sizes of the long memory, if any."""
-    panels: list[Panel] = [partial(compare_panel, groups=groups)]
-    if len({group.row.get("eviction") for group in groups} - {None}) > 1:
-        panels.append(partial(policies_panel, groups=groups))
-    return panels + curves_panels(runs)
+    return [partial(compare_panel, groups=groups), *policies_panels(groups), *curves_panels(runs)]
 
 
-def compare_picture(groups: list[Group], path: Path) -> Path:
-    """Draw the last row of each group."""
-    figure, (axis,) = canvas(8, max(2.6, 1.2 + 0.42 * len(groups)), 1)
-    compare_panel(axis, groups)
+def compare_picture(texts: list[list[Group]], path: Path) -> Path:
+    """Draw the last row of each group, one axis below the other for each text."""
+    heights = [max(2.6, 1.2 + 0.42 * len(groups)) for groups in texts]
+    figure, axes = canvas(8, sum(heights), 1, len(texts), heights)
+    fill_axes(axes, [partial(compare_panel, groups=groups) for groups in texts])
     return save_picture(figure, path)
 
 
 def compare_panel(axis: Any, groups: list[Group]) -> None:
-    """Draw the last row of each group, the worst first, with a dot for each of several seeds."""
+    """Draw the last row of each group, the worst first, with its 95 % interval and a dot for each seed."""
     metric, groups = rank_groups(groups)
     colours = [BLUE if group.first["name"].startswith("trime") else GREY for group in groups]
     names = [mark_edge(label, group.dev) for label, group in zip(group_labels(groups), groups, strict=True)]
-    draw_bars(axis, names, [group.values("test", metric) for group in groups], metric, colours)
-    axis.set_title(", ".join(sorted({evaluated_text(group.first)[0] for group in groups})))
+    intervals = [interval_of(group) for group in groups]
+    draw_dots(axis, names, [group.values("test", metric) for group in groups], intervals, metric, colours)
+    axis.set_title(evaluated_text(groups[0].first).title)
     if {BLUE, GREY} <= {*colours}:
         for colour, label in ((BLUE, "trained by TRIME"), (GREY, "others")):
-            axis.plot([], [], "s", ms=8, color=colour, label=label)
-        axis.legend(frameon=False, fontsize=9, loc="lower right")
+            axis.plot([], [], "o", ms=7, color=colour, label=label)
+        axis.legend(frameon=False, fontsize=9, loc="lower left" if metric == "BLEU" else "lower right")
 
 
-def policies_picture(groups: list[Group], path: Path) -> Path:
-    """Draw test results over the size of the memory, by eviction policy."""
-    figure, (axis,) = canvas(7.5, 4.8, 1)
-    policies_panel(axis, groups)
-    return save_picture(figure, path)
+def policies_panels(groups: list[Group]) -> list[Panel]:
+    """Return a panel of test results over the size of the memory, if there are several eviction policies."""
+    policies = {group.row.get("eviction") for group in groups} - {None}
+    return [partial(policies_panel, groups=groups)] if len(policies) > 1 else []
 
 
 def policies_panel(axis: Any, groups: list[Group]) -> None:
@@ -75,20 +75,13 @@ def policies_panel(axis: Any, groups: list[Group]) -> None:
         axis.plot(*zip(*sorted(points.items()), strict=True), marker="o", ms=4, label=label)
     sizes = sorted({size for points in lines.values() for size in points})
     metric = metric_names([group.first for group in groups])
-    axis.set(xlabel="entries in memory", ylabel=f"test {metric}", title="eviction policies")
+    title = f"eviction policies on {evaluated_text(groups[0].first).title}"
+    axis.set(xlabel="entries in memory", ylabel=f"test {metric}", title=title)
     finish_size_axis(axis, sizes)
 
 
-def curves_picture(runs: list[dict[str, Any]], path: Path) -> Path:
-    """Draw the results of every analysed run over the size of the long memory (TRIME Figure 3)."""
-    panels = curves_panels(runs)
-    figure, axes = canvas(1 + 6 * len(panels), 4.2, len(panels))
-    fill_axes(axes, panels)
-    return save_picture(figure, path)
-
-
 def curves_panels(runs: list[dict[str, Any]]) -> list[Panel]:
-    """Return a panel for each metric, for the runs that were analysed over the size of the long memory."""
+    """Return a panel for each metric, for the runs that were analysed over the size of the long memory (TRIME Figure 3)."""
     analysed = [run for run in runs if run.get("analysis", {}).get("valid", {}).get("by_memory_size")]
     metrics = sorted({metric_name(run["metrics"]["test"][-1]) for run in analysed}, reverse=True)
     return [partial(curves_panel, runs=analysed, metric=metric) for metric in metrics]
@@ -97,9 +90,10 @@ def curves_panels(runs: list[dict[str, Any]]) -> list[Panel]:
 def curves_panel(axis: Any, runs: list[dict[str, Any]], metric: str) -> None:
     """Draw the dev results of all runs with this metric over the size of the long memory."""
     for run in (run for run in runs if metric_name(run["metrics"]["test"][-1]) == metric):
-        label = f"{run['name']} on {evaluated_text(run)[0]}, seed {run['seed']}"
+        label = f"{run['name']}, seed {run['seed']}"
         draw_curve(axis, run["analysis"]["valid"]["by_memory_size"], label, metric)
-    axis.set(xlabel="contexts in long memory", ylabel=f"dev {metric}", title="size of long memory")
+    title = f"size of long memory on {evaluated_text(runs[0]).title}"
+    axis.set(xlabel="contexts in long memory", ylabel=f"dev {metric}", title=title)
     axis.legend(frameon=False, fontsize=8)
 
 

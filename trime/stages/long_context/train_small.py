@@ -23,6 +23,7 @@ from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.precision import resolved_precision
+from trime.pipeline.settings import plain_settings
 from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
 from trime.tasks.answering import AnsweringModule, QuestionBatch
 from trime.types import Tensor
@@ -30,13 +31,17 @@ from trime.types import Tensor
 log = logging.getLogger(__name__)
 
 SORTED_BATCHES = 16  # number of batches within which examples are sorted by length
+LEARNED = (  # settings of the model and of how it learns; small.updates is what experiments set train.updates to
+    *("small.model", "small.questions", "small.vocabulary", "small.batch", "small.facts_only_share"),
+    *("small.prompt_loss_weight", "small.question_first", "small.spread", "optimizer", "schedule"),
+)
 
 
 class TrainSmall(Artefact):
     """A small model that is trained to answer questions: model and tokenizer in the transformers format, ``train.json``."""
 
     kind, format = "train_small", 2
-    depends_on = ("seed", "small", "optimizer", "schedule", "train.updates", "train.clip_norm")
+    depends_on = ("seed", *LEARNED, "train.updates", "train.clip_norm")
     unhashed = ("questions", "train.checkpoint_every", "train.log_every", "trainer", "callbacks")
 
     def settings(self) -> Any:
@@ -45,8 +50,7 @@ class TrainSmall(Artefact):
 
     def recipe(self) -> dict[str, Any]:
         """Return what the model learned, and how: the settings that results report."""
-        settings = {name: plain(self.config[name]) for name in ("small", "optimizer", "schedule")}
-        return settings | {
+        return plain_settings(self.config, LEARNED) | {
             "training_questions": plain(self.questions),
             "updates": self.config.train.updates,
             "clip": self.config.train.clip_norm,

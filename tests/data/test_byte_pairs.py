@@ -1,0 +1,69 @@
+"""Byte pairs of one's own text: every text is read and written back whole, and nothing is unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from trime.data.byte_pairs import BytePairs
+from trime.errors import UserError
+from trime.plan.language_model import Plan
+from trime.run.runner import run
+
+pytest.importorskip("tokenizers", reason="the extra mt")
+TEXT = ["the cat sat on the mat\n", "  and the  naïve dog\tran — to 東京\n", "\n"]
+LINES = [line.encode() for line in TEXT]
+
+
+@pytest.fixture()
+def learned() -> BytePairs:
+    """Return byte pairs learned from a few lines."""
+    pairs = BytePairs()
+    pairs.train(LINES * 5, 320, 2)
+    return pairs
+
+
+def test_text_comes_back_as_it_was(learned: BytePairs, tmp_path: Path) -> None:
+    """Also text of bytes that were never seen, and by what was saved."""
+    learned.save(tmp_path / "pieces.json")
+    again = BytePairs()
+    again.saved = lambda: tmp_path / "pieces.json"
+    for lines in (LINES, ["ü, 猫 and \u2028 Zebra\n".encode()]):
+        symbols = [symbol for part in learned.tokens(lines) for symbol in part]
+        assert again.text([symbol for part in again.tokens(lines) for symbol in part]) == b"".join(lines).decode()
+        assert {*symbols} <= {*learned.symbols()}
+    assert 256 < len(learned.symbols()) <= 318 and "Ġthe" in learned.symbols()
+
+
+def test_pieces_cannot_be_used_before_they_are_learned() -> None:
+    with pytest.raises(UserError, match="learned from the training text"):
+        [*BytePairs().tokens(LINES)]
+    with pytest.raises(UserError, match=r"vocabulary\.max_size=null|vocabulary\.max_size=None"):
+        BytePairs().train(LINES, None, 1)
+
+
+def test_a_run_on_byte_pairs(tiny: Callable[..., DictConfig], text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No token is unknown, other text is read in the same pieces, and a prompt is continued in letters."""
+    own = ["dataset=folder_pieces", f"dataset.path={text_folder}", "vocabulary.max_size=320"]
+    other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}"]
+    for words in (own, [*own, *other]):
+        config = tiny("experiment=trime", *words)
+        run(config)
+        plan = Plan(config)
+        results = json.loads((plan.run_folder / "results.json").read_text())
+        dataset = results.get("evaluation_dataset", results["dataset"])
+        assert {*dataset["unknown"].values()} == {0.0} and dataset["vocabulary"] <= 320
+        per_byte = results["metrics"]["test"][-1]["bits_per_byte"]
+        assert per_byte * dataset["bytes"]["test"] / dataset["tokens"]["test"] > per_byte
+    fresh = Plan(tiny("experiment=trime", *own)).corpus
+    assert fresh.dataset.tokenizer.text(["Ġthe", "Ġcat"]) == " the cat"
+    config = tiny("experiment=trime", *own, "stages=[generate]", "generate.max_new_tokens=5")
+    (text_folder / "prompt").write_text("the cat")
+    config.prompt_file = f"{text_folder}/prompt"
+    capsys.readouterr()
+    run(config)
+    assert "Ġ" not in capsys.readouterr().out

@@ -1,0 +1,86 @@
+"""list, disk and prune: runs are listed, and what a kept run needs stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from omegaconf import DictConfig
+
+from trime.errors import UserError
+from trime.inspection.storage import artefact_folders
+from trime.report.results import read_run, write_results
+from trime.run.runner import run
+
+Tiny = Callable[..., DictConfig]
+
+
+@pytest.fixture()
+def outputs(tiny: Tiny, tmp_path: Path) -> Callable[..., DictConfig]:
+    """Return a function that composes a command on outputs with two runs that share a model."""
+
+    def make(*words: str) -> DictConfig:
+        return tiny(*words, "dataset.modules=20", f"paths.outputs={tmp_path}/outputs", f"paths.data={tmp_path}/data")
+
+    for experiment in ("vanilla", "cache"):
+        run(make(f"experiment={experiment}"))
+    return make
+
+
+def test_finished_runs_are_listed(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    run(outputs("stages=[list]", "storage.sort=score"))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "stdlib" in line]
+    assert len(lines) == 2 and all("perplexity" in line and line.count("20") for line in lines)
+    run(outputs("stages=[list]", "storage.match=van*"))
+    shown = capsys.readouterr().out
+    assert "vanilla" in shown and "cache" not in shown.partition("\n1 runs")[0] and "1 runs" in shown
+
+
+def test_disk_tells_what_runs_need(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    run(outputs("stages=[disk]"))
+    cells = {line.split("|")[1].strip(): line.split("|")[2:4] for line in capsys.readouterr().out.splitlines() if "|" in line}
+    assert [int(number) for number in cells["fit"]] == [1, 1] and [int(number) for number in cells["tune"]] == [2, 2]
+
+
+def test_prune_deletes_what_no_run_needs_and_only_when_told(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """Artefacts of finished runs stay, also after a report alone; what is being built stays; the runs still work."""
+    config = outputs("stages=[prune]")
+    folders = [*artefact_folders(config)]
+    place = Path(config.paths.outputs) / "artefacts"
+    for name in ("fit-0.partial", "fit-1.partial", "tune-2"):
+        (place / name).mkdir()
+        (place / name / "file").write_text("content")
+    run(outputs("experiment=cache", "stages=[report]"))
+    with FileLock(place / ".fit-1.lock"):
+        capsys.readouterr()
+        run(config)
+        shown = capsys.readouterr().out
+        assert "fit-0.partial" in shown and "tune-2" in shown and "fit-1" not in shown and "2 folders" in shown
+        assert (place / "tune-2").is_dir()
+        run(outputs("stages=[prune]", "storage.delete=true"))
+    assert {*artefact_folders(config)} == {*folders, place / "fit-1.partial"}
+    capsys.readouterr()
+    run(outputs("experiment=cache"))
+    assert "made" not in capsys.readouterr().out
+
+
+def test_unnamed_runs_may_go(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """With storage.keep=named runs without name= on their command go, with what they alone need."""
+    config = outputs("stages=[prune]", "storage.keep=named", "storage.delete=true")
+    (file,) = Path(config.paths.outputs).glob("runs/cache/*/results.json")
+    write_results(file, read_run(file) | {"command": "python cli.py experiment=cache name=cache"})
+    run(config)
+    assert [path.name for path in Path(config.paths.outputs).glob("runs/*/*")] == [file.parent.name]
+    run(outputs("experiment=cache", "stages=[evaluate,report]"))
+
+
+def test_a_run_that_does_not_say_what_it_needs_stops_prune(outputs: Tiny) -> None:
+    config = outputs("stages=[prune]")
+    (file,) = Path(config.paths.outputs).glob("runs/cache/*/results.json")
+    write_results(file, {key: value for key, value in read_run(file).items() if key != "made_from"})
+    with pytest.raises(UserError, match="run its command again"):
+        run(config)

@@ -1,0 +1,98 @@
+"""Reports of several runs: texts stay apart, folders are not overwritten, nothing stale stays beside a new page."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.helpers.results import made
+from trime.report.comparison import compare_runs, joined_table
+from trime.report.folder import report_folder, writing_report
+from trime.report.several import keep_results, report_several
+from trime.report.texts import evaluated_text, group_by_text, smoke_test_note, text_facts
+
+PUBLISHED = {"a paper": {"a": [50.0], "b": [40.0]}}
+
+
+def on(text: dict[str, Any], name: str, loss: float) -> dict[str, Any]:
+    """Return a run on a text."""
+    run = made(name, 0, [loss] * 12) | {"dataset": {"name": "text", "fingerprint": "f1", "vocabulary": 10} | text}
+    run["metrics"]["valid"][0]["by_memory_size"] = {}
+    return run | {"command": f"python cli.py experiment={name} dataset.path=/home/me/text", "commit": "abc"}
+
+
+def configured(**settings: Any) -> Any:
+    """Return the section ``report``."""
+    return OmegaConf.create({"against": "a", "published": PUBLISHED, "show_published": "auto", "figures": {}} | settings)
+
+
+TEXTS = [
+    {},
+    {"name": "another"},
+    {"fingerprint": "f2"},
+    {"vocabulary": 11},
+    {"test_hash": "of other pieces"},
+]
+
+
+def test_runs_on_different_texts_share_no_table(tmp_path: Path) -> None:
+    """Another name, content, vocabulary or tokenisation is another text, and so is another scored part."""
+    runs = [on(text, name, 4.0) for text in TEXTS for name in ("a", "b")]
+    part = [on({}, name, 4.0) | {"sample": "starts"} for name in ("a", "b")]
+    texts = group_by_text([*runs, *part])
+    assert [len(of_text) for of_text in texts.values()] == [2] * (len(TEXTS) + 1)
+    config = OmegaConf.create({"paths": {"outputs": str(tmp_path)}, "report": {"name": "x", "keep": None}})
+    config.report = OmegaConf.merge(config.report, configured())
+    report_several(config, [*runs, *part])
+    table = (tmp_path / "reports" / "latest" / "table.md").read_text()
+    assert table.count("\n| run ") == table.count("## ") == len(texts)
+    lines = [*csv.DictReader((tmp_path / "reports" / "latest" / "table.csv").open())]
+    assert len(lines) == 2 * len(texts) and {line["text"] for line in lines} == {text.title for text in texts}
+
+
+def test_a_text_says_what_it_is() -> None:
+    run = on({"tokens": {"test": 5000}, "unknown": {"test": 0.0812}, "path": "/books"}, "a", 4.0)
+    assert text_facts(run) == "text (f1): 1,200 tokens of 5,000 of test scored, vocabulary of 10, 8.1 % <unk>, in /books"
+    assert "smoke test" in smoke_test_note(evaluated_text(run))
+    assert not smoke_test_note(evaluated_text(run)._replace(scored=10_000))
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "shown"), [(False, "auto", True), (True, "auto", False), (True, "always", True), (False, "never", False)]
+)
+def test_published_results_do_not_stand_beside_ones_own_text(own: bool, asked: str, shown: bool) -> None:
+    runs = [on({"own": own}, name, loss) for name, loss in (("a", 4.0), ("b", 3.0))]
+    comparison = compare_runs(runs, configured(show_published=asked))
+    assert ("a paper*" in comparison.header) == bool(comparison.order[1]) == shown
+    assert joined_table([comparison])[0][0] == "text"
+
+
+def test_each_set_of_runs_has_its_folder_and_the_link_is_to_the_latest(tmp_path: Path) -> None:
+    one, two = [made("a", 0, [4.0])], [made("a", 0, [4.0]), made("b", 0, [4.0])]
+    folders = [report_folder(tmp_path, "comparison", runs) for runs in (one, two, [*reversed(two)])]
+    assert folders[0] != folders[1] == folders[2]
+    for folder in folders[:2]:
+        with writing_report(folder):
+            (folder / "page.html").write_text("new")
+        assert (tmp_path / "latest").resolve() == folder.resolve()
+
+
+def test_nothing_stale_stays_beside_a_new_page(tmp_path: Path) -> None:
+    folder = tmp_path / "comparison"
+    folder.mkdir()
+    for name in ("page.html", "policies.png"):
+        (folder / name).write_text("old")
+    with writing_report(folder):
+        (folder / "page.html").write_text("new")
+
+    assert [path.name for path in folder.iterdir()] == ["page.html"]
+
+
+def test_kept_results_name_no_places(tmp_path: Path) -> None:
+    keep_results([on({"path": "/home/me/text"}, "a", 4.0)], tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert "/home/me" not in file.read_text()

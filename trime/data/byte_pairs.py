@@ -1,0 +1,69 @@
+"""Byte pairs learned from the training text (Sennrich et al. 2016), by the tokenizers library: nothing is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trime.data.tokenizers import EOS
+from trime.errors import UserError, install_command
+
+
+class BytePairs:
+    """Pieces of bytes, as many as ``vocabulary.max_size``. ``<eos>`` is only the input before a document's first piece.
+
+    It is trained while its text is prepared; later it is read from the file that ``saved`` returns.
+    """
+
+    characters = False
+
+    def __init__(self) -> None:
+        self.saved: Callable[[], Path] | None = None
+
+    @cached_property
+    def pieces(self) -> Any:
+        """The trained tokenizers.Tokenizer; UserError if there is none yet."""
+        if self.saved is None:
+            raise UserError("byte pairs are learned from the training text: they cannot count tokens before (dataset.tokens)")
+        return library().Tokenizer.from_file(str(self.saved()))
+
+    def train(self, lines: Iterable[bytes], size: int | None, min_count: int) -> None:
+        """Learn ``size`` pieces from text; those of pairs that occur less than ``min_count`` times are left out."""
+        if size is None or size < 300:
+            raise UserError(f"vocabulary.max_size={size}: byte pairs need a number of pieces, at least 300")
+        tokenizers = library()
+        pieces = tokenizers.Tokenizer(tokenizers.models.BPE())
+        pieces.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        pieces.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=size - 2, min_frequency=min_count, initial_alphabet=alphabet, show_progress=False
+        )
+        pieces.train_from_iterator((line.decode("utf-8", "replace") for line in lines), trainer)
+        self.pieces = pieces
+
+    def save(self, path: Path) -> None:
+        """Write the learned pieces as a JSON file."""
+        self.pieces.save(str(path))
+
+    def symbols(self) -> list[str]:
+        """Return every piece."""
+        return sorted(self.pieces.get_vocab())
+
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        for line in lines:
+            yield self.pieces.encode(line.decode("utf-8", "replace")).tokens
+
+    def text(self, symbols: list[str]) -> str:
+        return str(self.pieces.decoder.decode([symbol for symbol in symbols if symbol != EOS]))
+
+
+def library() -> Any:
+    """Return the tokenizers library; UserError if it is not installed."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(f"byte pairs need the package tokenizers: {install_command('mt')}") from None
+    return tokenizers

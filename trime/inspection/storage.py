@@ -1,0 +1,154 @@
+"""list, disk and prune: which runs there are, what takes how much space, and what no kept run needs."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+from omegaconf import DictConfig
+
+from trime.config.check import check_sections
+from trime.errors import UserError
+from trime.io import plain
+from trime.report.answers import result_row
+from trime.report.results import read_run
+from trime.report.tables import Lines, markdown, metric_name, metric_value
+from trime.report.texts import evaluated_text
+
+PARTIAL = ".partial"  # ends the name of an artefact that is being built, or whose build was interrupted
+
+
+class StoredRun(NamedTuple):
+    """A finished run: its folder, its results and the bytes of its own files, without its artefacts."""
+
+    folder: Path
+    results: dict[str, Any]
+    size: int
+
+    @property
+    def is_named(self) -> bool:
+        """Return True if its command gave it a name."""
+        return any(word.startswith("name=") for word in shlex.split(self.results.get("command") or ""))
+
+    @property
+    def score(self) -> tuple[str, float]:
+        """Return the measure of its main result on test, and the result."""
+        if "questions" in self.results:
+            return "exact match, %", 100 * result_row(self.results)["exact_match"]
+        row = self.results["metrics"]["test"][-1]
+        return ("BLEU", row["bleu"]) if "bleu" in row else (metric_name(row), metric_value(row))
+
+    @property
+    def text(self) -> str:
+        """Return what it was evaluated on."""
+        return "questions" if "questions" in self.results else evaluated_text(self.results).title
+
+
+def stored_runs(config: DictConfig) -> list[StoredRun]:
+    """Return the finished runs in ``paths.outputs`` whose names match ``storage.match``, sorted as ``storage.sort`` asks."""
+    files = sorted((Path(config.paths.outputs) / "runs").glob("*/*/results.json"))
+    runs = [StoredRun(file.parent, read_run(file), size_of(file.parent)) for file in files]
+    orders = {
+        "date": lambda run: str(run.results.get("created", "")),
+        "name": lambda run: (run.results["name"], run.results["seed"]),
+        "score": lambda run: run.score,
+        "size": lambda run: run.size,
+    }
+    return sorted((run for run in runs if fnmatch(run.results["name"], config.storage.match)), key=orders[config.storage.sort])
+
+
+def list_runs(config: DictConfig) -> None:
+    """Print a table of the finished runs: name, date, text, result, size and command."""
+    check_sections(plain(config), "storage")
+    runs = stored_runs(config)
+    header = ["run", "seed", "created", "text", "result on test", "MB", "command"]
+    print(f"\n{markdown(header, [run_line(run) for run in runs])}\n{len(runs)} runs in {config.paths.outputs}/runs")
+
+
+def run_line(run: StoredRun) -> list[str]:
+    """Return a run's line of the list."""
+    (metric, value), results = run.score, run.results
+    created = str(results.get("created", ""))[:16].replace("T", " ")
+    cells = [results["name"], str(results["seed"]), created, run.text, f"{metric} {value:.2f}", megabytes(run.size)]
+    return [*cells, results.get("command") or ""]
+
+
+def show_disk(config: DictConfig) -> None:
+    """Print what takes how much space: artefacts by kind with the number of runs that need them, runs, and reports."""
+    check_sections(plain(config), "storage")
+    needed = [needs_of(run) for run in stored_runs(config)]
+    kinds: dict[str, list[Path]] = {}
+    for folder in artefact_folders(config):
+        kind = "unfinished" if folder.name.endswith(PARTIAL) else folder.name.rpartition("-")[0]
+        kinds.setdefault(kind, []).append(folder)
+    lines: Lines = []
+    for kind, folders in sorted(kinds.items(), key=lambda item: -sum(map(size_of, item[1]))):
+        used = sum(any(folder.name in names for names in needed) for folder in folders)
+        lines.append([kind, str(len(folders)), str(used), megabytes(sum(map(size_of, folders)))])
+    outputs = Path(config.paths.outputs)
+    lines += [[name, "", "", megabytes(size_of(outputs / name))] for name in ("runs", "reports", "sweeps")]
+    print(f"\n{markdown(['what', 'folders', 'needed by a run', 'MB'], lines)}")
+    print("stages=[prune] tells which artefacts no run needs; storage.delete=true deletes them.")
+
+
+def prune(config: DictConfig) -> None:
+    """Print what no kept run needs, artefacts and runs, and with ``storage.delete`` delete it.
+
+    ``storage.keep=named`` keeps the runs whose command had a ``name=``, and ``all`` every finished run. What another process
+    is building stays. Raises UserError if a kept run does not say what it was made from.
+    """
+    check_sections(plain(config), "storage")
+    runs = stored_runs(config)
+    kept = [run for run in runs if run.is_named or config.storage.keep == "all"]
+    needed = {name for run in kept for name in needs_of(run)}
+    unused = [folder for folder in artefact_folders(config) if folder.name not in needed and not is_in_use(folder)]
+    unused += [run.folder for run in runs if run not in kept]
+    for folder in unused:
+        print(f"{megabytes(size_of(folder)):>10} MB  {folder}")
+    total = megabytes(sum(map(size_of, unused)))
+    if config.storage.delete:
+        for folder in unused:
+            shutil.rmtree(folder)
+    done = "deleted" if config.storage.delete else "could be deleted (storage.delete=true)"
+    print(f"{len(unused)} folders, {total} MB, {done}; {len(kept)} runs are kept")
+
+
+def needs_of(run: StoredRun) -> set[str]:
+    """Return the names of the artefacts that a run was made from; UserError if it does not say."""
+    if "made_from" not in run.results:
+        raise UserError(f"{run.folder} is of an earlier version and does not say what it was made from: run its command again")
+    return set(run.results["made_from"])
+
+
+def artefact_folders(config: DictConfig) -> Iterator[Path]:
+    """Yield the folders of artefacts, finished or not."""
+    data, outputs = Path(config.paths.data), Path(config.paths.outputs)
+    for place in (data / "prepared", data / "packed", outputs / "artefacts"):
+        yield from sorted(path for path in place.glob("[!.]*") if path.is_dir())
+
+
+def is_in_use(folder: Path) -> bool:
+    """Return True if a process is building an artefact."""
+    lock = folder.with_name(f".{folder.name.removesuffix(PARTIAL)}.lock")
+    if not lock.exists():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files below a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def megabytes(size: int) -> str:
+    """Return a number of bytes in megabytes."""
+    return f"{size / 1e6:,.1f}"

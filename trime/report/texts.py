@@ -1,0 +1,72 @@
+"""The text that a run was evaluated on: which one, how it was tokenised, and how much of it was scored."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Run = dict[str, Any]
+SMOKE_TEST = 10_000  # scored tokens below which a result says only that the code ran
+
+
+class EvaluatedText(NamedTuple):
+    """What runs must share to be compared; ``tokens_hash`` is that of test's token ids, which differ between tokenisations.
+
+    Runs of earlier versions have no ``tokens_hash`` and no ``sample``.
+    """
+
+    name: str
+    fingerprint: str
+    vocabulary: int | None
+    tokens_hash: str | None
+    sample: str | None
+    scored: int
+
+    @property
+    def title(self) -> str:
+        """Return name and fingerprint, as in ``novels (3fa2c1)``."""
+        return f"{self.name} ({self.fingerprint[:6]})"
+
+
+def evaluated_text(run: Run) -> EvaluatedText:
+    """Return the text that a run was evaluated on."""
+    dataset = evaluated_dataset(run)
+    return EvaluatedText(
+        dataset["name"],
+        dataset["fingerprint"],
+        dataset.get("vocabulary"),
+        dataset.get("test_hash"),
+        run.get("sample"),
+        run["metrics"]["test"][-1]["tokens"],
+    )
+
+
+def evaluated_dataset(run: Run) -> dict[str, Any]:
+    """Return the description of the evaluated text in a run's results."""
+    return run.get("evaluation_dataset", run["dataset"])
+
+
+def text_facts(run: Run) -> str:
+    """Return a line on the evaluated text: name, path, fingerprint, scored tokens of test, vocabulary, share of ``<unk>``."""
+    dataset, text = evaluated_dataset(run), evaluated_text(run)
+    of_split = dataset.get("tokens", {}).get("test")
+    unknown = dataset.get("unknown", {}).get("test")
+    facts = [
+        f"{text.scored:,} tokens" + (f" of {of_split:,}" if of_split and of_split != text.scored else "") + " of test scored",
+        *([f"vocabulary of {text.vocabulary:,}"] if text.vocabulary else []),
+        *([f"{100 * unknown:.1f} % <unk>"] if unknown is not None else []),
+        *([f"in {dataset['path']}"] if dataset.get("path") else []),
+    ]
+    return f"{text.title}: {', '.join(facts)}"
+
+
+def group_by_text(runs: list[Run]) -> dict[EvaluatedText, list[Run]]:
+    """Group runs by the text that they were evaluated on, in the order of the texts' names."""
+    texts: dict[EvaluatedText, list[Run]] = {}
+    for run in runs:
+        texts.setdefault(evaluated_text(run), []).append(run)
+    return {text: texts[text] for text in sorted(texts, key=lambda text: tuple(map(str, text)))}
+
+
+def smoke_test_note(text: EvaluatedText) -> str:
+    """Return a warning if so few tokens were scored that their result means little; else an empty text."""
+    return f"These are {text.scored:,} tokens: a smoke test, not a result." if text.scored < SMOKE_TEST else ""

@@ -1,0 +1,38 @@
+"""The baseline of a run: another experiment with the same text, budget and seed."""
+
+from __future__ import annotations
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from trime.errors import UserError
+from trime.pipeline.compose import compose_config
+
+OWN = ("experiment", "name", "table", "report.baseline")  # settings of the run that the baseline does not share
+OWN_SECTIONS = ("memory", "neighbours", "trained_with", "tested_with", "long", "evaluate.rows", "evaluate.memories")
+
+
+def baseline_overrides(config: DictConfig) -> list[str]:
+    """Return the command of ``report.baseline`` with this command's other settings; empty if the run is that baseline.
+
+    Raises UserError if the baseline does not understand them.
+    """
+    name = config.report.baseline
+    if name == config.name:
+        return []
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    overrides = [f"experiment={name}", *(word for word in words if not is_own(word.lstrip("+~").partition("=")[0]))]
+    try:
+        compose_config(*overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = " ".join(str(error.__cause__ or error).split())
+        raise UserError(f"report.baseline={name} does not fit this command ({cause}): run -m experiment={name},...") from error
+    return overrides
+
+
+def is_own(key: str) -> bool:
+    """Return True for a setting that the baseline does not take over."""
+    key = key.partition("@")[0]
+    return key in OWN or any(key == section or key.startswith(f"{section}.") for section in OWN_SECTIONS)

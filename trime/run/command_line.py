@@ -1,0 +1,203 @@
+"""The command line of cli.py and of the command ``trime``; ``--help`` lists groups, stages and common overrides."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless warning of the gradient reducer
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trime.config.folder import CONF
+from trime.config.help import help_text
+from trime.config.messages import message_of
+from trime.config.schema import Trainer
+from trime.errors import install_command
+from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
+
+SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
+UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+HYDRA_FLAGS = re.compile(
+    "--(hydra-help|version|cfg|resolve|package|run|multirun|shell-completion|config-(path|name|dir)|info|experimental-rerun)(=|$)"
+)
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
+
+
+def run_job(config: DictConfig) -> tuple[float | None, JobResult]:
+    """Run one job; return its loss, which sweepers minimise, and its result. If it fails, the other jobs still run."""
+    from trime.run.runner import run  # imported late, so that --help and a wrong override answer at once
+
+    number = OmegaConf.select(HydraConfig.get(), "job.num", default=0)  # type: ignore[arg-type]
+    try:
+        outcome = run(config)
+    except Exception as error:
+        message = format_error(error)
+        print(f"error: {message}", file=sys.stderr)
+        return None, JobResult(number, error=message)
+    overrides = tuple(HydraConfig.get().overrides.task)
+    folders = tuple(map(str, outcome.folders))
+    return outcome.loss, JobResult(number, OmegaConf.to_yaml(config), None, folders, outcome.loss, overrides)
+
+
+def run_jobs() -> list[JobResult]:
+    """Run the command's single job, or every job of its sweep, and return their results."""
+    results: list[JobResult] = []
+
+    @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
+    def job(config: DictConfig) -> float | None:
+        loss, result = run_job(config)
+        if in_worker_process():
+            write_job_result(result)
+        else:
+            results.append(result)
+        return loss
+
+    error: str | None = None
+    try:
+        job()
+    except (HydraException, OmegaConfBaseException):
+        raise
+    except Exception as raised:
+        if type(raised).__name__ in LOST_JOBS:
+            error = f"the process of a job died ({one_line(raised)[:200]}): the same command resumes"
+        else:
+            error = format_error(raised)
+        print(f"error: {error}", file=sys.stderr)
+    return [*results, *results_of_workers(), *([JobResult(-1, error=error)] if error else [])]
+
+
+def results_of_workers() -> Iterator[JobResult]:
+    """Yield the results of jobs in other processes, and print their errors: launchers write a job's own output to files."""
+    for result in read_job_results():
+        if result.error:
+            print(f"error: job {result.number}: {result.error}", file=sys.stderr)
+        yield result
+
+
+def report_jobs(results: list[JobResult]) -> bool:
+    """Report all runs of a sweep together, or the best of a search; return True if every job and the report succeeded."""
+    from trime.run.runner import report_sweep
+    from trime.run.search import report_best
+
+    finished = [result for result in results if result.settings]
+    try:
+        if searched := [result for result in finished if OmegaConf.create(str(result.settings)).get("search")]:
+            report_best(searched)
+        elif finished:
+            config = OmegaConf.create(finished[-1].settings)
+            report_sweep(config, [Path(folder) for result in finished for folder in result.folders])  # type: ignore[arg-type]
+    except Exception as error:
+        print(f"error: {format_error(error)}", file=sys.stderr)
+        return False
+    return not any(result.error for result in results)
+
+
+def format_error(error: BaseException) -> str:
+    """Return a user's mistake as one line; re-raise any other error, which is a defect and keeps its traceback."""
+    from trime.errors import UserError
+
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    if any(is_full_disk(cause) for cause in causes):
+        file = getattr(error, "filename", None) or "while writing"
+        return f"the disk is full ({file}): free space or set paths.outputs and paths.data; the same command resumes"
+    for cause in reversed(causes):
+        if isinstance(cause, UserError):
+            return one_line(cause)
+    if isinstance(error, HydraException | OmegaConfBaseException):  # instantiate() wraps errors of constructors
+        return one_line(causes[-1] if isinstance(causes[-1], ValueError) else error)
+    if type(error).__name__ in SETTINGS_ERRORS:
+        return one_line(error)
+    for cause in causes:
+        if isinstance(cause, FileNotFoundError):
+            return f"{cause.strerror}: {cause.filename}" if cause.filename else one_line(cause)
+        if isinstance(cause, OSError) and cause.errno in UNWRITABLE:
+            remedy = "if it is to be written, choose another folder with paths.outputs, paths.data or report.keep"
+            return f"{cause.strerror}: {cause.filename}: {remedy}"
+    if is_sweep_error(error):
+        return f"{one_line(error)}: see hydra.sweeper and hydra.launcher"
+    raise error
+
+
+def is_sweep_error(error: BaseException) -> bool:
+    """Return True if a sweeper or a launcher raised the error itself, not a job."""
+    source = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    from_plugin = not {"hydra_plugins", "optuna", "joblib", "submitit"}.isdisjoint(source.parts)
+    return from_plugin and isinstance(error, ValueError | NotImplementedError | AssertionError)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Return True for ENOSPC, also as safetensors, NumPy and FAISS report it."""
+    text = str(error)
+    short_write = "requested and" in text and "written" in text  # NumPy's tofile
+    reported = "No space left" in text or "os error 28" in text or "write error in" in text
+    return getattr(error, "errno", None) == errno.ENOSPC or short_write or reported
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message with all white space collapsed."""
+    return " ".join(str(error).split())
+
+
+def without_dashes(words: list[str]) -> list[str]:
+    """Return a command's words with ``--experiment trime`` and ``--experiment=trime`` as ``experiment=trime``."""
+    result: list[str] = []
+    awaits_value = False
+    for word in words:
+        is_setting = word.startswith("--") and not HYDRA_FLAGS.match(word)
+        if awaits_value and not word.startswith("-"):
+            result[-1] += f"={word}"
+        else:
+            result.append(word.removeprefix("--") if is_setting else word)
+        awaits_value = is_setting and "=" not in word
+    return result
+
+
+def with_trainer_arguments(words: list[str]) -> list[str]:
+    """Return a command's words with ``trainer.max_time=…`` as ``++trainer.max_time=…``: arguments of Lightning may be added."""
+    listed = {field.name for field in fields(Trainer)}
+    names = [re.match(r"trainer\.(\w+)=", word) for word in words]
+    return [f"++{word}" if name and name[1] not in listed else word for word, name in zip(words, names, strict=True)]
+
+
+def limit_threads(words: list[str]) -> None:
+    """Tell the libraries of ``threads=N`` before they are imported: their pools are made then."""
+    counts = [word.partition("=")[2] for word in words if re.fullmatch(r"threads=[1-9]\d*", word)]
+    os.environ.update({name: counts[-1] for name in THREADS if counts})
+
+
+def main() -> int:
+    """Run the command line; return the exit status, 1 if a run failed. Without words it prints the help."""
+    if not sys.argv[1:] or {"--help", "-h"} & {*sys.argv[1:]}:
+        topics = [word for word in sys.argv[1:] if not word.startswith("-")]
+        with suppress(BrokenPipeError):  # as of `--help | head`
+            print(help_text(CONF, topics[0] if topics else None), flush=True)
+        return 0
+    sys.argv[1:] = with_trainer_arguments(without_dashes(sys.argv[1:]))
+    limit_threads(sys.argv[1:])
+    try:
+        return 0 if report_jobs(run_jobs()) else 1
+    except (HydraException, OmegaConfBaseException) as error:
+        plugins = ("hydra/sweeper/optuna", "hydra/launcher/joblib", "hydra/launcher/submitit")
+        not_installed = any(name in str(error) for name in plugins)
+        remedy = install_command("sweep") if not_installed else "python cli.py --help lists groups and keys"
+        print(f"error: {message_of(error)} ({remedy})", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: the same command resumes", file=sys.stderr)
+        return 130

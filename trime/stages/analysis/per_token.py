@@ -1,0 +1,72 @@
+"""Every scored token of test with its probability and what each memory contributed (evaluate.per_token=true)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trime.evaluation.fitted_rows import FittedScorer
+from trime.evaluation.rows import GridScorer
+from trime.memory.base import Window
+from trime.pipeline.artefact import Artefact
+from trime.stages.encode import Encode
+from trime.stages.tune import SCORING, TunedRows, build_scorer, with_progress
+from trime.types import Mass
+
+FILE = "tokens.jsonl"
+DIGITS = 6  # decimals of probabilities and weights
+
+
+class PerToken(Artefact):
+    """A line of JSON for each scored token of test under the experiment's own row: ``tokens.jsonl``.
+
+    Its keys: ``document``, ``position`` in it, ``token``, ``log_probability`` in nats, ``parts`` of the probability that come
+    from the vocabulary and from each memory, and the ``weights`` of a fitted mixture.
+    """
+
+    kind, stage = "per_token", "evaluate"
+    depends_on, unhashed = SCORING, ("evaluate.bounded",)
+
+    def __init__(self, config: Any, test: Encode, tune: TunedRows):
+        super().__init__(config)
+        self.test, self.tune = test, tune
+
+    def needs(self) -> list[Artefact]:
+        return [self.test, self.tune]
+
+    def build(self, folder: Path) -> None:
+        row = self.tune.rows()[-1]
+        scorer = build_scorer(self.config, [row], self.tune.memories, self.test)
+        score_window = row.window_scorer()
+        corpus = self.test.corpus.corpus()
+        symbols, names = corpus.vocabulary.symbols, corpus.names(self.test.split) if self.config.evaluate.bounded else None
+        with open(folder / f"{FILE}.partial", "w", encoding="utf-8") as file:
+            for window, (masses,) in scorer.masses(with_progress(self.test, "write tokens of")):
+                for line in token_lines(window, masses, score_window):
+                    token, document = symbols[line["token"]], names[line["document"]] if names else None
+                    file.write(json.dumps(line | {"token": token, "document": document}, ensure_ascii=False) + "\n")
+        (folder / f"{FILE}.partial").replace(folder / FILE)
+
+
+def token_lines(window: Window, masses: dict[str, Mass], score_window: GridScorer | FittedScorer) -> Iterator[dict[str, Any]]:
+    """Yield the content of each scored token's line, with the numbers of token and document."""
+    log_probability = score_window(window, masses)[0, 0].tolist()
+    parts, weights = (columns(values) for values in (score_window.parts(window, masses), score_window.weights(masses)))
+    positions = window.query.positions
+    places = zip(positions.document.tolist(), positions.position.tolist(), window.query.token.tolist(), strict=True)
+    for number, (document, position, token) in enumerate(places):
+        yield {
+            "document": document,
+            "position": position,
+            "token": token,
+            "log_probability": round(log_probability[number], DIGITS),
+            "parts": {name: values[number] for name, values in parts.items()},
+            "weights": {name: values[number] for name, values in weights.items()},
+        }
+
+
+def columns(values: dict[str, Any]) -> dict[str, list[float]]:
+    """Return tensors by name as lists of rounded numbers."""
+    return {name: [round(value, DIGITS) for value in column.tolist()] for name, column in values.items()}
