@@ -42,7 +42,8 @@ def evaluated_text(run: Run) -> EvaluatedText:
 
 def evaluated_dataset(run: Run) -> dict[str, Any]:
     """Return the description of the evaluated text in a run's results."""
-    return run.get("evaluation_dataset", run["dataset"])
+    dataset: dict[str, Any] = run["evaluation_dataset"] if "evaluation_dataset" in run else run["dataset"]
+    return dataset
 
 
 def text_facts(run: Run) -> str:

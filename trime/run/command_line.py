@@ -95,7 +95,7 @@ def report_jobs(results: list[JobResult]) -> bool:
 
     finished = [result for result in results if result.settings]
     try:
-        if searched := [result for result in finished if OmegaConf.create(str(result.settings)).get("search")]:
+        if searched := [result for result in finished if OmegaConf.select(OmegaConf.create(str(result.settings)), "search")]:
             report_best(searched)
         elif finished:
             config = OmegaConf.create(finished[-1].settings)
