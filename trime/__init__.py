@@ -1,11 +1,104 @@
-"""TRIME Lab: language models with local, long-term and external memory, and their baselines."""
+"""TRIME Lab: language models with local, long-term and external memory, and their baselines.
 
-from omegaconf import OmegaConf
+As a library, a part is imported when it is first used; ``import trime`` alone imports nothing.
+"""
 
-from trime.config import register
+from __future__ import annotations
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-OmegaConf.register_new_resolver("quotient", lambda a, b: int(a) // int(b), replace=True)  # ${quotient:4096,512} in a yaml
-OmegaConf.register_new_resolver("kind", lambda target: target.rpartition(".")[2].lower(), replace=True)  # ${kind:a.b.Shuffled}
-register()
+if TYPE_CHECKING:
+    from trime.data.neighbours import Fast as BM25Neighbours
+    from trime.evaluation.memory_mixture import MemoryMixture, window_of
+    from trime.eviction.fifo import FIFO
+    from trime.eviction.lfa import LFA
+    from trime.eviction.lfu import LFU
+    from trime.eviction.lra_last import LRALast
+    from trime.eviction.lra_max import LRAMax
+    from trime.eviction.lra_sum import LRASum
+    from trime.eviction.lru import LRU
+    from trime.eviction.sink import Sink
+    from trime.inspection.loaded import load
+    from trime.memory.base import Memory, Window
+    from trime.memory.external import ExternalMemory
+    from trime.memory.local import LocalMemory
+    from trime.memory.long import LongMemory
+    from trime.memory.retrieval.datastore import Datastore, KNNMemory
+    from trime.memory.visibility import External, Local, Long, Others
+    from trime.mixtures.adaptive import Adaptive
+    from trime.mixtures.calibrated import Calibrated
+    from trime.mixtures.interpolate import interpolate
+    from trime.mixtures.joint import joint
+    from trime.tasks.trime_loss import trime_loss
+
+__version__ = "0.2.0"
+__all__ = [
+    "FIFO",
+    "LFA",
+    "LFU",
+    "LRU",
+    "Adaptive",
+    "BM25Neighbours",
+    "Calibrated",
+    "Datastore",
+    "External",
+    "ExternalMemory",
+    "KNNMemory",
+    "LRALast",
+    "LRAMax",
+    "LRASum",
+    "Local",
+    "LocalMemory",
+    "Long",
+    "LongMemory",
+    "Memory",
+    "MemoryMixture",
+    "Others",
+    "Sink",
+    "Window",
+    "interpolate",
+    "joint",
+    "load",
+    "trime_loss",
+    "window_of",
+]
+MODULES = {  # where each name is defined
+    "trime.data.neighbours": ("BM25Neighbours",),
+    "trime.evaluation.memory_mixture": ("MemoryMixture", "window_of"),
+    "trime.eviction.fifo": ("FIFO",),
+    "trime.eviction.lfa": ("LFA",),
+    "trime.eviction.lfu": ("LFU",),
+    "trime.eviction.lra_last": ("LRALast",),
+    "trime.eviction.lra_max": ("LRAMax",),
+    "trime.eviction.lra_sum": ("LRASum",),
+    "trime.eviction.lru": ("LRU",),
+    "trime.eviction.sink": ("Sink",),
+    "trime.inspection.loaded": ("load",),
+    "trime.memory.base": ("Memory", "Window"),
+    "trime.memory.external": ("ExternalMemory",),
+    "trime.memory.local": ("LocalMemory",),
+    "trime.memory.long": ("LongMemory",),
+    "trime.memory.retrieval.datastore": ("Datastore", "KNNMemory"),
+    "trime.memory.visibility": ("External", "Local", "Long", "Others"),
+    "trime.mixtures.adaptive": ("Adaptive",),
+    "trime.mixtures.calibrated": ("Calibrated",),
+    "trime.mixtures.interpolate": ("interpolate",),
+    "trime.mixtures.joint": ("joint",),
+    "trime.tasks.trime_loss": ("trime_loss",),
+}
+DEFINED_IN = {name: module for module, names in MODULES.items() for name in names}
+ALIASES = {"BM25Neighbours": "Fast"}  # names that differ where they are defined
+
+
+def __getattr__(name: str) -> Any:
+    """Import a part of the library when it is first used."""
+    if name not in DEFINED_IN:
+        raise AttributeError(f"module trime has no attribute {name}")
+    value = globals()[name] = getattr(import_module(DEFINED_IN[name]), ALIASES.get(name, name))
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the names of the library."""
+    return sorted([*globals(), *__all__])

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import xxhash
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from trime.types import Tensor
@@ -29,7 +28,9 @@ log = logging.getLogger(__name__)
 
 def plain(config: Any) -> Any:
     """Return a resolved configuration as dicts and lists; any other value is returned unchanged."""
-    return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+    omegaconf = sys.modules.get("omegaconf")  # not imported here: without it there is no configuration
+    is_config = omegaconf is not None and omegaconf.OmegaConf.is_config(config)
+    return omegaconf.OmegaConf.to_container(config, resolve=True) if omegaconf is not None and is_config else config
 
 
 def compact_json(content: Any) -> str:

@@ -16,9 +16,10 @@ from trime.errors import UserError
 from trime.mixtures.adaptive import LEARNED, Adaptive, constant_log_weights
 from trime.mixtures.calibrated import Calibrated
 from trime.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, ExpertMasses, History, Mixture, log_mixture
+from trime.mixtures.folds import folds
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.mixture import folds, score_tokens
+from trime.stages.mixture import score_tokens
 
 Tiny = Callable[..., DictConfig]
 KINDS = [lambda: Adaptive([0.5, 1.0], hidden=8), lambda: Calibrated([0.5, 1.0]), lambda: Adaptive([0.5, 1.0], history=[])]

@@ -245,7 +245,7 @@ def test_report_of_several_runs(tiny: Callable[..., DictConfig], tmp_path: Path,
     run(config)
     folder = Path(config.paths.outputs) / "reports" / "latest"
     shown, table = capsys.readouterr().out, (folder / "table.md").read_text()
-    assert table in shown and str(folder / "picture.png") in shown and (folder / "picture.png").stat().st_size > 5000
+    assert table in shown and str(folder.resolve() / "picture.png") in shown and (folder / "picture.png").stat().st_size > 5000
     lines = (folder / "table.csv").read_text().splitlines()
     header = next(csv.reader(lines))
     assert {"params", "dev perplexity", "test perplexity", "vs vanilla, 95 % interval", "eval tok/s", "paper 7M*"} <= set(

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,29 +77,35 @@ def smallest_type(size: int) -> np.dtype:
     return next(np.dtype(kind) for kind in ("u1", "u2", "u4") if size <= 2 ** (8 * np.dtype(kind).itemsize))
 
 
-def symbol_stream(
-    dataset: Dataset, split: str, action: str, unreadable: Counter[str] | None = None
-) -> Iterator[tuple[str | None, list[str]]]:
-    """Yield lists of a split's symbols, the first of a document with its name, and show a progress bar in bytes.
+@dataclass
+class TextCounts:
+    """What was read of a text: its bytes, and each document's lines that are not UTF-8, unless symbols are bytes."""
 
-    ``unreadable`` counts each document's lines that are not UTF-8, unless the symbols are bytes.
-    """
+    bytes: int = 0
+    unreadable: Counter[str] = field(default_factory=Counter)
+
+
+def symbol_stream(
+    dataset: Dataset, split: str, action: str, counts: TextCounts | None = None
+) -> Iterator[tuple[str | None, list[str]]]:
+    """Yield lists of a split's symbols, the first of a document with its name, and show a progress bar in bytes."""
     total = dataset.size(split)
     with tqdm(total=total, unit="B", unit_scale=True, desc=f"{action} {split}", mininterval=1) as bar:
         for document in dataset.documents(split):
             name: str | None = document.name
-            lines = lines_with_progress(document, bar, None if dataset.characters else unreadable)
+            lines = lines_with_progress(document, bar, counts or TextCounts(), check=not dataset.characters)
             for symbols in dataset.tokenizer.tokens(lines):
                 yield name, symbols
                 name = None
 
 
-def lines_with_progress(document: Document, bar: Any, unreadable: Counter[str] | None) -> Iterator[bytes]:
-    """Yield the lines of a document while updating the progress bar; count those that are not UTF-8."""
+def lines_with_progress(document: Document, bar: Any, counts: TextCounts, check: bool) -> Iterator[bytes]:
+    """Yield the lines of a document, update the progress bar and the counts; ``check`` whether lines are UTF-8."""
     for line in document.lines:
         bar.update(len(line))
-        if unreadable is not None and not line.isascii() and not is_utf8(line):
-            unreadable[document.name] += 1
+        counts.bytes += len(line)
+        if check and not line.isascii() and not is_utf8(line):
+            counts.unreadable[document.name] += 1
         yield line
 
 
@@ -135,9 +142,9 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     dtype = smallest_type(len(vocabulary))
     lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
-    unreadable: Counter[str] = Counter()
+    counts = TextCounts()
     with open(folder / f"{split}.bin", "wb") as file:
-        for name, symbols in symbol_stream(dataset, split, "encode", unreadable):
+        for name, symbols in symbol_stream(dataset, split, "encode", counts):
             if name is not None:
                 offsets.append(written + len(buffer))
                 names.append(name)
@@ -150,9 +157,8 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     np.save(folder / f"{split}.offsets.npy", np.array([*offsets, written], np.int64))
     (folder / f"{split}.names.json").write_text(json.dumps(names, ensure_ascii=False))
     mean = round(written / len(offsets), 1)
-    size = dataset.size(split)
-    statistics = {"tokens": written, "bytes": size, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
-    return statistics | ({"unreadable": dict(unreadable)} if unreadable else {})
+    statistics = {"tokens": written, "bytes": counts.bytes, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
+    return statistics | ({"unreadable": dict(counts.unreadable)} if counts.unreadable else {})
 
 
 def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:

@@ -158,22 +158,26 @@ class Writer:
         self.written: list[int] = []
 
     def read(self, prompt: str) -> list[int]:
-        """Read a prompt, without an end of line that only the tokenizer adds; return its tokens."""
-        symbols = [symbol for part in self.tokenizer.tokens(io.BytesIO(prompt.encode())) for symbol in part]
-        if symbols[-1:] == [EOS] and not prompt.endswith("\n"):
-            symbols.pop()
-        ids = [self.vocabulary.index[symbol] for symbol in symbols]
+        """Read a prompt; return its tokens."""
+        ids = self.token_ids(prompt)
         self.continuation.read(ids)
         return ids
 
-    def write(self) -> Iterator[GeneratedToken]:
-        """Yield generated tokens, ``generate.max_new_tokens`` of them; ``<unk>`` is none of them."""
+    def token_ids(self, text: str) -> list[int]:
+        """Return the tokens of a text, without an end of line that only the tokenizer adds."""
+        symbols = [symbol for part in self.tokenizer.tokens(io.BytesIO(text.encode())) for symbol in part]
+        if symbols[-1:] == [EOS] and not text.endswith("\n"):
+            symbols.pop()
+        return [self.vocabulary.index[symbol] for symbol in symbols]
+
+    def write(self, explain: bool = False) -> Iterator[GeneratedToken]:
+        """Yield generated tokens, ``generate.max_new_tokens`` of them; ``<unk>`` is none; ``explain``: with entries."""
         config, settings = self.plan.config, self.plan.config.generate
         unknown = self.vocabulary.unknown
         excluded = (unknown,) if unknown != self.vocabulary.eos else ()  # some pretrained models have no token for it
         sampler = TokenSampler(settings.temperature, settings.top_p, excluded)
         for step in self.continuation.generate(settings.max_new_tokens, sampler, config.seed):
-            described = self.describe_step(step, settings.entries if config.explain else 0)
+            described = self.describe_step(step, settings.entries if explain or config.explain else 0)
             self.written.append(step.token)
             yield described
 

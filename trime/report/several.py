@@ -101,6 +101,9 @@ def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", to_csv(*joined_table(comparisons)))
     print(f"\n{text}\ntable: {folder / 'table.md'}, {folder / 'table.csv'}")
+    if orders := [f"{comparison.title}:\n\n{markdown(*comparison.order)}" for comparison in comparisons if comparison.order[1]]:
+        write_atomically(folder / "order.md", "\n".join(orders))
+        print(f"order of the papers: {folder / 'order.md'}")
     print(f"picture: {compare_picture([comparison.groups for comparison in comparisons], folder / 'picture.png')}")
     if panels := [panel for comparison in comparisons for panel in curves_panels(comparison.runs)]:
         print(f"sizes of long memory: {save_panels(panels, folder / 'memory_size.png')}")

@@ -21,6 +21,7 @@ from trime.evaluation.rows import MixtureSpec
 from trime.io import write_tensors
 from trime.metrics import ResourceUsage
 from trime.mixtures.experts import ExpertMasses, History, Mixture, log_mixture
+from trime.mixtures.folds import folds
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.mixture_specs import MixtureSpecs
@@ -28,8 +29,6 @@ from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import Tune, TunedRows
 from trime.types import Float, Int, Tensor
-
-BLOCKS = 4  # blocks of text per fold, if there are fewer documents than folds
 
 
 class TuneMixture(TunedRows):
@@ -130,21 +129,6 @@ def fit_mixture(config: DictConfig, masses: ExpertMasses, description: dict[str,
     mixture = build_mixture(config, description["experts"])
     fold = folds(masses.document, config.mixture.folds, config.seed)
     return mixture, mixture.fit(masses, fold, description["counts"], config.seed)
-
-
-def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n"]:
-    """Return the fold of each token: documents dealt out by size; if they are few, blocks of the text in turn."""
-    number, size = document.unique(return_inverse=True, return_counts=True)[1:]
-    if len(size) < count:
-        block = max(1, -(-len(document) // (count * BLOCKS)))
-        return torch.arange(len(document)) // block % count
-    fold_size, fold = [0] * count, torch.empty(len(size), dtype=torch.long)
-    shuffled = torch.randperm(len(size), generator=torch.Generator().manual_seed(seed))
-    for document_number in shuffled[size[shuffled].argsort(descending=True, stable=True)].tolist():
-        smallest = fold_size.index(min(fold_size))
-        fold[document_number] = smallest
-        fold_size[smallest] += int(size[document_number])
-    return fold[number]
 
 
 def score_tokens(mixture: Mixture, masses: ExpertMasses) -> Float[Tensor, " n"]:

@@ -7,6 +7,7 @@ import logging
 from abc import abstractmethod
 from collections import Counter
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from trime.data.corpus import (
     FLUSH,
     Corpus,
+    TextCounts,
     VocabularySource,
     build_corpus,
     lines_with_progress,
@@ -122,8 +124,8 @@ def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: DictC
     if "train" not in dataset.splits():
         raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")
     with tqdm(total=dataset.size("train"), unit="B", unit_scale=True, desc="learn train", mininterval=1) as bar:
-        lines = (line for document in dataset.documents("train") for line in lines_with_progress(document, bar, None))
-        tokenizer.train(lines, settings.max_size, settings.min_count)
+        read = (lines_with_progress(document, bar, TextCounts(), check=False) for document in dataset.documents("train"))
+        tokenizer.train(chain.from_iterable(read), settings.max_size, settings.min_count)
 
 
 def count_training_symbols(folder: Path) -> None:

@@ -26,11 +26,17 @@ class Parallel(Protocol):
     detokenized text.
     """
 
-    name: str
     languages: tuple[str, str]  # source, target
     cut: bool
     detokenize: bool
-    own: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the text."""
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a user's own text, for which nothing is published."""
 
     @property
     def location(self) -> Path | str:
@@ -67,15 +73,23 @@ class Lines:
         cut: bool = False,
         detokenize: bool = False,
     ):
-        self.own = name is None  # a user's own text, for which nothing is published
-        self.path, self.languages, self.cut = path, (source, target), cut
-        self.name = name or printable(existing_folder(path, "dataset parallel").resolve().stem)
+        self.path, self.languages, self.given_name, self.cut = path, (source, target), name, cut
         self.longest, self.ratio, self.detokenize = longest, ratio, detokenize
+
+    @property
+    def name(self) -> str:
+        """The given name, or that of the folder."""
+        return self.given_name or printable(self.location.resolve().stem)
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a user's own text, for which nothing is published."""
+        return self.given_name is None
 
     @property
     def location(self) -> Path:
         """Return the folder; UserError where it does not exist."""
-        return existing_folder(self.path, f"dataset {self.name}")
+        return existing_folder(self.path, f"dataset {self.given_name or 'parallel'}")
 
     def files(self, split: str) -> list[Path]:
         """Return both files of a split, or none; UserError where one is missing, or both of train."""

@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trime.errors import UserError
+from trime.io import write_tensors
 from trime.memory.objective.entries_cpu import entry_masses
-from trime.memory.retrieval.search import Search
+from trime.memory.retrieval.search import ExactSearch, Search
 from trime.memory.similarity import similarity
 from trime.types import Contexts, Float, Int, Mass, Tensor
 
@@ -53,6 +54,9 @@ def stored_keys(g: Float[Tensor, "n d"], dtype: str) -> dict[str, Tensor]:
         return {"g": g.to(getattr(torch, dtype))}
     scale = g.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
     return {"g": (g.float() / scale).round().to(torch.int8), "scale": scale.squeeze(1)}
+
+
+SHARD = 2**17  # keys of a file that from_tensors writes
 
 
 class Keys:
@@ -96,12 +100,46 @@ class Keys:
 
 
 class Datastore:
-    """The encoded contexts of a corpus: keys g [N d], the tokens that followed, and their documents."""
+    """The encoded contexts of a corpus: keys g [N d], the tokens that followed, and their documents, in a folder of shards."""
 
-    def __init__(self, folder: Path):
-        shards = Shards(folder)
+    def __init__(self, folder: str | Path):
+        shards = Shards(Path(folder))
         self.token, self.document = shards.column("token"), shards.column("document")
         self.keys = Keys(shards)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Datastore:
+        """Open a datastore that ``from_tensors`` or a run wrote; UserError if there is none."""
+        return cls(folder)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        folder: str | Path,
+        keys: Float[Tensor, "n d"],
+        tokens: Int[Tensor, " _"],
+        documents: Int[Tensor, " _"] | None = None,
+        dtype: str = "float16",
+    ) -> Datastore:
+        """Write keys and the tokens that followed into a new folder and open it; ``dtype``: float16, float32 or int8.
+
+        Raises UserError where the folder holds a datastore already, or lengths differ.
+        """
+        folder = Path(folder)
+        documents = torch.zeros(len(tokens), dtype=torch.long) if documents is None else documents
+        if not len(keys) == len(tokens) == len(documents):
+            raise UserError(
+                f"{len(keys)} keys, {len(tokens)} tokens, {len(documents)} documents: there must be as many of each"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if [*folder.glob("[0-9]*.safetensors")]:
+            raise UserError(f"{folder} holds a datastore already: open it, or name another folder")
+        for number, first in enumerate(range(0, len(keys), SHARD)):
+            rows = slice(first, first + SHARD)
+            columns = stored_keys(keys[rows].detach().cpu(), dtype)
+            columns |= {"token": tokens[rows].cpu().int(), "document": documents[rows].cpu().int()}
+            write_tensors(folder / f"{number:05d}.safetensors", columns)
+        return cls(folder)
 
     def __len__(self) -> int:
         return len(self.token)
@@ -111,12 +149,21 @@ class KNNMemory:
     """The ``k`` entries of a datastore nearest to each query, kNN(M_ext, g(c)) in TRIME Eq. 7.
 
     ``rescore`` computes similarities to the stored keys, where the search only estimates them (the rows marked by a dagger
-    in the papers). ``hide_own`` hides entries of the query's own document, for a datastore of the split that is scored.
-    UserError where the datastore has fewer entries.
+    in the papers). ``search`` is exact by default. ``hide_own`` hides entries of the query's own document, for a datastore of
+    the split that is scored. UserError where the datastore has fewer entries.
     """
 
-    def __init__(self, store: Datastore, search: Search, k: int, metric: str, rescore: bool, hide_own: bool = False):
+    def __init__(
+        self,
+        store: Datastore,
+        search: Search | None = None,
+        k: int = 1024,
+        metric: str = "ip",
+        rescore: bool = False,
+        hide_own: bool = False,
+    ):
         check_k(k, len(store))
+        search = search or ExactSearch(store.keys.blocks, metric)
         self.store, self.search, self.k, self.metric = store, search, k, metric
         self.rescore, self.hide_own = rescore, hide_own
 

@@ -1,0 +1,144 @@
+"""The library: names are imported lazily and without heavy packages, and examples run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+import trime
+from tests.conftest import ROOT
+from tests.helpers.pretrained import save_model
+from trime.errors import UserError
+from trime.plan.language_model import Plan
+from trime.run.runner import run
+
+NOT_NEEDED = ("hydra", "omegaconf", "pytorch_lightning", "wandb", "matplotlib", "transformers", "faiss")
+
+
+def example(name: str, *words: str) -> str:
+    """Run an example and return its output."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_names_need_no_hydra_lightning_wandb_or_matplotlib() -> None:
+    names = [name for name in trime.__all__ if name != "load"]
+    code = (
+        "import sys\n"
+        f"for name in {NOT_NEEDED}: sys.modules[name] = None\n"
+        "import trime\nassert 'torch' not in sys.modules\n"
+        f"for name in {names}: assert getattr(trime, name) is getattr(trime, name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="no attribute nothing"):
+        _ = trime.nothing  # type: ignore[attr-defined]
+    assert {*trime.DEFINED_IN} == {*trime.__all__} <= {*dir(trime)}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short(path: Path) -> None:
+    assert len([line for line in path.read_text().splitlines() if line.strip()]) < 50
+
+
+@pytest.mark.parametrize(("visibility", "seen"), [(trime.Local, "same"), (trime.Others, "others"), (trime.External, "both")])
+def test_the_loss_is_eq_5(visibility: Callable[[], object], seen: str) -> None:
+    """-log of the target's share of the vocabulary and of the visible contexts, written out as loops."""
+    torch.manual_seed(1)
+    g, logits = torch.randn(2, 4, 8, requires_grad=True), torch.randn(2, 4, 5)
+    targets = torch.randint(5, (2, 4))
+    targets[1, 3] = -100
+    loss = trime.trime_loss(g, logits, targets, visibility=visibility(), reduction="none")  # type: ignore[arg-type]
+    expected = []
+    for b, i in ((b, i) for b in range(2) for i in range(4) if targets[b, i] != -100):
+        mass = logits[b, i].double().exp()
+        for c, j in ((c, j) for c in range(2) for j in range(4) if targets[c, j] != -100):
+            if (b != c and seen != "same") or (b == c and j < i and seen != "others"):
+                mass[targets[c, j]] += (g[b, i].double() @ g[c, j].double() / math.sqrt(8)).exp()
+        expected.append(-(mass[targets[b, i]] / mass.sum()).log())
+    torch.testing.assert_close(loss, torch.stack(expected).float(), rtol=1e-5, atol=1e-6)
+    trime.trime_loss(g, logits, targets).backward()
+    assert g.grad is not None and g.grad.abs().sum() > 0
+
+
+def test_a_datastore_of_tensors(tmp_path: Path) -> None:
+    keys, tokens = torch.randn(50, 8), torch.arange(50)
+    store = trime.Datastore.from_tensors(tmp_path / "store", keys, tokens, dtype="float32")
+    assert torch.equal(trime.Datastore.open(tmp_path / "store").token, store.token) and len(store) == 50
+    window = trime.window_of(keys[:3] * 100, torch.zeros(3, 50), tokens[:3])
+    assert trime.KNNMemory(store, k=1).entries(window.query)[1].flatten().tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match="already"):
+        trime.Datastore.from_tensors(tmp_path / "store", keys, tokens)
+    with pytest.raises(UserError, match="as many of each"):
+        trime.Datastore.from_tensors(tmp_path / "other", keys, tokens[1:])
+
+
+def test_a_mixture_of_memories_learns_what_to_trust() -> None:
+    """Text that repeats itself is predicted by the long memory where the model knows nothing."""
+    torch.manual_seed(0)
+    tokens, size = torch.randint(50, (40,)).repeat(12), 20
+    keys = torch.eye(50)[tokens.roll(1)] * 30
+    windows = [
+        trime.window_of(keys[i : i + size], torch.zeros(size, 50), tokens[i : i + size], start=i) for i in range(0, 480, size)
+    ]
+    mixture = trime.MemoryMixture({"long": trime.LongMemory([400], trime.FIFO())})
+    assert mixture.fit(windows) < 0.7 * math.log(50)
+    scores = torch.cat([*mixture.score(windows)])
+    assert -scores[80:].mean() < 0.5 * math.log(50) and len(scores) == 480
+    for log_probability, parts in mixture.explain(windows):
+        torch.testing.assert_close(sum(parts.values()), log_probability.double().exp(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_finished_run_scores_and_explains_text(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    """Probabilities of a document are those of evaluation."""
+    config = tiny("experiment=trime_ext", "evaluate.per_token=true", "evaluate.sample=documents", f"paths.outputs={tmp_path}")
+    run(config)
+    plan = Plan(config)
+    model = trime.load(plan.run_folder)
+    lines = [json.loads(line) for line in (plan.per_token.path() / "tokens.jsonl").open()]  # type: ignore[union-attr]
+    name = lines[0]["document"]
+    corpus = plan.evaluated_corpus.corpus()
+    text, number = corpus.split("test"), corpus.names("test").index(name)
+    ids = text.tokens[text.offsets[number] : text.offsets[number] + 60].tolist()
+    writer = model.writer()
+    for token, line in zip(ids, lines, strict=False):
+        assert float(writer.continuation.next()[0].probability[token]) == pytest.approx(
+            math.exp(line["log_probability"]), rel=1e-3, abs=1e-6
+        )
+        writer.continuation.read([token])
+    (scored,) = model.score("import os\n")
+    assert [token.text for token in scored][:2] == ["import", "os"] or len(scored) == 3
+    assert all(sum(token.parts.values()) == pytest.approx(token.probability) for token in scored)
+    assert model.generate("import os", 5, temperature=0) == model.generate("import os", 5, temperature=0)
+    assert len(model.explain("import os", 3, entries=1)[0].entries) >= 1
+    shown = example("loaded_run", str(plan.run_folder))
+    assert "vocabulary" in shown and " from " in shown
+    with pytest.raises(UserError, match="no folder of a run"):
+        trime.load(tmp_path)
+    picture = tmp_path / "own.png"
+    assert str(picture) in example("own_figure", f"{tmp_path}/runs/**/results.json", str(picture)) and picture.is_file()
+
+
+def test_eq_5_in_ones_own_loop() -> None:
+    losses = [float(line.split()[2]) for line in example("own_loop").splitlines()]
+    assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+def test_knn_lm_over_a_decoder_of_transformers(tmp_path: Path, text_folder: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra pretrained")
+    files = [str(text_folder / split / "0.txt") for split in ("train", "valid", "test")]
+    lines = example("knn_lm", str(save_model("Llama", tmp_path / "model")), *files).splitlines()
+    with_memories, alone = (float(line.split()[-1]) for line in lines[-2:])
+    assert "cross-fitted" in lines[0] and with_memories < alone

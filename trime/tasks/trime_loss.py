@@ -1,0 +1,49 @@
+"""TRIME's objective for a training loop of one's own (Eq. 5)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from trime.memory.in_batch import InBatch
+from trime.memory.visibility import Local, Visibility
+from trime.mixtures.joint import joint
+from trime.types import Contexts, Float, Int, Mass, Tensor, TokenPosition
+
+IGNORED = -100  # targets that are neither scored nor memory, as in PyTorch's cross_entropy
+
+
+def trime_loss(
+    g: Float[Tensor, "b l d"],
+    logits: Float[Tensor, "b l v"],
+    targets: Int[Tensor, "b l"],
+    *,
+    visibility: Visibility | None = None,
+    document: Int[Tensor, " b"] | None = None,
+    start: Int[Tensor, " b"] | None = None,
+    temperature: float = 1.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return the loss in nats of each target, given the vocabulary's logits and the other contexts of the batch (Eq. 5).
+
+    Each row of the batch is a segment. g is the representation of contexts, in the paper the input of the last feed-forward
+    block; its inner products are divided by sqrt(d) and ``temperature``. ``visibility`` decides which contexts are memory:
+    ``Local()`` by default, ``Long()``, ``External()``, or ``Others()``, which is ``External`` with the local memory dropped.
+    ``Long`` needs the ``document`` of each row, and the position ``start`` of its first token there (rows are documents of
+    their own by default). Targets of -100 are not scored and are no memory. With several processes the memory is that of all
+    of them. ``reduction``: mean, sum or none (a tensor of the scored targets, row by row).
+    """
+    rows, length = targets.shape
+    row = torch.arange(rows, device=g.device)
+    document, start = row if document is None else document, torch.zeros_like(row) if start is None else start
+    position = (start[:, None] + torch.arange(length, device=g.device)).flatten()
+    positions = TokenPosition(document.repeat_interleave(length), row.repeat_interleave(length), position)
+    scored = (targets != IGNORED).flatten()
+    contexts = Contexts(g.flatten(0, 1), targets.flatten(), positions).take(scored)
+    scores = logits.flatten(0, 1)[scored].float()
+    vocabulary = Mass(scores.gather(1, contexts.token[:, None]).squeeze(1), scores.logsumexp(1))
+    divisor = contexts.g.new_tensor([math.sqrt(g.shape[-1])], dtype=torch.promote_types(g.dtype, torch.float32))
+    memory = InBatch(visibility or Local(), temperature=temperature).mass(contexts, contexts, divisor)
+    losses = -joint(vocabulary, [Mass(memory.target[0], memory.total[0])])
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
