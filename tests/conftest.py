@@ -88,10 +88,15 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(session_folder: Path) -> Callable[..., DictConfig]:
-    """Return a function that composes an experiment at size=tiny with two updates, in the session's folder."""
+    """Return a function that composes an experiment at size=tiny with two updates, in the session's folder.
 
-    def make(*overrides: str, return_hydra: bool = False) -> DictConfig:
+    A run draws no pictures unless it is asked for them: they take a third of its time.
+    """
+
+    def make(*overrides: str, return_hydra: bool = False, pictures: bool = False) -> DictConfig:
+        drawn = [] if pictures else [f"report.figures.{name}=null" for name in ("picture", "memories", "analysis")]
         fixed = [
+            *drawn,
             f"paths.data={session_folder}/data",
             f"paths.outputs={session_folder}/outputs",
             "logger=none",

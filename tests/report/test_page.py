@@ -68,7 +68,7 @@ def render(page: Path, width: int, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def ran(session_folder: Path, tiny: Tiny) -> tuple[Plan, str]:
     """Return a run with all memories, and its page."""
-    config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1")
+    config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1", pictures=True)
     run(config)
     plan = Plan(config)
     return plan, (plan.run_folder / "page.html").read_text()
@@ -105,7 +105,7 @@ def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> 
 
 def test_a_passage_may_be_read_without_the_tokens_before_it(tiny: Tiny) -> None:
     """report.samples.before=0 is a number of tokens, not the default."""
-    config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1")
+    config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1", pictures=True)
     config.report.samples.before = 0
     run(config)
     (sample,) = make_samples(Plan(config))

@@ -15,20 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coverage import Coverage
+from coverage import CoverageData
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-# Which lines of the examples' files a process runs; Python reads sitecustomize.py at the start of each.
-SETTINGS = """
-[run]
-include = {files}
-parallel = true
-data_file = ${{COVERED}}/lines
+# Runs each example's commands and notes, by example, which lines of the examples' files ran: one process starts only once.
+RUNNER = """
+import json, sys
+from coverage import Coverage
+
+coverage = Coverage(data_file=sys.argv[1], include=json.loads(sys.argv[2]))
+coverage.start()
+from trime.run import command_line
+
+for title, command in json.loads(sys.argv[3]):
+    coverage.switch_context(title)
+    sys.argv = command
+    if command_line.main():
+        sys.exit(f"{title}: {command} failed")
+coverage.stop()
+coverage.save()
 """
-START = "import coverage\n\ncoverage.process_startup()\n"
 
 
 def sections() -> dict[str, str]:
@@ -65,30 +74,35 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "poems").mkdir()
     for number in range(8):
         (folder / "poems" / f"{number}.txt").write_text("a rose is a rose\nis a rose and so on\n\n" * 60)
-    files = "\n    ".join(str(folder / name) for name in files_of(TEXT) if name.endswith(".py"))
-    (folder / "coverage.ini").write_text(SETTINGS.format(files=files))
-    (folder / "sitecustomize.py").write_text(START)
     return folder
 
 
-@pytest.mark.parametrize("title", EXAMPLES)
-def test_example_is_used(title: str, project: Path, tmp_path: Path) -> None:
+def test_examples_are_used(project: Path, tmp_path: Path) -> None:
     """Each command ends in results that show the example, and together they call every function that it defines."""
-    text = sections()[title]
-    settings = {"COVERAGE_PROCESS_START": str(project / "coverage.ini"), "COVERED": str(tmp_path)}
-    environment = os.environ | {"PYTHONPATH": str(project)} | settings
-    for words in commands_of(text):
-        command = [sys.executable, *words, f"paths.outputs={tmp_path}"]
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr[-2000:]
-    assert CHECKS[title](tmp_path), f"{title}: its results do not show it"
-    combined = Coverage(data_file=tmp_path / "lines")
-    combined.combine([str(tmp_path)])
-    for name, content in files_of(text).items():
-        functions = functions_of(content) if name.endswith(".py") else {}
-        lines = {*(combined.get_data().lines(str(project / name)) or [])}
-        uncalled = [function for function, own in functions.items() if not lines & {*own}]
-        assert not uncalled, f"{name}: {uncalled} were never called"
+    texts = sections()
+    commands = [
+        (title, [*words, f"paths.outputs={tmp_path / str(number)}"])
+        for number, title in enumerate(EXAMPLES)
+        for words in commands_of(texts[title])
+    ]
+    files = [str(project / name) for name in files_of(TEXT) if name.endswith(".py")]
+    data = tmp_path / "lines"
+    arguments = [str(data), json.dumps(files), json.dumps(commands)]
+    environment = os.environ | {"PYTHONPATH": str(project)}
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, *arguments], cwd=project, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    called = CoverageData(data)
+    called.read()
+    for number, title in enumerate(EXAMPLES):
+        assert CHECKS[title](tmp_path / str(number)), f"{title}: its results do not show it"
+        called.set_query_context(title)
+        for name, content in files_of(texts[title]).items():
+            functions = functions_of(content) if name.endswith(".py") else {}
+            lines = {*(called.lines(str(project / name)) or [])}
+            uncalled = [function for function, own in functions.items() if not lines & {*own}]
+            assert not uncalled, f"{name}: {uncalled} were never called"
 
 
 def functions_of(source: str) -> dict[str, range]:

@@ -148,6 +148,7 @@ def test_truncated_artefact(kind: str, said: Said, tiny: Callable[..., DictConfi
 
 
 def test_impossible_settings(said: Said) -> None:
+    """Settings that do not fit one another, or the text; test_schema.py has those that are malformed by themselves."""
     assert "lower index.k" in said("experiment=knn_lm", "index.k=100000")
     assert "index=exact" in said("experiment=knn_lm", "index.factory=IVF4096_SQ8")
     assert "factory string" in said("experiment=knn_lm", "index.factory=Nonsense99")
@@ -157,37 +158,15 @@ def test_impossible_settings(said: Said) -> None:
     assert "set similarity alone" in said("experiment=trime_ext", "index.metric=l2")
     assert "memory in training" in said("experiment=cache", "model.gate=true")
     assert "model.gate" in said("experiment=trime", "model.gate=3")
-    for wrong in ("batching.size=0", "batching.size=8k", "train.log_every=0", "evaluate.block=0", "segments.length=0"):
-        assert wrong.split("=")[0] in said(wrong)
-    for wrong in (
-        "name=null",
-        "name=../up",
-        "report.name=a/b",
-        "index.rescore=maybe",
-        "index.factory=16",
-        "model.backbone.layers=0",
-    ):
-        assert wrong.split("=")[0] in said(wrong)
-    assert "layers" in said("model.backbone.layers=0") and "schedule.peak" in said("schedule.peak=abc")
-    for wrong in ("evaluate.bounded=no", "long.across_documents=off", "index.rescore=Yes", "compatibility.sorted_windows=on"):
-        assert said(wrong) == f"error: {wrong}: it must be true or false"
+    assert all(wrong.split("=")[0] in said(wrong) for wrong in ("name=../up", "report.name=a/b", "model.backbone.layers=0"))
+    assert said("evaluate.bounded=no") == "error: evaluate.bounded=no: it must be true or false"
     assert "checkpoint=FILE" in said("dictionary=dict.txt")
     assert "model.backbone.inner=-8" in said("experiment=srupp", "model.backbone.inner=-8")
     if not torch.cuda.is_available():
         assert all("CUDA device" in said(wrong) for wrong in ("index.device=cuda", "trainer.accelerator=gpu"))
-    for wrong in (
-        "seed=-1",
-        "evaluate.context=-1",
-        "evaluate.dtype=fp16",
-        "vocabulary.max_size=32k",
-        "tune.interpolation_share=1",
-    ):
-        assert wrong.split("=")[0] in said(wrong)
     for wrong in ("tune.temperature=[]", "tune.memory_size=[4k]", "evaluate.rows=null", "evaluate.rows=[local]"):
         assert wrong.split("=")[0] in said("experiment=trime", wrong)
     assert "or as 500, 30k, 1.5M" in said("evaluate.tokens=0")
-    assert "auto, cpu, gpu or cuda" in said("trainer.accelerator=tpu")
-    assert "precision" in said("trainer.precision=fp17", "seed=79")
     assert "drop_local" in said("experiment=trime", "memory.drop_local=0.5")
     assert "in 1..batching.size" in said("experiment=trime_long", "batching.run=9")
     assert "[0, 1]" in said("experiment=trime_ext", "memory.drop_local=2")
@@ -196,9 +175,7 @@ def test_impossible_settings(said: Said) -> None:
     assert "evaluate.rows" in said("evaluate.rows=[{joint:[shortterm]}]")
     assert "tune.interpolation_share" in said("experiment=cache", "tune.interpolation_share=[0.1,1.0]")
     assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[0,3]")
-    assert "or as 500, 30k, 1.5M" in said("evaluate.tokens=lots")
     assert "no symbol occurs" in said("vocabulary.min_count=100000000")
-    assert "or auto" in said("trainer.devices=0")
     for wrong in ("{local: nan, long: 0.0, others: 0.0, all: 0.0}", "{local: 2.0, long: 0.0, others: 0.0, all: 0.0}"):
         assert "at most 1 together" in said("memory=drawn", f"memory.shares={wrong}")
     assert "twice" in said("experiment=trime", "evaluate.memories=[local,local]")

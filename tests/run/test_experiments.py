@@ -103,13 +103,17 @@ def documented_keys(start: str, end: str) -> set[str]:
     return {*re.findall(r"`(\w+)`", text)}
 
 
+PICTURED = ("trime_all", "trime_memorizing", "srupp")  # gates, shares, staleness and bits per character among their panels
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
-    config = tiny(f"experiment={name}")
+    config = tiny(f"experiment={name}", pictures=name in PICTURED)
     loss = run(config).loss
     results = json.loads((Plan(config).run_folder / "results.json").read_text())
     assert results["name"] == name and loss == results["metrics"]["valid"][-1]["loss"]
-    assert (Plan(config).run_folder / "picture.png").stat().st_size > 5000
+    picture = Plan(config).run_folder / "picture.png"
+    assert picture.stat().st_size > 5000 if name in PICTURED else not picture.exists()
     row = "| key of a row"
     keys, row_keys = documented_keys("## The file `results.json`", row), documented_keys(row, "\n## ")
     assert {"seed", "commit", "versions", "hardware", "dataset", "parameters", "train", "tuned", "metrics"} <= results.keys()

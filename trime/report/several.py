@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.errors import UserError
@@ -13,7 +12,7 @@ from trime.io import write_atomically
 from trime.report.answers import answers_panels, answers_picture, answers_table, policies_table
 from trime.report.command_lines import without_paths
 from trime.report.comparison import compare_runs, joined_table
-from trime.report.figures.base import Figure
+from trime.report.figures.base import configured_figures
 from trime.report.figures.canvas import save_panels
 from trime.report.figures.several import compare_picture, curves_panels, policies_panels
 from trime.report.folder import report_folder, writing_report
@@ -93,7 +92,7 @@ def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
 
 def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path) -> None:
     """Write and print table, pictures and page of language models and translations, each text in a section of its own."""
-    figures: dict[str, Figure] = instantiate(settings.figures, _convert_="all")
+    figures = configured_figures(settings.figures)
     texts = group_by_text(split_by_mixture(runs))
     comparisons = [compare_runs(of_text, settings) for of_text in texts.values()]
     warn_of_baseline([group for comparison in comparisons for group in comparison.groups], settings.against)

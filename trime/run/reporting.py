@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from trime.config.schema import STAGES
@@ -17,7 +16,7 @@ from trime.metrics import bits
 from trime.pipeline.manifest import build_seconds
 from trime.plan.language_model import Plan
 from trime.report.answers import answers_table
-from trime.report.figures.base import Figure
+from trime.report.figures.base import Figure, configured_figures
 from trime.report.figures.several import replay_picture
 from trime.report.groups import is_fitted
 from trime.report.memories import memories_section, memories_text
@@ -65,7 +64,7 @@ def report_run(plan: Plan) -> RunReport:
         text = analysis_text(results)
         write_atomically(folder / "analysis.md", text)
         print(f"\n{text}")
-    figures: dict[str, Figure] = instantiate(config.report.figures, _convert_="all")
+    figures = configured_figures(config.report.figures)
     drawn = draw_figures(figures, results, folder)
     samples = make_samples(plan)
     page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], samples), folder / "page.html")

@@ -6,7 +6,15 @@ from abc import ABC
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import instantiate
+
 from trime.report.figures.canvas import Panel, canvas, fill_axes, save_picture
+
+
+def configured_figures(settings: Any) -> dict[str, Figure]:
+    """Return the figures of ``report.figures`` by name; null removes one."""
+    figures: dict[str, Figure | None] = instantiate(settings, _convert_="all")
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 class Figure(ABC):
