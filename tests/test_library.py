@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +48,31 @@ def test_names_need_no_hydra_lightning_wandb_or_matplotlib() -> None:
     with pytest.raises(AttributeError, match="no attribute nothing"):
         _ = trime.nothing  # type: ignore[attr-defined]
     assert {*trime.DEFINED_IN} == {*trime.__all__} <= {*dir(trime)}
+
+
+def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> None:
+    """Without a checkout, the command composes and checks an experiment, and records itself as the command trime."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("trime", "conf", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "-w", str(tmp_path), str(source)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("trime-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    shutil.rmtree(source)
+    code = (
+        "import sys; from trime.run.command_line import main; from trime.run.provenance import commit\n"
+        "sys.argv = ['trime', 'experiment=trime', 'size=tiny', 'stages=[prepare]', 'dataset.modules=20']\n"
+        f"assert commit() is None and main() == 0 and main.__code__.co_filename.startswith('{tmp_path}')"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1500:]
+    names = (tmp_path / "installed" / f"trime-{trime.__version__}.dist-info" / "entry_points.txt").read_text()
+    assert "trime = trime.run.command_line:main" in names and (tmp_path / "data" / "prepared").is_dir()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

@@ -19,7 +19,7 @@ COMMAND, SMALL = (sys.executable, "cli.py"), ("size=tiny", "train.updates=3")
 MODULES = "dataset.modules=20"  # of the built-in corpus
 SPREAD = 6.0  # seconds over which the starts are spread
 VOLATILE = ("command", "checksum", "artefacts", "hardware", "subsets")  # folders, and what is chosen by time
-MEASURED = ("seconds", "_per_second", "_per_token", "_mb")  # how keys end
+MEASURED = ("seconds", "_per_second", "_per_token", "_mb", "created", "durations")  # how keys end
 SECONDS = 900
 ROUNDS = 20  # by default
 
