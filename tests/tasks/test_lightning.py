@@ -63,7 +63,7 @@ def test_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The Python of docs/python.md, block after block; what it leaves behind resumes and is found again."""
     page = (ROOT / "docs" / "python.md").read_text()
     blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in blocks:
