@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from trime.report.differences import bleu_difference, difference
-from trime.report.groups import Group, baseline_of, comparable, group_labels, memory_size, rank_groups, size_text
+from trime.report.groups import Group, baseline_of, comparable, group_labels, mean_of, memory_size, rank_groups, size_text
 from trime.report.tables import EDGE, Lines, edge_settings, mark_edge, metric_names
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
@@ -18,40 +18,21 @@ INTERVAL = "vs {}, 95 % interval"  # the column of differences to a baseline
 
 
 def compare_table(groups: list[Group], baseline: str, published: PublishedResults) -> tuple[list[str], Lines]:
-    """Return header and lines of runs on one text: each group's last row, its difference to the baseline, published results."""
+    """Return header and lines of runs on one text: each group's last row, its difference to the baseline, published results.
+
+    Columns in which every cell is empty are left out.
+    """
     groups = rank_groups(groups)[1]
     metric = metric_names([group.first for group in groups])
-    header = [
-        "run",
-        "seeds",
-        "trained on",
-        "memories",
-        "M",
-        "eviction",
-        "params",
-        f"dev {metric}",
-        f"test {metric}",
-        *(["dev BLEU", "test BLEU", f"BLEU vs {baseline}"] if any("bleu" in group.row for group in groups) else []),
-        INTERVAL.format(baseline),
-        "search",
-        "recall",
-        "train tok/s",
-        "eval tok/s",
-        "memory MB",
-    ]
-    lines = [
-        [label, *comparison_cells(group, baseline_of(group, groups, baseline), "test BLEU" in header)]
+    cells = [
+        {"run": label} | group_columns(group, baseline_of(group, groups, baseline), baseline, metric)
         for label, group in zip(group_labels(groups), groups, strict=True)
     ]
-    if any(edges := [edge_settings(group.dev) for group in groups]):
-        header.append(f"tuned to an edge {EDGE}")
-        lines = [[*line, edge] for line, edge in zip(lines, edges, strict=True)]
     for title, rows in published.items():
-        results = [rows.get(group.first["name"], []) for group in groups]
-        if any(results):
-            header.append(f"{title}*")
-            lines = [[*line, " / ".join(f"{x:.2f}" for x in values)] for line, values in zip(lines, results, strict=True)]
-    return header, lines
+        for line, group in zip(cells, groups, strict=True):
+            line[f"{title}*"] = " / ".join(f"{x:.2f}" for x in rows.get(group.first["name"], []))
+    header = [title for title in cells[0] if any(line[title] for line in cells)]
+    return header, [[line[title] for title in header] for line in cells]
 
 
 def order_table(groups: list[Group], published: PublishedResults) -> tuple[list[str], Lines]:
@@ -86,32 +67,36 @@ def judge_difference(one: Group, other: Group, paper: float) -> tuple[str, str]:
     return text, "agrees" if measured.value * paper > 0 else "disagrees"
 
 
-def comparison_cells(group: Group, other: Group | None, translates: bool) -> list[str]:
-    """Return the cells of a group's line, without its label."""
+def group_columns(group: Group, other: Group | None, baseline: str, metric: str) -> dict[str, str]:
+    """Return the cells of a group's line by title: its results, what they are over, and what they cost."""
     run, row = group.first, group.row
-    parameters, speed = run["parameters"], group.average(lambda run: run["train"].get("tokens_per_second"))
     sizes = sorted({size for run in group.runs if (size := memory_size(run)) is not None}, key=np.mean)
+    last_rows = [run["metrics"]["test"][-1] for run in group.runs]
+    per_byte, throughput, peak = (
+        mean_of([row.get(key) for row in last_rows]) for key in ("bits_per_byte", "tokens_per_second", "peak_memory_mb")
+    )
     recall = group.average(lambda run: run["datastore"]["recall"]) if row["search"] else None
-    throughput = group.average(lambda run: run["metrics"]["test"][-1]["tokens_per_second"])
-    peak = group.average(lambda run: run["metrics"]["test"][-1]["peak_memory_mb"])
-    return [
-        group.seeds,
-        run["dataset"]["name"],
-        row["memories"],
-        " or ".join(map(size_text, sizes)),
-        row.get("eviction") or "",
-        f"{parameters / 1e6:.1f}M" if parameters else "",
-        f"{group.mean('valid'):.2f}",
-        f"{group.mean('test'):.2f}",
-        *([format_optional(group.bleu(s), ".2f") for s in ("valid", "test")] if translates else []),
-        *([str((other and bleu_difference(group, other)) or "")] if translates else []),
-        str(difference(group, other)) if other else "",
-        row["search"] or "",
-        format_optional(recall, ".2f"),
-        format_optional(speed, ",.0f"),
-        format_optional(throughput, ",.0f"),
-        format_optional(peak, ",.0f"),
-    ]
+    return {
+        "test BLEU": format_optional(group.bleu("test"), ".2f"),
+        f"BLEU vs {baseline}": str((other and "bleu" in row and bleu_difference(group, other)) or ""),
+        f"test {metric}": f"{group.mean('test'):.2f}",
+        INTERVAL.format(baseline): str(difference(group, other)) if other else "",
+        "dev BLEU": format_optional(group.bleu("valid"), ".2f"),
+        f"dev {metric}": f"{group.mean('valid'):.2f}",
+        "test bits/byte": format_optional(per_byte, ".3f"),
+        "seeds": group.seeds,
+        "trained on": run["dataset"]["name"],
+        "memories": row["memories"],
+        "M": " or ".join(map(size_text, sizes)),
+        "eviction": row.get("eviction") or "",
+        "params": f"{run['parameters'] / 1e6:.1f}M" if run["parameters"] else "",
+        "search": row["search"] or "",
+        "recall": format_optional(recall, ".2f"),
+        "train tok/s": format_optional(group.average(lambda run: run["train"].get("tokens_per_second")), ",.0f"),
+        "eval tok/s": format_optional(throughput, ",.0f"),
+        "memory MB": format_optional(peak, ",.0f"),
+        f"tuned to an edge {EDGE}": edge_settings(group.dev),
+    }
 
 
 def format_optional(value: float | None, specification: str) -> str:

@@ -60,8 +60,13 @@ class Group(NamedTuple):
 
     def average(self, value_of: Callable[[Run], float | None]) -> float | None:
         """Return the mean of a value over the runs that have it; None if none has."""
-        values = [value for run in self.runs if (value := value_of(run)) is not None]
-        return float(np.mean(values)) if values else None
+        return mean_of([value_of(run) for run in self.runs])
+
+
+def mean_of(values: list[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None if all are."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def split_by_mixture(runs: list[Run]) -> list[Run]:
