@@ -149,7 +149,10 @@ def test_a_finished_run_scores_and_explains_text(tiny: Callable[..., DictConfig]
     assert [token.text for token in scored][:2] == ["import", "os"] or len(scored) == 3
     assert all(sum(token.parts.values()) == pytest.approx(token.probability) for token in scored)
     assert model.generate("import os", 5, temperature=0) == model.generate("import os", 5, temperature=0)
-    assert len(model.explain("import os", 3, entries=1)[0].entries) >= 1
+    assert model.generate("import os", 8, seed=1) != model.generate("import os", 8, seed=2), "no setting of a call stays"
+    with pytest.raises(UserError, match="no setting temprature"):
+        model.generate("import os", 2, temprature=1)
+    assert len(model.explain("import os", 3, entries=1, temperature=0)[0].entries) >= 1
     shown = example("loaded_run", str(plan.run_folder))
     assert "vocabulary" in shown and " from " in shown
     with pytest.raises(UserError, match="no folder of a run"):

@@ -56,7 +56,7 @@ def test_runs_on_different_texts_share_no_table(tmp_path: Path) -> None:
 
 def test_a_text_says_what_it_is() -> None:
     run = on({"tokens": {"test": 5000}, "unknown": {"test": 0.0812}, "path": "/books"}, "a", 4.0)
-    assert text_facts(run) == "text (f1): 1,200 tokens of 5,000 of test scored, vocabulary of 10, 8.1 % <unk>, in /books"
+    assert text_facts(run) == "text (f1, 10 symbols): 1,200 tokens of 5,000 of test scored, 8.1 % <unk>, in /books"
     assert "smoke test" in smoke_test_note(evaluated_text(run))
     assert not smoke_test_note(evaluated_text(run)._replace(scored=10_000))
 

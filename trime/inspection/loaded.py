@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from trime.errors import UserError
 from trime.evaluation.generation import Step
@@ -20,10 +21,19 @@ def load(folder: str | Path) -> LoadedModel:
 
     Raises UserError if the folder is no run's, or if its artefacts are gone.
     """
-    file = Path(folder).expanduser() / "config.yaml"
+    file = Path(folder).expanduser().resolve() / "config.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is no folder of a run: it holds no config.yaml")
-    return LoadedModel(Plan(OmegaConf.load(file)))  # type: ignore[arg-type]
+    config: DictConfig = OmegaConf.load(file)  # type: ignore[assignment]
+    outputs = file.parents[3]  # of runs/NAME/seedN-HASH/config.yaml
+    started_in = (
+        outputs if Path(config.paths.outputs).is_absolute() else outputs.parents[len(Path(config.paths.outputs).parts) - 1]
+    )
+    config.paths.outputs, config.paths.data = str(outputs), str(started_in / config.paths.data)
+    for dataset in (config.dataset, config.evaluate.get("dataset"), config.datastore.get("dataset")):
+        if dataset and dataset.get("path"):
+            dataset.path = str(started_in / Path(dataset.path).expanduser())
+    return LoadedModel(Plan(config))
 
 
 class LoadedModel:
@@ -34,10 +44,12 @@ class LoadedModel:
         self.label = self.writer().label
 
     def writer(self, **settings: Any) -> Writer:
-        """Return a writer that has read nothing, with settings of ``generate`` replaced."""
-        with open_dict(self.plan.config):
-            self.plan.config.generate = OmegaConf.merge(self.plan.config.generate, settings)
-        return Writer(self.plan)
+        """Return a writer that has read nothing, with settings of ``generate`` for it alone; UserError at an unknown one."""
+        config = copy.deepcopy(self.plan.config)
+        if unknown := settings.keys() - config.generate.keys():
+            raise UserError(f"there is no setting {', '.join(sorted(unknown))}: choose from {', '.join(config.generate)}")
+        config.generate.update(settings)
+        return Writer(Plan(config))
 
     def score(self, texts: str | Iterable[str]) -> list[list[GeneratedToken]]:
         """Return each text's tokens, with the probability of each after the ones before and its parts by memory."""
@@ -54,11 +66,11 @@ class LoadedModel:
             writer.continuation.read([token])
         return scored
 
-    def generate(self, prompt: str, max_new_tokens: int = 50, **settings: Any) -> str:
-        """Return a continuation of a prompt; ``settings``: temperature and top_p."""
+    def generate(self, prompt: str, max_new_tokens: int = 50, seed: int = 0, **settings: Any) -> str:
+        """Return a continuation of a prompt; another ``seed`` samples another; ``settings``: temperature and top_p."""
         writer = self.writer(max_new_tokens=max_new_tokens, **settings)
         writer.read(prompt)
-        for _ in writer.write():
+        for _ in writer.write(seed=seed):
             pass
         return writer.text(writer.written)
 

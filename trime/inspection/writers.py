@@ -170,13 +170,13 @@ class Writer:
             symbols.pop()
         return [self.vocabulary.index[symbol] for symbol in symbols]
 
-    def write(self, explain: bool = False) -> Iterator[GeneratedToken]:
+    def write(self, explain: bool = False, seed: int | None = None) -> Iterator[GeneratedToken]:
         """Yield generated tokens, ``generate.max_new_tokens`` of them; ``<unk>`` is none; ``explain``: with entries."""
         config, settings = self.plan.config, self.plan.config.generate
         unknown = self.vocabulary.unknown
         excluded = (unknown,) if unknown != self.vocabulary.eos else ()  # some pretrained models have no token for it
         sampler = TokenSampler(settings.temperature, settings.top_p, excluded)
-        for step in self.continuation.generate(settings.max_new_tokens, sampler, config.seed):
+        for step in self.continuation.generate(settings.max_new_tokens, sampler, config.seed if seed is None else seed):
             described = self.describe_step(step, settings.entries if explain or config.explain else 0)
             self.written.append(step.token)
             yield described

@@ -16,7 +16,7 @@ from trime.report.page import Section, Table, picture_sections
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, markdown
 from trime.report.texts import evaluated_dataset, evaluated_text, smoke_test_note, text_facts
 
-PUBLISHED_NOTE = "Columns with * hold published results, dev / test or test alone: compare their order."
+PUBLISHED_NOTE = "Columns with * hold published results of the papers' texts and larger budgets, dev / test or test alone: compare their order."
 
 
 def unit_of(group: Group) -> str:
@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
             paired: compared,
             PUBLISHED_NOTE: any(title.endswith("*") for title in self.header),
             FITTED_NOTE: any(map(is_fitted, self.runs)),
-            EDGE_NOTE: any(EDGE in cell for line in self.lines for cell in line),
+            EDGE_NOTE: any(EDGE in title for title in self.header),
         }
         return [note for note, applies in notes.items() if note and applies]
 

@@ -58,7 +58,7 @@ EDGE = "‡"  # marks a row with a tuned setting at the edge of its grid
 EDGE_NOTE = f"{EDGE} The best setting lies at the edge of its grid: widen tune.* to look for a better one."
 FITTED_NOTE = (
     "Rows with a fitted mixture (adaptive, calibrated) are not in the papers. The mixture is fitted on dev, so their dev "
-    "result is cross-validated (each document is scored by a fit that did not see it)."
+    "result is cross-validated (each document, or block of the text if there are few, is scored by a fit that did not see it)."
 )
 
 

@@ -23,8 +23,9 @@ class EvaluatedText(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return name and fingerprint, as in ``novels (3fa2c1)``."""
-        return f"{self.name} ({self.fingerprint[:6]})"
+        """Return what tells it from other texts, as in ``novels (3fa2c1, 32,000 symbols, starts)``."""
+        symbols = f"{self.vocabulary:,} symbols" if self.vocabulary else None
+        return f"{self.name} ({', '.join(filter(None, [self.fingerprint[:6], symbols, self.sample]))})"
 
 
 def evaluated_text(run: Run) -> EvaluatedText:
@@ -47,13 +48,12 @@ def evaluated_dataset(run: Run) -> dict[str, Any]:
 
 
 def text_facts(run: Run) -> str:
-    """Return a line on the evaluated text: name, path, fingerprint, scored tokens of test, vocabulary, share of ``<unk>``."""
+    """Return a line on the evaluated text: what it is, scored tokens of test, share of ``<unk>``, path."""
     dataset, text = evaluated_dataset(run), evaluated_text(run)
     of_split = dataset.get("tokens", {}).get("test")
     unknown = dataset.get("unknown", {}).get("test")
     facts = [
         f"{text.scored:,} tokens" + (f" of {of_split:,}" if of_split and of_split != text.scored else "") + " of test scored",
-        *([f"vocabulary of {text.vocabulary:,}"] if text.vocabulary else []),
         *([f"{100 * unknown:.1f} % <unk>"] if unknown is not None else []),
         *([f"in {dataset['path']}"] if dataset.get("path") else []),
     ]

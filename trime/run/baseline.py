@@ -7,6 +7,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from trime.config.messages import message_of
 from trime.errors import UserError
 from trime.pipeline.compose import compose_config
 
@@ -27,8 +28,7 @@ def baseline_overrides(config: DictConfig) -> list[str]:
     try:
         compose_config(*overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        cause = " ".join(str(error.__cause__ or error).split())
-        raise UserError(f"report.baseline={name} does not fit this command ({cause}): run -m experiment={name},...") from error
+        raise UserError(f"report.baseline={name} does not fit this command ({message_of(error)})") from error
     return overrides
 
 

@@ -30,7 +30,7 @@ from trime.stages.evaluate import policy_name
 from trime.stages.prepare import PreparedText
 
 BASELINE_NOTE = (
-    "Row `vocabulary` is this model without its memories, not a baseline: a model trained plainly does better without them. "
+    "The row vocabulary is this model without its memories, not a baseline: a model trained plainly does better without them. "
     "report.baseline=vanilla trains that one too, at the same budget, and compares."
 )
 
@@ -118,7 +118,7 @@ def run_notes(results: dict[str, Any]) -> list[str]:
     has_memories, rows = len(results["metrics"]["test"]) > 1, results["metrics"]["valid"]
     notes = {
         smoke_test_note(evaluated_text(results)): True,
-        BASELINE_NOTE: results["trained_with_memory"] and has_memories,
+        BASELINE_NOTE: results["trained_with_memory"] and has_memories and "report.baseline=" not in (results["command"] or ""),
         FITTED_NOTE: is_fitted(results),
         EDGE_NOTE: any(row.get("at_grid_edge") for row in rows),
     }

@@ -142,6 +142,8 @@ class Fit(Artefact):
             try:
                 run_training(self.stage, trainer, module, data, folder)
                 network = network if module.device_mesh is None else self.gather_weights(trainer, corpus)
+                if trainer.global_step < trainer.max_steps:
+                    log.warning(f"{self.stage}: stopped after {trainer.global_step:,} of {trainer.max_steps:,} updates")
                 network, kept_update = self.select_weights(network, best, trainer.global_step)
                 return network, trainer.global_step, kept_update
             finally:  # otherwise the next run of a sweep would wait for processes that have ended
