@@ -16,7 +16,10 @@ from trime.report.page import Section, Table, picture_sections
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, markdown
 from trime.report.texts import evaluated_dataset, evaluated_text, smoke_test_note, text_facts
 
-PUBLISHED_NOTE = "Columns with * hold published results of the papers' texts and larger budgets, dev / test or test alone: compare their order."
+PUBLISHED_NOTE = (
+    "Columns with * hold results published for the papers' texts and larger budgets, dev / test or test alone: compare their "
+    "order."
+)
 
 
 def unit_of(group: Group) -> str:
