@@ -1,14 +1,14 @@
-"""Use a finished run: score text token by token, and continue it with the origin of each token."""
+"""A finished run scores text, continues it and says where tokens are from: python examples/loaded_run.py RUN_FOLDER [TEXT]."""
 
 import sys
 
 import trime
 
-model = trime.load(sys.argv[1])
+model, text = trime.load(sys.argv[1]), "".join(sys.argv[2:]) or "import os\n"
 print(model.label)
-for token in model.score("import os\n")[0]:
+for token in model.score(text)[0]:
     print(
         f"{token.text!r:<12} {token.probability:.4f}  " + "  ".join(f"{name} {part:.4f}" for name, part in token.parts.items())
     )
-for token in model.explain("import os", max_new_tokens=5, entries=1, temperature=0):
+for token in model.explain(text, max_new_tokens=5, entries=1, temperature=0):
     print(f"{token.text!r:<12} from {', '.join(entry['place'] for entry in token.entries) or 'the vocabulary'}")

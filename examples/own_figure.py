@@ -1,4 +1,4 @@
-"""Draw your own figure from results.json: what each memory adds, for the runs that match a pattern."""
+"""Your own figure from results.json: python examples/own_figure.py 'outputs/runs/**/results.json' figure.png."""
 
 import glob
 import json

@@ -22,9 +22,10 @@ PUBLISHED_NOTE = (
 )
 
 
-def unit_of(group: Group) -> str:
-    """Return what a bootstrap resamples, in words."""
-    return str(group.row.get("bootstrap_unit", "documents"))
+def units_of(group: Group) -> str:
+    """Return how many of what a bootstrap resamples, in words."""
+    count, unit = len(document_losses(group.first)), str(group.row.get("bootstrap_unit", "documents"))
+    return f"{count} {unit}" if count != 1 else f"1 {unit.replace('documents', 'document').replace('parts', 'part')}"
 
 
 class Comparison(NamedTuple):
@@ -45,7 +46,7 @@ class Comparison(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Return what a reader of the table has to know."""
-        units = " or ".join(sorted({f"{len(document_losses(group.first))} {unit_of(group)}" for group in self.groups}))
+        units = " or ".join(sorted({units_of(group) for group in self.groups}))
         paired = f"Differences to {self.against} are paired, with a 95 % interval by bootstrap over seeds and {units}."
         compared = INTERVAL.format(self.against) in self.header
         notes = {

@@ -58,9 +58,9 @@ def difference(one: Group, other: Group) -> Difference:
 
 
 def interval_of(group: Group) -> tuple[float, float] | None:
-    """Return the 95 % interval of a group's test result, by bootstrap over documents and seeds; None if it has no parts."""
+    """Return the 95 % interval of a group's test result, by bootstrap over documents and seeds; None if they are too few."""
     losses = [document_losses(run) for run in group.runs]
-    if "bleu" in group.row or len({len(of_run) for of_run in losses}) > 1 or len(losses) * len(losses[0]) < 2:
+    if "bleu" in group.row or len({len(of_run) for of_run in losses}) > 1 or len(losses) * len(losses[0]) < FEWEST:
         return None
     sums = np.array(losses)  # [seeds, documents, (summed loss, tokens)]
     seed_counts, document_counts = draw_counts(*sums.shape[:2])

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from trime.config.schema import STAGES
 from trime.errors import UserError
-from trime.inspection.samples import make_samples
+from trime.inspection.samples import Samples, make_samples
 from trime.io import copy_file, plain, write_atomically
 from trime.metrics import bits
 from trime.pipeline.manifest import build_seconds
@@ -49,7 +49,9 @@ def report_run(plan: Plan) -> RunReport:
     """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, and print the table and the paths."""
     config, folder = plan.config, plan.run_folder
     folder.mkdir(parents=True, exist_ok=True)
+    samples = make_samples(plan)
     results = keep_provenance(folder / "results.json", collect_results(plan))
+    results["made_from"] = sorted([*results["made_from"], *([Samples(plan).name] if samples else [])])
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", results)
     if config.logger.history:
@@ -66,7 +68,6 @@ def report_run(plan: Plan) -> RunReport:
         print(f"\n{text}")
     figures = configured_figures(config.report.figures)
     drawn = draw_figures(figures, results, folder)
-    samples = make_samples(plan)
     page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], samples), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {text_facts(results)}\n\n{table}")
     print(f"results: {folder / 'results.json'}")

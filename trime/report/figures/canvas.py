@@ -115,7 +115,7 @@ def draw_dots(
     axis.grid(axis="x", color="#e3e7ec", lw=0.8)
     axis.set_axisbelow(True)
     better = f"{'higher' if metric == 'BLEU' else 'lower'} is better"
-    lines = "; lines: 95 % over documents and seeds" if any(intervals) else ""
+    lines = "; lines: 95 %" if any(intervals) else ""
     axis.set_xlabel(f"test {metric} ({better}{lines})")
     if min(means) > 0 and max(means) > 5 * min(means):
         axis.set_xscale("log")

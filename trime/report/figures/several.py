@@ -42,7 +42,7 @@ def compare_picture(texts: list[list[Group]], path: Path) -> Path:
 def compare_panel(axis: Any, groups: list[Group]) -> None:
     """Draw the last row of each group, the worst first, with its 95 % interval and a dot for each seed."""
     metric, groups = rank_groups(groups)
-    colours = [BLUE if group.first["name"].startswith("trime") else GREY for group in groups]
+    colours = [BLUE if is_trained_by_trime(group) else GREY for group in groups]
     names = [mark_edge(label, group.dev) for label, group in zip(group_labels(groups), groups, strict=True)]
     intervals = [interval_of(group) for group in groups]
     draw_dots(axis, names, [group.values("test", metric) for group in groups], intervals, metric, colours)
@@ -51,6 +51,11 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
         for colour, label in ((BLUE, "trained by TRIME"), (GREY, "others")):
             axis.plot([], [], "o", ms=7, color=colour, label=label)
         axis.legend(frameon=False, fontsize=9, loc="lower left" if metric == "BLEU" else "lower right")
+
+
+def is_trained_by_trime(group: Group) -> bool:
+    """Return True if a group's models were trained with a memory; runs of earlier versions tell by their name alone."""
+    return bool(group.first.get("trained_with_memory", group.first["name"].startswith("trime")))
 
 
 def policies_panels(groups: list[Group]) -> list[Panel]:
