@@ -76,6 +76,7 @@ def test_threads_are_known_before_libraries_are_imported() -> None:
     [
         ("experiment=trime-ext", "experiment=trime-ext: is it trime_ext?"),
         ("size=large", "size=large: choose from paper, "),
+        ("model.backbone.head=3", "there is no setting model.backbone.head: is it model.backbone.heads?"),
     ],
 )
 def test_a_wrong_choice_is_told_with_the_nearest(

@@ -20,14 +20,20 @@ def message_of(error: BaseException) -> str:
     ):
         return no_choice(missing[1], missing[2], missing[3].split())
     if unknown := re.search(r"Could not override '([\w.@]+)'|Key '(\w+)' (?:is not|not) in", str(error)):
-        return unknown_setting(unknown[1] or key, schema, str(error))
+        return unknown_setting(unknown[1] or key, schema, str(error), names_beside(key, cause))
     if override and key in schema:
         return f"{override[1].strip()}: it must be {wanted(schema[key].kind, schema[key].rule)}"
     return " ".join(str(error).split())
 
 
-def unknown_setting(key: str, schema: dict[str, Any], said: str) -> str:
+def names_beside(key: str, cause: BaseException) -> list[str]:
+    """Return the settings that stand in the section where ``key`` was looked for, as in a model's backbone."""
+    section = getattr(cause, "parent_node", None)
+    return [f"{key.rpartition('.')[0]}.{name}" for name in (section or {})] if "." in key else []
+
+
+def unknown_setting(key: str, schema: dict[str, Any], said: str, others: list[str]) -> str:
     """Return what to say of a setting that there is not, with the nearest that there is."""
     if key in schema or not key:  # a group that is named in the wrong way: Hydra says how
         return " ".join(said.split())
-    return no_setting(key, schema)
+    return no_setting(key, [*schema, *others])
