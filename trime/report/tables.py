@@ -89,14 +89,14 @@ def tuned_text(row: dict[str, Any], at_edge: list[str]) -> str:
 
 
 def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
-    """Return header and lines of a run's table: each row on dev and test."""
+    """Return header and lines of a run's table: each row on test and dev."""
     pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
     translated = "bleu" in pairs[0][1]
     header = [
         "memories",
-        *(["dev BLEU", "test BLEU"] if translated else []),
-        f"dev {metric_name(pairs[0][0])}",
+        *(["test BLEU", "dev BLEU"] if translated else []),
         f"test {metric_name(pairs[0][1])}",
+        f"dev {metric_name(pairs[0][0])}",
         "tokens",
         "search",
         "tokens/s",
@@ -105,9 +105,9 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
     return header, [
         [
             test["memories"],
-            *([f"{valid['bleu']:.2f}", f"{test['bleu']:.2f}"] if translated else []),
-            f"{metric_value(valid):.2f}",
+            *([f"{test['bleu']:.2f}", f"{valid['bleu']:.2f}"] if translated else []),
             f"{metric_value(test):.2f}",
+            f"{metric_value(valid):.2f}",
             f"{test['tokens']:,}",
             test["search"] or "",
             f"{test['tokens_per_second']:,.0f}",

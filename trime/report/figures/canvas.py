@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
@@ -21,6 +22,9 @@ COLOURS = {  # of the vocabulary and of each memory
     "ngram_document": "#b08ccf",
 }
 Panel = Callable[[Any], None]
+SVG_WIDTH, SVG_HEIGHT = 3.3, 2.7  # inches: on a phone of 360 pixels the smallest letters, of 8 points, have 11 pixels
+NAMED = "names"  # the id of a vertical axis of names, not of numbers
+TITLE_WIDTH, LABEL_WIDTH, NAME_WIDTH = 40, 28, 20  # characters of a line
 SCALES = {"perplexity": "log", "bits/char": "linear"}
 
 
@@ -64,31 +68,37 @@ def save_panels(panels: list[Panel], path: Path) -> Path:
 
 
 def draw_svg(panel: Panel) -> str:
-    """Return one panel as SVG, with its text as text."""
+    """Return one panel as SVG for a page, with its text as text, which is legible on a phone too."""
     import matplotlib
     from matplotlib import pyplot
 
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": str(id(panel))}):
-        figure, (axis,) = canvas(5.6, 3.8, 1)
+        figure, (axis,) = canvas(SVG_WIDTH, SVG_HEIGHT, 1)
         panel(axis)
+        fit_narrow(figure, axis)
         content = io.StringIO()
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
         pyplot.close(figure)
     return content.getvalue()[content.getvalue().index("<svg") :]
 
 
-def draw_bars(axis: Any, names: list[str], values: list[list[float]], metric: str, colours: list[str]) -> None:
-    """Draw horizontal bars of mean values from top to bottom, with a dot for each value if there are several."""
-    positions, means = range(len(names)), [mean(of_seeds) for of_seeds in values]
-    axis.barh(positions, means, color=colours, height=0.66)
-    axis.set_yticks(positions, names)
-    axis.invert_yaxis()
-    axis.set_xlabel(f"test {metric} ({'higher' if metric == 'BLEU' else 'lower'} is better)")
-    axis.set_xlim(0, 1.14 * max(map(max, values)) or 1)
-    for position, value, of_seeds in zip(positions, means, values, strict=True):
-        if len(of_seeds) > 1:
-            axis.plot(of_seeds, [position] * len(of_seeds), ".", color="black", ms=4, alpha=0.6)
-        axis.text(max(of_seeds), position, f" {value:.2f}", va="center", fontsize=9)
+def fit_narrow(figure: Any, axis: Any) -> None:
+    """Wrap the title and the labels of an axis, put its legend below it, and give every line of its names room."""
+    figure.suptitle(textwrap.fill(axis.get_title(), TITLE_WIDTH), fontsize=10)
+    axis.set_title("")
+    axis.set_xlabel(textwrap.fill(axis.get_xlabel(), LABEL_WIDTH), fontsize=9)
+    names = [textwrap.fill(label.get_text(), NAME_WIDTH) for label in axis.get_yticklabels()]
+    height = SVG_HEIGHT
+    if axis.yaxis.get_gid() == NAMED:
+        axis.set_yticks(axis.get_yticks(), names, fontsize=8)
+        height = max(height, 0.9 + 0.14 * (len(names) + sum(1 + name.count("\n") for name in names)))
+    if legend := axis.get_legend():
+        handles, labels = axis.get_legend_handles_labels()
+        legend.remove()
+        labels = [textwrap.fill(label, TITLE_WIDTH) for label in labels]
+        figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=8)
+        height += 0.17 * sum(1 + label.count("\n") for label in labels)
+    figure.set_size_inches(SVG_WIDTH, height)
 
 
 def draw_dots(
@@ -111,6 +121,7 @@ def draw_dots(
         axis.plot([value], [position], "o", color=colour, ms=7)
         axis.annotate(f"{value:.2f}", (value, position), (0, 6), textcoords="offset points", ha="center", fontsize=8)
     axis.set_yticks(range(len(names)), names)
+    axis.yaxis.set_gid(NAMED)
     axis.set_ylim(len(names) - 0.5, -0.7)
     axis.grid(axis="x", color="#e3e7ec", lw=0.8)
     axis.set_axisbelow(True)
@@ -119,11 +130,12 @@ def draw_dots(
     axis.set_xlabel(f"test {metric} ({better}{lines})")
     if min(means) > 0 and max(means) > 5 * min(means):
         axis.set_xscale("log")
-        ticks = [value * 10**power for power in range(-2, 8) for value in (1, 2, 5)]
+        digits = (1, 2, 5) if max(means) < 30 * min(means) else (1, 3)
+        ticks = [digit * 10**power for power in range(-2, 8) for digit in digits]
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         ends = [*means, *(end for interval in intervals if interval for end in interval)]
-        axis.set_xlim(0.9 * min(ends), 1.1 * max(ends))
+        axis.set_xlim(min(0.9 * min(ends), 0.6 * min(means)), max(1.1 * max(ends), 1.4 * max(means)))
 
 
 def draw_curve(axis: Any, losses: dict[str, float], label: str, metric: str) -> None:

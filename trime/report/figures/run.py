@@ -10,7 +10,7 @@ from typing import Any
 
 from trime.metrics import MEASURES
 from trime.report.figures.base import Figure
-from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, draw_bars, draw_curve
+from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, draw_curve, draw_dots
 from trime.report.tables import metric_name, metric_value
 
 LABEL_WIDTH = 30  # characters per line of a row's name
@@ -41,8 +41,9 @@ def run_panels(results: dict[str, Any], history: Path) -> list[Panel]:
     """Return the panel of test results, and those of training curve, gates, staleness, memory share and memory size, if any."""
     rows = results["metrics"]["test"]
     metric, names = metric_name(rows[0]), [textwrap.fill(row["memories"], LABEL_WIDTH) for row in rows]
+    values = [[metric_value(row)] for row in rows]
     panels: list[Panel] = [
-        lambda axis: draw_bars(axis, names, [[metric_value(row)] for row in rows], metric, [GREY, *[BLUE] * (len(rows) - 1)])
+        lambda axis: draw_dots(axis, names, values, [None] * len(rows), metric, [GREY, *[BLUE] * (len(rows) - 1)])
     ]
     if history.exists():
         panels.append(lambda axis: training_curve(axis, history, metric))

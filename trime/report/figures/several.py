@@ -50,6 +50,7 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
     if {BLUE, GREY} <= {*colours}:
         for colour, label in ((BLUE, "trained by TRIME"), (GREY, "others")):
             axis.plot([], [], "o", ms=7, color=colour, label=label)
+        axis.set_ylim(len(groups) + 1.2, -0.7)  # room for the legend below the last row
         axis.legend(frameon=False, fontsize=9, loc="lower left" if metric == "BLEU" else "lower right")
 
 
