@@ -139,7 +139,7 @@ def test_a_finished_run_scores_and_explains_text(tiny: Callable[..., DictConfig]
     corpus = plan.evaluated_corpus.corpus()
     text, number = corpus.split("test"), corpus.names("test").index(name)
     ids = text.tokens[text.offsets[number] : text.offsets[number] + 60].tolist()
-    writer = model.writer()
+    writer = model.start()
     for token, line in zip(ids, lines, strict=False):
         assert float(writer.continuation.next()[0].probability[token]) == pytest.approx(
             math.exp(line["log_probability"]), rel=1e-3, abs=1e-6

@@ -63,31 +63,36 @@ __all__ = [
     "trime_loss",
     "window_of",
 ]
-MODULES = {  # where each name is defined
-    "trime.data.neighbours": ("BM25Neighbours",),
-    "trime.evaluation.memory_mixture": ("MemoryMixture", "window_of"),
-    "trime.eviction.fifo": ("FIFO",),
-    "trime.eviction.lfa": ("LFA",),
-    "trime.eviction.lfu": ("LFU",),
-    "trime.eviction.lra_last": ("LRALast",),
-    "trime.eviction.lra_max": ("LRAMax",),
-    "trime.eviction.lra_sum": ("LRASum",),
-    "trime.eviction.lru": ("LRU",),
-    "trime.eviction.sink": ("Sink",),
-    "trime.inspection.loaded": ("load",),
-    "trime.memory.base": ("Memory", "Window"),
-    "trime.memory.external": ("ExternalMemory",),
-    "trime.memory.local": ("LocalMemory",),
-    "trime.memory.long": ("LongMemory",),
-    "trime.memory.retrieval.datastore": ("Datastore", "KNNMemory"),
-    "trime.memory.visibility": ("External", "Local", "Long", "Others"),
-    "trime.mixtures.adaptive": ("Adaptive",),
-    "trime.mixtures.calibrated": ("Calibrated",),
-    "trime.mixtures.interpolate": ("interpolate",),
-    "trime.mixtures.joint": ("joint",),
-    "trime.tasks.trime_loss": ("trime_loss",),
+DEFINED_IN = {
+    "FIFO": "trime.eviction.fifo",
+    "LFA": "trime.eviction.lfa",
+    "LFU": "trime.eviction.lfu",
+    "LRU": "trime.eviction.lru",
+    "Adaptive": "trime.mixtures.adaptive",
+    "BM25Neighbours": "trime.data.neighbours",
+    "Calibrated": "trime.mixtures.calibrated",
+    "Datastore": "trime.memory.retrieval.datastore",
+    "External": "trime.memory.visibility",
+    "ExternalMemory": "trime.memory.external",
+    "KNNMemory": "trime.memory.retrieval.datastore",
+    "LRALast": "trime.eviction.lra_last",
+    "LRAMax": "trime.eviction.lra_max",
+    "LRASum": "trime.eviction.lra_sum",
+    "Local": "trime.memory.visibility",
+    "LocalMemory": "trime.memory.local",
+    "Long": "trime.memory.visibility",
+    "LongMemory": "trime.memory.long",
+    "Memory": "trime.memory.base",
+    "MemoryMixture": "trime.evaluation.memory_mixture",
+    "Others": "trime.memory.visibility",
+    "Sink": "trime.eviction.sink",
+    "Window": "trime.memory.base",
+    "interpolate": "trime.mixtures.interpolate",
+    "joint": "trime.mixtures.joint",
+    "load": "trime.inspection.loaded",
+    "trime_loss": "trime.tasks.trime_loss",
+    "window_of": "trime.evaluation.memory_mixture",
 }
-DEFINED_IN = {name: module for module, names in MODULES.items() for name in names}
 ALIASES = {"BM25Neighbours": "Fast"}  # names that differ where they are defined
 
 
@@ -100,5 +105,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of the library."""
+    """Return what is imported already, and what can be."""
     return sorted([*globals(), *__all__])

@@ -25,12 +25,15 @@ from trime.types import Tensor
 
 log = logging.getLogger(__name__)
 
+PARTIAL = ".partial"  # ends the name of a file or folder that is being written, or whose writing was interrupted
+
 
 def plain(config: Any) -> Any:
     """Return a resolved configuration as dicts and lists; any other value is returned unchanged."""
     omegaconf = sys.modules.get("omegaconf")  # not imported here: without it there is no configuration
-    is_config = omegaconf is not None and omegaconf.OmegaConf.is_config(config)
-    return omegaconf.OmegaConf.to_container(config, resolve=True) if omegaconf is not None and is_config else config
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(config):
+        return config
+    return omegaconf.OmegaConf.to_container(config, resolve=True)
 
 
 def compact_json(content: Any) -> str:
@@ -51,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The name is unique, so that processes that write the same file do not disturb one another: the last one stays.
     """
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.partial")
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{PARTIAL}")
     try:
         yield partial
         partial.replace(path)
@@ -117,6 +120,16 @@ def append_json_lines(file: Path, content: Iterable[Any]) -> None:
         out.write("".join(json.dumps(item, ensure_ascii=False) + "\n" for item in content))
 
 
+def partial_of(path: Path) -> Path:
+    """Return where a file or folder is written before it gets its name."""
+    return path.with_name(path.name + PARTIAL)
+
+
+def lock_of(folder: Path) -> Path:
+    """Return the lock file that a process holds while it writes a folder."""
+    return folder.with_name(f".{folder.name}.lock")
+
+
 @contextmanager
 def locked(file: Path, purpose: str) -> Iterator[None]:
     """Hold a lock file during a block. While another process holds it, wait, after logging which process that is.
@@ -137,6 +150,17 @@ def locked(file: Path, purpose: str) -> Iterator[None]:
     finally:
         owner.unlink(missing_ok=True)
         lock.release()
+
+
+def is_locked(file: Path) -> bool:
+    """Return True if a process holds a lock file."""
+    if not file.exists():
+        return False
+    try:
+        with FileLock(file, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def describe_owner(owner: Path) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,16 +19,26 @@ from trime.run.runner import run
 Tiny = Callable[..., DictConfig]
 
 
-@pytest.fixture()
-def outputs(tiny: Tiny, tmp_path: Path) -> Callable[..., DictConfig]:
-    """Return a function that composes a command on outputs with two runs that share a model."""
-
-    def make(*words: str) -> DictConfig:
-        return tiny(*words, "dataset.modules=20", f"paths.outputs={tmp_path}/outputs", f"paths.data={tmp_path}/data")
-
+@pytest.fixture(scope="module")
+def two_runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the data and outputs of two runs that share a model."""
+    folder = tmp_path_factory.mktemp("two_runs")
     for experiment in ("vanilla", "cache"):
-        run(make(f"experiment={experiment}"))
-    return make
+        run(compose_in(tiny, folder, f"experiment={experiment}"))
+    return folder
+
+
+@pytest.fixture()
+def outputs(tiny: Tiny, two_runs: Path, tmp_path: Path) -> Callable[..., DictConfig]:
+    """Return a function that composes a command on a copy of the two runs."""
+    folder = tmp_path / "copy"
+    shutil.copytree(two_runs, folder, symlinks=True)
+    return partial(compose_in, tiny, folder)
+
+
+def compose_in(tiny: Tiny, folder: Path, *words: str) -> DictConfig:
+    """Return a command on outputs in a folder."""
+    return tiny(*words, "dataset.modules=20", f"paths.outputs={folder}/outputs", f"paths.data={folder}/data")
 
 
 def test_finished_runs_are_listed(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +88,23 @@ def test_unnamed_runs_may_go(outputs: Tiny, capsys: pytest.CaptureFixture[str]) 
     run(config)
     assert [path.name for path in Path(config.paths.outputs).glob("runs/*/*")] == [file.parent.name]
     run(outputs("experiment=cache", "stages=[evaluate,report]"))
+
+
+def test_runs_that_do_not_match_stay(outputs: Tiny) -> None:
+    """storage.match limits what may be deleted: the artefacts of other runs stay, and those that they share."""
+    config = outputs("stages=[prune]", "storage.match=cache", "storage.keep=named", "storage.delete=true")
+    before = {folder.name for folder in artefact_folders(config)}
+    (file,) = Path(config.paths.outputs).glob("runs/vanilla/*/results.json")
+    run(config)
+    after = {folder.name for folder in artefact_folders(config)}
+    assert [path.name for path in Path(config.paths.outputs).glob("runs/*/*")] == [file.parent.name]
+    assert after == set(read_run(file)["made_from"]) and after < before
+
+
+def test_matching_without_giving_up_runs_deletes_nothing(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    run(outputs("stages=[prune]", "storage.match=cache", "storage.delete=true"))
+    assert "0 folders" in capsys.readouterr().out
 
 
 def test_a_run_that_does_not_say_what_it_needs_stops_prune(outputs: Tiny) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import json
 import re
@@ -76,12 +77,31 @@ def ran(session_folder: Path, tiny: Tiny) -> tuple[Plan, str]:
 
 def test_a_page_needs_no_other_file(ran: tuple[Plan, str]) -> None:
     plan, text = ran
-    assert not re.findall(r"(?:src|href)=[\"'](?!#)", text) and "@import" not in text and not re.findall(r"url\((?!#)", text)
+    assert not re.findall(r"(?:src|href)=[\"'](?!#)", re.sub(r"<a href[^>]*>", "", text))
+    assert "@import" not in text and not re.findall(r"url\((?!#)", text)
     results = json.loads((plan.run_folder / "results.json").read_text())
     for row in results["metrics"]["test"]:
         assert f">{row['memories']}<" in text and f">{row['perplexity']:.2f}<" in text
     assert text.count("<svg") == 4 + 2 + 3  # rows, training, memory's share, sizes; weights; buckets, retrieval, sizes
     assert len(text) < 600_000
+
+
+def test_a_page_links_to_the_files_beside_it(ran: tuple[Plan, str]) -> None:
+    plan, text = ran
+    links = re.findall(r'<a href="([^"]*)">', text)
+    assert {"results.json", "config.yaml", "table.csv"} <= {*links}
+    assert all((plan.run_folder / name).is_file() for name in links)
+    lines = [*csv.DictReader((plan.run_folder / "table.csv").open())]
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    assert [int(line["tokens"]) for line in lines] == [row["tokens"] for row in results["metrics"]["test"]]
+    for format in ("png", "svg", "pdf"):
+        assert (plan.run_folder / f"picture.{format}").stat().st_size > 1000
+
+
+def test_pictures_have_the_colours_of_the_page(ran: tuple[Plan, str]) -> None:
+    """In the dark, text and axes are light: they take the colour of the page's text."""
+    _, text = ran
+    assert "#000000" not in text and "prefers-color-scheme: dark" in text and "currentColor" in text
 
 
 def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> None:

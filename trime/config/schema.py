@@ -54,7 +54,7 @@ class Artefacts:
 class Storage:
     """What the stages list, disk and prune say and do about the runs in paths.outputs."""
 
-    match: str = setting("*", "the runs of these names, as a pattern")
+    match: str = setting("*", "list, prune: the runs of these names, as a pattern; other runs are kept")
     sort: str = setting("date", "order of the list", choices=("date", "name", "score", "size"))
     keep: str = setting("all", "prune: keep all runs, or those whose command had a name=", choices=("all", "named"))
     delete: Switch = switch(False, "prune: delete; false: only say what would be deleted")

@@ -33,23 +33,15 @@ class BytePairs:
         """Learn ``size`` pieces from text; those of pairs that occur less than ``min_count`` times are left out."""
         if size is None or size < 300:
             raise UserError(f"vocabulary.max_size={size}: byte pairs need a number of pieces, at least 300")
-        tokenizers = library()
-        pieces = tokenizers.Tokenizer(tokenizers.models.BPE())
-        pieces.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        pieces.decoder = tokenizers.decoders.ByteLevel()
-        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=size - 2, min_frequency=min_count, initial_alphabet=alphabet, show_progress=False
-        )
-        pieces.train_from_iterator((line.decode("utf-8", "replace") for line in lines), trainer)
-        self.pieces = pieces
+        texts = (line.decode("utf-8", "replace") for line in lines)
+        self.pieces = train_pieces(texts, size - 2, min_frequency=min_count)
 
     def save(self, path: Path) -> None:
         """Write the learned pieces as a JSON file."""
         self.pieces.save(str(path))
 
     def symbols(self) -> list[str]:
-        """Return every piece."""
+        """Return all pieces, in alphabetical order."""
         return sorted(self.pieces.get_vocab())
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
@@ -58,6 +50,18 @@ class BytePairs:
 
     def text(self, symbols: list[str]) -> str:
         return str(self.pieces.decoder.decode([symbol for symbol in symbols if symbol != EOS]))
+
+
+def train_pieces(texts: Iterable[str], size: int, **options: Any) -> Any:
+    """Return a tokenizers.Tokenizer of at most ``size`` pieces, all bytes included; ``options`` are those of its trainer."""
+    tokenizers = library()
+    pieces = tokenizers.Tokenizer(tokenizers.models.BPE())
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False, **options)
+    pieces.train_from_iterator(texts, trainer)
+    return pieces
 
 
 def library() -> Any:

@@ -20,7 +20,7 @@ from trime.data.datasets import Dataset
 from trime.data.segments import Segments, collate, cut, document_offsets, parse_token_count, training_segments
 from trime.data.vocabulary import SpecialIds
 from trime.errors import UserError
-from trime.io import locked
+from trime.io import lock_of, locked, partial_of
 from trime.types import Batch
 
 
@@ -153,9 +153,9 @@ class TextDataModule(pl.LightningDataModule):
         if self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} holds files that are no corpus: name another folder")
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder.with_name(f".{self.folder.name}.lock"), f"preparing {self.folder}"):
+        with locked(lock_of(self.folder), f"preparing {self.folder}"):
             if not (self.folder / "statistics.json").is_file():  # another process may have finished it
-                partial = self.folder.with_name(self.folder.name + ".partial")
+                partial = partial_of(self.folder)
                 partial.mkdir(exist_ok=True)
                 build_corpus(self.dataset, partial, training_vocabulary(self.dataset))
                 partial.replace(self.folder)

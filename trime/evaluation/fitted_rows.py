@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from trime.memory.base import Window
-from trime.mixtures.experts import ExpertMasses, History, Mixture, log_mixture, stack_masses
+from trime.memory.base import Memory, Window
+from trime.mixtures.experts import ExpertMasses, History, Mixture, concat_masses, log_mixture, stack_masses
 from trime.types import Float, Mass, Tensor
 
 
@@ -46,6 +47,11 @@ class FittedMixtureSpec:
         """Return the divisors of raw similarities, in the order of the experts."""
         return [joint_scale * t for t in self.temperatures]
 
+    def stack(self, window: Window, masses: Mapping[str, Mass]) -> ExpertMasses:
+        """Return the masses of a window's experts side by side, in the order of the row."""
+        ordered = {name: masses[name] for name in self.memory_order}
+        return stack_masses(window.vocabulary, ordered, window.query.positions.document)
+
     def mixture_on(self, device: torch.device) -> Mixture:
         """Return a copy of the fitted mixture on a device, which keeps to itself what it learns."""
         assert self.fitted is not None, "the mixture has not been fitted yet"
@@ -69,14 +75,11 @@ class FittedScorer:
 
     @torch.no_grad()
     def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
-        document = window.query.positions.document
+        expert_masses = self.expert_masses = self.row.stack(window, masses)
         if self.mixture is None:
-            self.mixture = self.row.mixture_on(document.device)
-        expert_masses = self.expert_masses = stack_masses(
-            window.vocabulary, {name: masses[name] for name in self.row.memory_order}, document
-        )
+            self.mixture = self.row.mixture_on(expert_masses.document.device)
         log_probability = expert_masses.log_probability
-        history = self.history.features(int(document[0]), log_probability)
+        history = self.history.features(int(expert_masses.document[0]), log_probability)
         self.log_weights = self.mixture.log_weights(expert_masses.total, history)
         self.mixture.learn(expert_masses, history)
         return log_mixture(self.log_weights, log_probability)[None, None]
@@ -98,3 +101,28 @@ class FittedScorer:
         sizes = [1, *(masses[name].total.shape[1] for name in self.row.memory_order)]
         columns = values.split(sizes, 1)
         return {name: part.sum(1) for name, part in zip(["vocabulary", *self.row.memory_order], columns, strict=True)}
+
+
+class MassCollector:
+    """Collects the masses of a row's experts window by window, up to ``limit`` tokens, for the fit of its mixture."""
+
+    def __init__(self, row: FittedMixtureSpec, limit: int | None = None):
+        self.row, self.limit, self.tokens = row, limit, 0
+        self.experts: dict[str, int] = {}  # of each memory, in the order of the row
+        self.parts: list[ExpertMasses] = []
+
+    def add(self, window: Window, masses: Mapping[str, Mass]) -> None:
+        """Add the masses of a window."""
+        if self.limit is None or self.tokens < self.limit:
+            self.parts.append(self.row.stack(window, masses).cpu())
+            self.tokens += len(window.query.token)
+            self.experts = {name: masses[name].total.shape[1] for name in self.row.memory_order}
+
+    def masses(self) -> ExpertMasses:
+        """Return the masses of all tokens."""
+        return concat_masses(self.parts)
+
+    def counts(self, memories: Mapping[str, Memory]) -> list[bool]:
+        """Return for each expert whether its mass is a count."""
+        of_memories = [bool(memories[name].expert_names) for name, size in self.experts.items() for _ in range(size)]
+        return [False, *of_memories]

@@ -86,15 +86,20 @@ class Continuation:
         self.windows, self.start, self.scaled_interpolation = windows, start, scaled_interpolation
         self.vocabulary = vocabulary  # number of tokens: an output layer may have more rows
         self.device = next(network.parameters()).device
-        self.tokens: list[int] = []
         network.record_attention()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the text: another one begins."""
+        row = self.row
+        self.tokens: list[int] = []
         self.state = None  # of the backbone, after the previous windows
         self.mixture = row.mixture_on(self.device) if isinstance(row, FittedMixtureSpec) else None
         self.history = History(self.mixture.decays) if self.mixture else None
         self.learned_history = copy.deepcopy(self.history)  # of the windows that the mixture has learned from
         self.history_length = 0  # tokens that the history has seen
         self.experts: ExpertDistributions | None = None  # for the next token
-        for memory in memories.values():
+        for memory in self.memories.values():
             memory.reset()
 
     @torch.no_grad()

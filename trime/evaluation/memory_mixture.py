@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.fitted_rows import FittedMixtureSpec, FittedScorer, MassCollector
 from trime.evaluation.scorer import Scorer
 from trime.memory.base import Memory, Window
 from trime.mixtures.adaptive import Adaptive
-from trime.mixtures.experts import Mixture, concat_masses, stack_masses
+from trime.mixtures.experts import Mixture
 from trime.mixtures.folds import folds
 from trime.types import Contexts, Float, Int, Mass, Tensor, TokenPosition
 
@@ -55,29 +56,27 @@ class MemoryMixture:
 
     def fit(self, windows: Iterable[Window]) -> float:
         """Fit the weights; return the mean loss in nats of tokens under a fit without their documents (cross-fitted)."""
-        parts, experts = [], {}
+        collector = MassCollector(self.row)
         for window, (masses,) in self.scorer().masses(iter(windows)):
-            ordered = {name: masses[name] for name in self.memories}
-            experts = {name: mass.total.shape[1] for name, mass in ordered.items()}
-            parts.append(stack_masses(window.vocabulary, ordered, window.query.positions.document).cpu())
-        counts = [False, *(bool(self.memories[name].expert_names) for name, size in experts.items() for _ in range(size))]
-        masses_of_text = concat_masses(parts)
-        self.mixture.memories = experts
+            collector.add(window, masses)
+        self.mixture.memories, masses_of_text = collector.experts, collector.masses()
         fold = folds(masses_of_text.document, self.folds, self.seed)
-        loss = -self.mixture.fit(masses_of_text, fold, counts, self.seed).mean()
-        self.row = FittedMixtureSpec(
-            self.row.kind, self.row.memory_order, self.row.temperatures, self.row.sizes, self.mixture, self.mixture.learns
-        )
+        loss = -self.mixture.fit(masses_of_text, fold, collector.counts(self.memories), self.seed).mean()
+        self.row = replace(self.row, fitted=self.mixture, online=self.mixture.learns)
         return float(loss)
 
     def score(self, windows: Iterable[Window]) -> Iterator[Float[Tensor, " n"]]:
         """Yield the log-probability in nats of each scored token, window by window."""
-        for log_probability, _ in self.explain(windows):
+        for _, _, log_probability, _ in self.scored(windows):
             yield log_probability
 
     def explain(self, windows: Iterable[Window]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield log-probabilities, and how much of each probability comes from the vocabulary and from each memory."""
+        for window, masses, log_probability, score_window in self.scored(windows):
+            yield log_probability, score_window.parts(window, masses)
+
+    def scored(self, windows: Iterable[Window]) -> Iterator[tuple[Window, dict[str, Mass], Float[Tensor, " n"], FittedScorer]]:
+        """Yield each window with its masses, its log-probabilities, and the scorer that has just read it."""
         score_window = self.row.window_scorer()
         for window, (masses,) in self.scorer().masses(iter(windows)):
-            log_probability = score_window(window, masses)[0, 0]
-            yield log_probability, score_window.parts(window, masses)
+            yield window, masses, score_window(window, masses)[0, 0], score_window

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,8 @@ def load(folder: str | Path) -> LoadedModel:
     if not file.is_file():
         raise UserError(f"{folder} is no folder of a run: it holds no config.yaml")
     config: DictConfig = OmegaConf.load(file)  # type: ignore[assignment]
-    outputs = file.parents[3]  # of runs/NAME/seedN-HASH/config.yaml
-    started_in = (
-        outputs if Path(config.paths.outputs).is_absolute() else outputs.parents[len(Path(config.paths.outputs).parts) - 1]
-    )
+    outputs, configured = file.parents[3], Path(config.paths.outputs)  # of runs/NAME/seedN-HASH/config.yaml
+    started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
     config.paths.outputs, config.paths.data = str(outputs), str(started_in / config.paths.data)
     for dataset in (config.dataset, config.evaluate.get("dataset"), config.datastore.get("dataset")):
         if dataset and dataset.get("path"):
@@ -40,16 +37,16 @@ class LoadedModel:
     """A run's model with the memories and the mixture of its own row, in the state in which a text begins."""
 
     def __init__(self, plan: Plan):
-        self.plan = plan
-        self.label = self.writer().label
+        self.plan, self.writer = plan, Writer(plan)
+        self.label = self.writer.label
 
-    def writer(self, **settings: Any) -> Writer:
-        """Return a writer that has read nothing, with settings of ``generate`` for it alone; UserError at an unknown one."""
-        config = copy.deepcopy(self.plan.config)
-        if unknown := settings.keys() - config.generate.keys():
-            raise UserError(f"there is no setting {', '.join(sorted(unknown))}: choose from {', '.join(config.generate)}")
-        config.generate.update(settings)
-        return Writer(Plan(config))
+    def start(self, **settings: Any) -> Writer:
+        """Return the writer at the start of a text, with settings of ``generate`` for it; UserError at an unknown one."""
+        generate = self.plan.config.generate
+        if unknown := settings.keys() - generate.keys():
+            raise UserError(f"there is no setting {', '.join(sorted(unknown))}: choose from {', '.join(generate)}")
+        self.writer.restart(OmegaConf.merge(generate, settings))  # type: ignore[arg-type]
+        return self.writer
 
     def score(self, texts: str | Iterable[str]) -> list[list[GeneratedToken]]:
         """Return each text's tokens, with the probability of each after the ones before and its parts by memory."""
@@ -58,7 +55,7 @@ class LoadedModel:
     @torch.no_grad()
     def score_text(self, text: str, entries: int = 0) -> list[GeneratedToken]:
         """Return the tokens of a text as ``score`` does, each with some of the memory entries that contributed most."""
-        writer = self.writer()
+        writer = self.start()
         scored = []
         for token in writer.token_ids(text):
             attribution, seen = writer.continuation.next()
@@ -68,7 +65,7 @@ class LoadedModel:
 
     def generate(self, prompt: str, max_new_tokens: int = 50, seed: int = 0, **settings: Any) -> str:
         """Return a continuation of a prompt; another ``seed`` samples another; ``settings``: temperature and top_p."""
-        writer = self.writer(max_new_tokens=max_new_tokens, **settings)
+        writer = self.start(max_new_tokens=max_new_tokens, **settings)
         writer.read(prompt)
         for _ in writer.write(seed=seed):
             pass
@@ -76,6 +73,6 @@ class LoadedModel:
 
     def explain(self, prompt: str, max_new_tokens: int = 20, entries: int = 3, **settings: Any) -> list[GeneratedToken]:
         """Return the generated tokens with the parts of their probability and the entries that contributed most."""
-        writer = self.writer(max_new_tokens=max_new_tokens, entries=entries, **settings)
+        writer = self.start(max_new_tokens=max_new_tokens, entries=entries, **settings)
         writer.read(prompt)
         return [*writer.write(explain=True)]

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from filelock import FileLock, Timeout
 from omegaconf import DictConfig
 
 from trime.config.check import check_sections
 from trime.errors import UserError
-from trime.io import plain
+from trime.io import PARTIAL, is_locked, lock_of, plain
 from trime.report.answers import result_row
 from trime.report.results import read_run
 from trime.report.tables import Lines, markdown, metric_name, metric_value
 from trime.report.texts import evaluated_text
 
-PARTIAL = ".partial"  # ends the name of an artefact that is being built, or whose build was interrupted
 
-
-class StoredRun(NamedTuple):
-    """A finished run: its folder, its results and the bytes of its own files, without its artefacts."""
+@dataclass(eq=False)
+class StoredRun:
+    """A finished run: its folder and its results."""
 
     folder: Path
     results: dict[str, Any]
-    size: int
+
+    @cached_property
+    def size(self) -> int:
+        """The bytes of its own files, without its artefacts."""
+        return size_of(self.folder)
 
     @property
     def is_named(self) -> bool:
@@ -45,27 +49,33 @@ class StoredRun(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return what it was evaluated on."""
+        """Return the title of the text that it was evaluated on."""
         return "questions" if "questions" in self.results else evaluated_text(self.results).title
 
 
+ORDERS: dict[str, Callable[[StoredRun], Any]] = {
+    "date": lambda run: str(run.results.get("created", "")),
+    "name": lambda run: (run.results["name"], run.results["seed"]),
+    "score": lambda run: run.score,
+    "size": lambda run: run.size,
+}
+
+
 def stored_runs(config: DictConfig) -> list[StoredRun]:
-    """Return the finished runs in ``paths.outputs`` whose names match ``storage.match``, sorted as ``storage.sort`` asks."""
+    """Return all finished runs in ``paths.outputs``."""
     files = sorted((Path(config.paths.outputs) / "runs").glob("*/*/results.json"))
-    runs = [StoredRun(file.parent, read_run(file), size_of(file.parent)) for file in files]
-    orders = {
-        "date": lambda run: str(run.results.get("created", "")),
-        "name": lambda run: (run.results["name"], run.results["seed"]),
-        "score": lambda run: run.score,
-        "size": lambda run: run.size,
-    }
-    return sorted((run for run in runs if fnmatch(run.results["name"], config.storage.match)), key=orders[config.storage.sort])
+    return [StoredRun(file.parent, read_run(file)) for file in files]
+
+
+def matches(run: StoredRun, config: DictConfig) -> bool:
+    """Return True if the name of a run matches ``storage.match``."""
+    return fnmatch(run.results["name"], config.storage.match)
 
 
 def list_runs(config: DictConfig) -> None:
-    """Print a table of the finished runs: name, date, text, result, size and command."""
+    """Print a table of the finished runs that match: name, date, text, result, size and command."""
     check_sections(plain(config), "storage")
-    runs = stored_runs(config)
+    runs = sorted((run for run in stored_runs(config) if matches(run, config)), key=ORDERS[config.storage.sort])
     header = ["run", "seed", "created", "text", "result on test", "MB", "command"]
     print(f"\n{markdown(header, [run_line(run) for run in runs])}\n{len(runs)} runs in {config.paths.outputs}/runs")
 
@@ -86,10 +96,11 @@ def show_disk(config: DictConfig) -> None:
     for folder in artefact_folders(config):
         kind = "unfinished" if folder.name.endswith(PARTIAL) else folder.name.rpartition("-")[0]
         kinds.setdefault(kind, []).append(folder)
+    sizes = {kind: sum(map(size_of, folders)) for kind, folders in kinds.items()}
     lines: Lines = []
-    for kind, folders in sorted(kinds.items(), key=lambda item: -sum(map(size_of, item[1]))):
-        used = sum(any(folder.name in names for names in needed) for folder in folders)
-        lines.append([kind, str(len(folders)), str(used), megabytes(sum(map(size_of, folders)))])
+    for kind in sorted(kinds, key=sizes.__getitem__, reverse=True):
+        used = sum(any(folder.name in names for names in needed) for folder in kinds[kind])
+        lines.append([kind, str(len(kinds[kind])), str(used), megabytes(sizes[kind])])
     outputs = Path(config.paths.outputs)
     lines += [[name, "", "", megabytes(size_of(outputs / name))] for name in ("runs", "reports", "sweeps")]
     print(f"\n{markdown(['what', 'folders', 'needed by a run', 'MB'], lines)}")
@@ -99,23 +110,23 @@ def show_disk(config: DictConfig) -> None:
 def prune(config: DictConfig) -> None:
     """Print what no kept run needs, artefacts and runs, and with ``storage.delete`` delete it.
 
-    ``storage.keep=named`` keeps the runs whose command had a ``name=``, and ``all`` every finished run. What another process
-    is building stays. Raises UserError if a kept run does not say what it was made from.
+    ``storage.keep=all`` keeps every finished run. ``named`` gives up runs that match ``storage.match`` and whose command had no
+    ``name=``. What another process is building stays. Raises UserError if a kept run does not say what it was made from.
     """
     check_sections(plain(config), "storage")
     runs = stored_runs(config)
-    kept = [run for run in runs if run.is_named or config.storage.keep == "all"]
+    given_up = [run for run in runs if config.storage.keep == "named" and matches(run, config) and not run.is_named]
+    kept = [run for run in runs if run not in given_up]
     needed = {name for run in kept for name in needs_of(run)}
     unused = [folder for folder in artefact_folders(config) if folder.name not in needed and not is_in_use(folder)]
-    unused += [run.folder for run in runs if run not in kept]
-    for folder in unused:
-        print(f"{megabytes(size_of(folder)):>10} MB  {folder}")
-    total = megabytes(sum(map(size_of, unused)))
-    if config.storage.delete:
-        for folder in unused:
+    unused += [run.folder for run in given_up]
+    sizes = {folder: size_of(folder) for folder in unused}
+    for folder, size in sizes.items():
+        print(f"{megabytes(size):>10} MB  {folder}")
+        if config.storage.delete:
             shutil.rmtree(folder)
     done = "deleted" if config.storage.delete else "could be deleted (storage.delete=true)"
-    print(f"{len(unused)} folders, {total} MB, {done}; {len(kept)} runs are kept")
+    print(f"{len(sizes)} folders, {megabytes(sum(sizes.values()))} MB, {done}; {len(kept)} runs are kept")
 
 
 def needs_of(run: StoredRun) -> set[str]:
@@ -134,14 +145,7 @@ def artefact_folders(config: DictConfig) -> Iterator[Path]:
 
 def is_in_use(folder: Path) -> bool:
     """Return True if a process is building an artefact."""
-    lock = folder.with_name(f".{folder.name.removesuffix(PARTIAL)}.lock")
-    if not lock.exists():
-        return False
-    try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
-        return True
+    return is_locked(lock_of(folder.with_name(folder.name.removesuffix(PARTIAL))))
 
 
 def size_of(folder: Path) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
@@ -155,7 +156,13 @@ class Writer:
         self.sources = entry_sources(plan, memories)
         size = len(self.vocabulary)
         self.continuation = Continuation(network.to(device), self.row, memories, windows, eos, size, scaled)
+        self.settings = config.generate
         self.written: list[int] = []
+
+    def restart(self, settings: DictConfig) -> None:
+        """Forget the text: another one begins, written with other settings of ``generate``."""
+        self.continuation.restart()
+        self.settings, self.written = settings, []
 
     def read(self, prompt: str) -> list[int]:
         """Read a prompt; return its tokens."""
@@ -172,7 +179,7 @@ class Writer:
 
     def write(self, explain: bool = False, seed: int | None = None) -> Iterator[GeneratedToken]:
         """Yield generated tokens, ``generate.max_new_tokens`` of them; ``<unk>`` is none; ``explain``: with entries."""
-        config, settings = self.plan.config, self.plan.config.generate
+        config, settings = self.plan.config, self.settings
         unknown = self.vocabulary.unknown
         excluded = (unknown,) if unknown != self.vocabulary.eos else ()  # some pretrained models have no token for it
         sampler = TokenSampler(settings.temperature, settings.top_p, excluded)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trime.errors import UserError
-from trime.io import locked
+from trime.io import lock_of, locked, partial_of
 from trime.pipeline.manifest import check_manifest, write_manifest
 from trime.pipeline.settings import Configured
 
@@ -95,9 +95,9 @@ class Artefact(Configured, ABC):
             self.path()
             return False
         self.root().mkdir(parents=True, exist_ok=True)
-        with locked(self.root() / f".{self.name}.lock", f"building {self.folder}"):
+        with locked(lock_of(self.folder), f"building {self.folder}"):
             if not self.folder.is_dir():
-                partial = self.folder.with_name(self.folder.name + ".partial")
+                partial = partial_of(self.folder)
                 partial.mkdir(exist_ok=True)
                 started = time.perf_counter()
                 try:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import locked, plain
+from trime.io import lock_of, locked, partial_of, plain
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
 from trime.models.pretrained.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
@@ -50,10 +50,10 @@ def ensure_model_folder(config: DictConfig) -> None:
         config.model.name = config.model.hub
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f".{folder.name}.lock"), f"converting {folder}"):
+    with locked(lock_of(folder), f"converting {folder}"):
         if folder.is_dir():
             return
-        partial = folder.with_name(f"{folder.name}.partial")
+        partial = partial_of(folder)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         convert(file, partial)

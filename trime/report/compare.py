@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from trime.report.differences import bleu_difference, difference
-from trime.report.groups import Group, baseline_of, comparable, group_labels, mean_of, memory_size, rank_groups, size_text
+from trime.report.groups import Group, baseline_of, comparable, group_labels, memory_size, rank_groups, size_text
 from trime.report.tables import EDGE, Lines, edge_settings, mark_edge, metric_names
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
@@ -71,10 +71,6 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
     """Return the cells of a group's line by title: its results, what they are over, and what they cost."""
     run, row = group.first, group.row
     sizes = sorted({size for run in group.runs if (size := memory_size(run)) is not None}, key=np.mean)
-    last_rows = [run["metrics"]["test"][-1] for run in group.runs]
-    per_byte, throughput, peak = (
-        mean_of([row.get(key) for row in last_rows]) for key in ("bits_per_byte", "tokens_per_second", "peak_memory_mb")
-    )
     recall = group.average(lambda run: run["datastore"]["recall"]) if row["search"] else None
     return {
         "test BLEU": format_optional(group.bleu("test"), ".2f"),
@@ -83,7 +79,7 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
         INTERVAL.format(baseline): str(difference(group, other)) if other else "",
         "dev BLEU": format_optional(group.bleu("valid"), ".2f"),
         f"dev {metric}": f"{group.mean('valid'):.2f}",
-        "test bits/byte": format_optional(per_byte, ".3f"),
+        "test bits/byte": format_optional(group.average_cell("bits_per_byte"), ".3f"),
         "seeds": group.seeds,
         "trained on": run["dataset"]["name"],
         "memories": row["memories"],
@@ -93,8 +89,8 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
         "search": row["search"] or "",
         "recall": format_optional(recall, ".2f"),
         "train tok/s": format_optional(group.average(lambda run: run["train"].get("tokens_per_second")), ",.0f"),
-        "eval tok/s": format_optional(throughput, ",.0f"),
-        "memory MB": format_optional(peak, ",.0f"),
+        "eval tok/s": format_optional(group.average_cell("tokens_per_second"), ",.0f"),
+        "memory MB": format_optional(group.average_cell("peak_memory_mb"), ",.0f"),
         f"tuned to an edge {EDGE}": edge_settings(group.dev),
     }
 

@@ -13,7 +13,7 @@ from trime.report.figures.base import Figure
 from trime.report.figures.several import several_panels
 from trime.report.groups import Group, document_losses, group_runs, is_fitted
 from trime.report.page import Section, Table, picture_sections
-from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, markdown
+from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, applicable, markdown
 from trime.report.texts import evaluated_dataset, evaluated_text, smoke_test_note, text_facts
 
 PUBLISHED_NOTE = (
@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return name and fingerprint of the text."""
+        """Return the title of the text, which tells it from others."""
         return evaluated_text(self.runs[0]).title
 
     @property
@@ -49,14 +49,15 @@ class Comparison(NamedTuple):
         units = " or ".join(sorted({units_of(group) for group in self.groups}))
         paired = f"Differences to {self.against} are paired, with a 95 % interval by bootstrap over seeds and {units}."
         compared = INTERVAL.format(self.against) in self.header
-        notes = {
-            smoke_test_note(evaluated_text(self.runs[0])): True,
-            paired: compared,
-            PUBLISHED_NOTE: any(title.endswith("*") for title in self.header),
-            FITTED_NOTE: any(map(is_fitted, self.runs)),
-            EDGE_NOTE: any(EDGE in title for title in self.header),
-        }
-        return [note for note, applies in notes.items() if note and applies]
+        return applicable(
+            {
+                smoke_test_note(evaluated_text(self.runs[0])): True,
+                paired: compared,
+                PUBLISHED_NOTE: any(title.endswith("*") for title in self.header),
+                FITTED_NOTE: any(map(is_fitted, self.runs)),
+                EDGE_NOTE: any(EDGE in title for title in self.header),
+            }
+        )
 
     def markdown(self, titled: bool) -> str:
         """Return text, table and notes, under a heading if ``titled``."""

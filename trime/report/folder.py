@@ -27,8 +27,9 @@ def writing_report(folder: Path) -> Iterator[None]:
     earlier = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
     yield
     for path, written in earlier.items():
-        if path.stat().st_mtime_ns == written:
-            path.unlink()
+        with suppress(FileNotFoundError):  # another process may report the same runs
+            if path.stat().st_mtime_ns == written:
+                path.unlink()
     with suppress(OSError):  # not every file system has links
         link = folder.with_name(f".{LATEST}-{uuid4().hex}")
         link.symlink_to(folder.name)

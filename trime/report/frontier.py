@@ -169,6 +169,7 @@ def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path
     """Write tables, pictures and a page, a part for each trained model; print the points on Pareto fronts and the advice."""
     sections: list[Section] = []
     texts: list[str] = []
+    csvs: list[str] = []
     models = group_by_model(runs)
     for title, model_runs in models.items():
         points, metric = frontier_points(model_runs), metric_name(model_runs[0]["metrics"]["test"][-1])
@@ -179,14 +180,15 @@ def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path
         on_front = markdown(header, [line for line in lines if line[-1]])
         print(f"\n{title}, the Pareto fronts of {len(points)} points:\n\n{on_front}\n{sentence}\n")
         name = "frontier" if len(models) == 1 else f"frontier-{len(texts)}"
-        write_atomically(folder / f"{name}.csv", to_csv(header, lines))
-        print(f"table: {folder / f'{name}.csv'}\npicture: {frontier_picture(panels, title, folder / f'{name}.png')}")
+        csvs.append(f"{name}.csv")
+        write_atomically(folder / csvs[-1], to_csv(header, lines))
+        print(f"table: {folder / csvs[-1]}\npicture: {frontier_picture(panels, title, folder / f'{name}.png')}")
         sections += [
             Section(title, f"{sentence} {NOTE}", [Table(header, lines)]),
             *picture_sections(f"Pictures of {title}", panels),
         ]
     write_atomically(folder / "frontier.md", "\n".join(texts))
-    page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands_section(runs)])
+    page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands_section(runs)], csvs)
     print(f"table: {folder / 'frontier.md'}\npage: {write_page(page, folder / 'frontier.html')}")
 
 

@@ -60,13 +60,12 @@ class Group(NamedTuple):
 
     def average(self, value_of: Callable[[Run], float | None]) -> float | None:
         """Return the mean of a value over the runs that have it; None if none has."""
-        return mean_of([value_of(run) for run in self.runs])
+        known = [value for run in self.runs if (value := value_of(run)) is not None]
+        return float(np.mean(known)) if known else None
 
-
-def mean_of(values: list[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None if all are."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    def average_cell(self, name: str) -> float | None:
+        """Return the mean of a value of the last row on test over the runs that have it; None if none has."""
+        return self.average(lambda run: run["metrics"]["test"][-1].get(name))
 
 
 def split_by_mixture(runs: list[Run]) -> list[Run]:

@@ -38,6 +38,7 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     pictures: list[str] = field(default_factory=list)  # SVG
     passages: list[dict[str, Any]] = field(default_factory=list)
+    colours: dict[str, str] = field(default_factory=dict)  # of the passages' tokens, by memory
     commands: list[str] = field(default_factory=list)
     folded: bool = False  # shown when its heading is selected
 
@@ -49,12 +50,14 @@ class Page:
     title: str
     facts: list[str]
     sections: list[Section]
+    files: list[str] = field(default_factory=list)  # names of files beside the page, which it links to if they exist
 
 
 def write_page(page: Page, path: Path) -> Path:
     """Write a page as one file that needs no other; all text is escaped. Return its path."""
+    files = [name for name in page.files if (path.parent / name).is_file()]
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
-    write_atomically(path, environment.get_template("page.html").render(page=page))
+    write_atomically(path, environment.get_template("page.html").render(page=page, files=files))
     return path
 
 
@@ -68,10 +71,13 @@ def sample_sections(samples: list[dict[str, Any]]) -> list[Section]:
     if not samples:
         return []
     note = (
-        f"Test text, scored by {samples[0]['row']}. The darker a token, the larger the share of its probability that came from "
-        "memories. Select a token to see the share of each memory and the entries that contributed most."
+        f"Test text, scored by {samples[0]['row']}. A token has the colour of the memory that contributed most; the darker it "
+        "is, the larger the share of all memories. Select one to see each share and the entries that contributed most."
     )
-    return [Section("Samples with their memories", note, passages=[passage_content(sample) for sample in samples])]
+    memories = [name for name in samples[0]["tokens"][0]["parts"] if name != "vocabulary"]
+    colours = {name: COLOURS.get(name, BLUE) for name in memories}
+    passages = [passage_content(sample) for sample in samples]
+    return [Section("Samples with their memories", note, passages=passages, colours=colours)]
 
 
 def passage_content(sample: dict[str, Any]) -> dict[str, Any]:
@@ -87,10 +93,12 @@ def token_content(token: dict[str, Any]) -> dict[str, Any]:
     """Return a token for the template, with the parts of its probability as a bar and the share that came from memories."""
     probability, parts = token["probability"], token["parts"]
     from_memories = probability - parts["vocabulary"]
+    largest = max((name for name in parts if name != "vocabulary"), key=parts.__getitem__, default="vocabulary")
     return token | {
         "open": False,
         "text": "end of line" if "\n" in token["text"] else token["text"].strip() or "space",
         "from_memories": from_memories,
+        "colour": COLOURS.get(largest, BLUE),
         "share": min(1.0, max(0.0, from_memories / probability)) if probability else 0.0,
         "split": ", ".join(f"{name} {part:.4f}" for name, part in parts.items()),
         "bars": [{"width": 100 * part / (probability or 1), "colour": COLOURS.get(name, BLUE)} for name, part in parts.items()],

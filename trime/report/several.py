@@ -58,7 +58,7 @@ def report_answering(runs: list[dict[str, Any]], folder: Path) -> None:
         *picture_sections("Exact match by memory size", answers_panels(runs)),
         commands_section(runs),
     ]
-    print(f"page: {write_page(Page(folder.name, run_facts(runs), sections), folder / 'answers.html')}")
+    print(f"page: {write_page(Page(folder.name, run_facts(runs), sections, ['answers.csv']), folder / 'answers.html')}")
 
 
 def keep_results(runs: list[dict[str, Any]], folder: Path) -> None:
@@ -112,7 +112,7 @@ def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path
         if panels := [panel for comparison in comparisons for panel in figure.comparison_panels(comparison.runs)]:
             print(f"{name}: {figure.save(panels, folder.name, folder / f'{name}.png')}")
     sections = [section for comparison in comparisons for section in comparison.sections(figures)]
-    page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs)])
+    page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs)], ["table.csv", "order.md"])
     print(f"page: {write_page(page, folder / 'page.html')}")
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trime.metrics import MEASURES
 
 Lines = list[list[str]]
+
+DIFFERENCE_CELL = re.compile(r"([-+][\d.]+) (?:\[([-+][\d.]+), ([-+][\d.]+)\]|one part)")
+PAIR_CELL = re.compile(r"([\d.]+) / ([\d.]+)$")
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 def markdown(header: list[str], lines: Lines) -> str:
@@ -33,10 +37,22 @@ def is_numeric(cells: list[str]) -> bool:
 
 
 def to_csv(header: list[str], lines: Lines) -> str:
-    """Return a table as CSV."""
+    """Return a table as CSV, with plain numbers: no separators of thousands, an interval in columns of its own."""
+    columns = [column for i, title in enumerate(header) for column in plain_columns(title, [line[i] for line in lines])]
     out = io.StringIO()
-    csv.writer(out).writerows([header, *lines])
+    csv.writer(out).writerow([title for title, _ in columns])
+    csv.writer(out).writerows(zip(*(cells for _, cells in columns), strict=True))
     return out.getvalue()
+
+
+def plain_columns(title: str, cells: list[str]) -> list[tuple[str, list[str]]]:
+    """Return a column as columns of plain numbers: a difference, its interval's low and high end; dev and test results."""
+    for pattern, names in ((DIFFERENCE_CELL, ("", ", low", ", high")), (PAIR_CELL, (", dev", ", test"))):
+        found = [pattern.match(cell) for cell in cells]
+        if any(found):
+            parts = [[(match[i] or "") if match else "" for match in found] for i in range(1, len(names) + 1)]
+            return [(title + name, part) for name, part in zip(names, parts, strict=True)]
+    return [(title, [cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells])]
 
 
 def metric_value(row: dict[str, Any]) -> float:
@@ -60,6 +76,11 @@ FITTED_NOTE = (
     "Rows with a fitted mixture (adaptive, calibrated) are not in the papers. The mixture is fitted on dev, so their dev "
     "result is cross-validated (each document, or block of the text if there are few, is scored by a fit that did not see it)."
 )
+
+
+def applicable(notes: Mapping[str, bool]) -> list[str]:
+    """Return the notes that are not empty and apply, given whether each does."""
+    return [note for note, applies in notes.items() if note and applies]
 
 
 def mark_edge(name: str, rows: Iterable[dict[str, Any]]) -> str:

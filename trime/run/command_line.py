@@ -21,11 +21,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trime.config.folder import CONF
+from trime.config.folder import CONF, PROGRAM
 from trime.config.help import help_text
 from trime.config.messages import message_of
 from trime.config.schema import Trainer
-from trime.errors import install_command
+from trime.errors import UserError, install_command
 from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
 
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
@@ -95,10 +95,10 @@ def report_jobs(results: list[JobResult]) -> bool:
 
     finished = [result for result in results if result.settings]
     try:
-        if searched := [result for result in finished if OmegaConf.select(OmegaConf.create(str(result.settings)), "search")]:
-            report_best(searched)
-        elif finished:
-            config = OmegaConf.create(finished[-1].settings)
+        config = OmegaConf.create(str(finished[-1].settings)) if finished else None
+        if config and config.search:
+            report_best(finished)
+        elif config:
             report_sweep(config, [Path(folder) for result in finished for folder in result.folders])  # type: ignore[arg-type]
     except Exception as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
@@ -108,8 +108,6 @@ def report_jobs(results: list[JobResult]) -> bool:
 
 def format_error(error: BaseException) -> str:
     """Return a user's mistake as one line; re-raise any other error, which is a defect and keeps its traceback."""
-    from trime.errors import UserError
-
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -195,7 +193,7 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         plugins = ("hydra/sweeper/optuna", "hydra/launcher/joblib", "hydra/launcher/submitit")
         not_installed = any(name in str(error) for name in plugins)
-        remedy = install_command("sweep") if not_installed else "python cli.py --help lists groups and keys"
+        remedy = install_command("sweep") if not_installed else f"{' '.join(PROGRAM)} --help lists groups and keys"
         print(f"error: {message_of(error)} ({remedy})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from trime.io import write_atomically
+
 FOLDER, OWNER = "TRIME_SWEEP", "TRIME_SWEEP_OWNER"  # environment variables, which jobs in other processes inherit
 
 
@@ -56,10 +58,7 @@ def write_job_result(result: JobResult) -> None:
     """Write one job's result atomically."""
     folder = Path(os.environ[FOLDER])
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{result.number:06d}.json"
-    partial = file.with_suffix(f".{uuid.uuid4().hex}.partial")
-    partial.write_text(json.dumps(result._asdict()))
-    partial.replace(file)
+    write_atomically(folder / f"{result.number:06d}.json", json.dumps(result._asdict()))
 
 
 def read_job_results() -> Iterator[JobResult]:

@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from trime.config.folder import CHECKOUT, IS_CHECKOUT
+from trime.config.folder import CHECKOUT, IS_CHECKOUT, PROGRAM
 from trime.pipeline.config_hash import config_hash
 
 PACKAGES = (
@@ -46,7 +46,7 @@ def command() -> str | None:
     hydra = HydraConfig.get()
     overrides = [override for override in hydra.overrides.task if not override.startswith("sweep=")]
     mode = ["hydra.mode=RUN"] if hydra.mode == RunMode.MULTIRUN else []  # an ablation's experiment file starts a sweep
-    return shlex.join([*(["python", "cli.py"] if IS_CHECKOUT else ["trime"]), *overrides, *mode])
+    return shlex.join([*PROGRAM, *overrides, *mode])
 
 
 def versions() -> dict[str, str]:

@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 LOG = "log.txt"  # in a run's folder
 BEFORE_TRAINING = ("import", "prepare", "pack")
-# Stages that run only when they are named.
 # Stages about all runs, which need no text.
 HOUSEKEEPING: dict[str, Callable[[DictConfig], object]] = {
     "ledger": write_ledger,
@@ -45,6 +44,7 @@ HOUSEKEEPING: dict[str, Callable[[DictConfig], object]] = {
     "disk": show_disk,
     "prune": prune,
 }
+# Stages that run only when they are named.
 OPTIONAL_STAGES = ("init_small", "train_small", "answer", "generate", "record", "replay", "audit", *HOUSEKEEPING)
 
 
@@ -65,8 +65,6 @@ def report_sweep(config: DictConfig, folders: list[Path]) -> None:
 def run(config: DictConfig) -> RunOutcome:
     """Run the configured stages, or with ``report.runs`` report finished runs; return the loss and the reported folders."""
     stages, outcome = requested_stages(config), RunOutcome()
-    if config.search:
-        stages = [stage for stage in stages if stage not in ("evaluate", "report")]
     stages_of_run = [stage for stage in stages if stage not in HOUSEKEEPING]
     if config.report.runs:
         report_finished_runs(config, stages)
@@ -83,14 +81,18 @@ def run(config: DictConfig) -> RunOutcome:
 
 
 def requested_stages(config: DictConfig) -> list[str]:
-    """Return the configured stages in the order in which they run; UserError if one does not exist."""
+    """Return the configured stages in the order in which they run; UserError if one does not exist.
+
+    A trial of a search does not score test: it neither evaluates nor reports.
+    """
     if not isinstance(config.stages, ListConfig):
         raise UserError(f"stages={config.stages}: it must be a list, as in stages=[fit,report]")
     known = (*STAGES, *OPTIONAL_STAGES)
     unknown = [stage for stage in config.stages if stage not in known]
     if unknown:
         raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join(known)}")
-    return [stage for stage in known if stage in config.stages]
+    left_out = ("evaluate", "report") if config.search else ()
+    return [stage for stage in known if stage in config.stages and stage not in left_out]
 
 
 def report_finished_runs(config: DictConfig, stages: list[str]) -> None:

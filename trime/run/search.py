@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 
+from trime.config.folder import PROGRAM
 from trime.metrics import perplexity
 from trime.pipeline.compose import command_of
 from trime.run.job_results import JobResult
@@ -18,6 +20,6 @@ def report_best(results: list[JobResult]) -> None:
         return
     overrides = [word for word in best.overrides if not word.startswith("sweep=")]
     shown = f"loss {best.loss:.4f}, perplexity {perplexity(best.loss):.2f}"
-    print(f"\nsearch: the best of {len(results)} jobs on dev ({shown}): python cli.py {' '.join(overrides)}")
+    print(f"\nsearch: the best of {len(results)} jobs on dev ({shown}): {shlex.join([*PROGRAM, *overrides])}")
     with command_of(*overrides, "search=false") as config:
         run(config)

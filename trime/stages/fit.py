@@ -21,7 +21,7 @@ from torch import distributed
 from trime.data.corpus import Corpus, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import write_atomically
+from trime.io import partial_of, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
@@ -92,7 +92,7 @@ class Fit(Artefact):
 
     def join_training(self) -> None:
         """Run this machine's part of a multi-node training; write no files."""
-        folder = self.folder.with_name(self.folder.name + ".partial")
+        folder = partial_of(self.folder)
         if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             with self.services.workers(folder):

@@ -92,14 +92,20 @@ class Prepare(PreparedText):
             dataset.tokenizer.saved = lambda: self.path() / LEARNED
         return dataset
 
+    @property
+    def learned(self) -> LearnedTokenizer | None:
+        """The tokenizer that learns from this text, if there is one."""
+        tokenizer = self.dataset.tokenizer
+        return tokenizer if isinstance(tokenizer, LearnedTokenizer) and not self.vocabulary_source else None
+
     def settings(self) -> Any:
         return super().settings() | ({"vocabulary": self.vocabulary_source.name} if self.vocabulary_source else {})
 
     def build(self, folder: Path) -> None:
         source = self.vocabulary_source
-        if not source and isinstance(self.dataset.tokenizer, LearnedTokenizer):
-            learn_symbols(self.dataset, self.dataset.tokenizer, self.config.vocabulary)
-            self.dataset.tokenizer.save(folder / LEARNED)
+        if self.learned:
+            learn_symbols(self.dataset, self.learned, self.config.vocabulary)
+            self.learned.save(folder / LEARNED)
         build_corpus(self.dataset, folder, source.vocabulary() if source else self.training_vocabulary())
         if source and source.tokenizer and not any(source.vocabulary().counts):
             count_training_symbols(folder)
@@ -108,15 +114,15 @@ class Prepare(PreparedText):
     def training_vocabulary(self) -> Vocabulary:
         """Return the vocabulary of the training split's symbols."""
         settings = self.config.vocabulary
-        if isinstance(self.dataset.tokenizer, LearnedTokenizer):
-            counts = Counter(dict.fromkeys(self.dataset.tokenizer.symbols(), 0))
+        if self.learned:
+            counts = Counter(dict.fromkeys(self.learned.symbols(), 0))
             counts.update(symbol_counts(self.dataset))
             return Vocabulary.from_counts(counts, None, 0)
         return training_vocabulary(self.dataset, settings.max_size, settings.min_count, settings.fairseq)
 
     def source(self) -> VocabularySource:
-        learned = self.dataset.tokenizer if isinstance(self.dataset.tokenizer, LearnedTokenizer) else None
-        return super().source()._replace(tokenizer=self.vocabulary_source.tokenizer if self.vocabulary_source else learned)
+        given = self.vocabulary_source
+        return super().source()._replace(tokenizer=given.tokenizer if given else self.learned)
 
 
 def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: DictConfig) -> None:

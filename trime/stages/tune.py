@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from trime.data.segments import parse_token_count
-from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.fitted_rows import FittedMixtureSpec, MassCollector
 from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.rows import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
@@ -25,14 +25,14 @@ from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage
-from trime.mixtures.experts import ExpertMasses, concat_masses, stack_masses
+from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.pipeline.processes import device_of
 from trime.pipeline.settings import Keys
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
-from trime.types import Float, Mass, Tensor
+from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Tune(TunedRows):
             for collector in collectors:
                 collector.add(window, masses[-1])
         for collector in collectors:
-            collector.save(folder, scorer.memories)
+            save_masses(collector, folder, scorer.memories)
         results = [summarize_row(row, row_sums) for row, row_sums in zip(rows, sums, strict=True)]
         for result in results:
             result["at_grid_edge"] = at_grid_edge(result["tuned"], self.config.tune)
@@ -139,29 +139,11 @@ class Tune(TunedRows):
         return [row.at(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
 
 
-class MassCollector:
-    """Collects the masses of a row's experts on the validation split, up to ``limit`` tokens."""
-
-    def __init__(self, row: FittedMixtureSpec, limit: int | None):
-        self.row, self.limit, self.tokens = row, limit, 0
-        self.parts: list[ExpertMasses] = []
-        self.description: dict[str, Any] = {}
-
-    def add(self, window: Window, masses: dict[str, Mass]) -> None:
-        """Add the masses of a window."""
-        if self.limit is not None and self.tokens >= self.limit:
-            return
-        row_masses = {name: masses[name] for name in self.row.memory_order}
-        self.parts.append(stack_masses(window.vocabulary, row_masses, window.query.positions.document).cpu())
-        self.tokens += len(window.query.token)
-        self.description = {"experts": {name: mass.total.shape[1] for name, mass in row_masses.items()}}
-
-    def save(self, folder: Path, memories: dict[str, Memory]) -> None:
-        """Write ``expert_masses.safetensors`` and ``expert_masses.json``."""
-        experts = self.description["experts"]
-        counts = [False, *(bool(memories[name].expert_names) for name, size in experts.items() for _ in range(size))]
-        write_tensors(folder / "expert_masses.safetensors", concat_masses(self.parts)._asdict())
-        (folder / "expert_masses.json").write_text(json.dumps(self.description | {"counts": counts}))
+def save_masses(collector: MassCollector, folder: Path, memories: dict[str, Memory]) -> None:
+    """Write ``expert_masses.safetensors``, and ``expert_masses.json`` with the number of each memory's experts."""
+    write_tensors(folder / "expert_masses.safetensors", collector.masses()._asdict())
+    description = {"experts": collector.experts, "counts": collector.counts(memories)}
+    (folder / "expert_masses.json").write_text(json.dumps(description))
 
 
 def at_grid_edge(tuned: dict[str, float], grid: Any) -> list[str]:

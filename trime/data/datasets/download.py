@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from trime.errors import UserError
-from trime.io import locked
+from trime.io import lock_of, locked, partial_of
 
 CHUNK = 2**20
 
@@ -26,7 +26,7 @@ def fetch(urls: list[str], digest: str | None, target: Path) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
+    partial = partial_of(target)
     reasons = []
     for url in urls:
         if digest is None:  # without a digest, parts of two sources could be mixed unnoticed
@@ -68,13 +68,13 @@ def download(url: str, partial: Path) -> None:
 def fetch_folder(urls: list[str], digest: str, archive: Path, folder: Path) -> Path:
     """Return a folder with the content of a zip archive, downloaded and extracted by one process if it does not exist."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f".{folder.name}.lock"), f"downloading {folder}"):
+    with locked(lock_of(folder), f"downloading {folder}"):
         return folder if folder.is_dir() else unzip(fetch(urls, digest, archive), folder)
 
 
 def unzip(archive: Path, folder: Path) -> Path:
     """Extract an archive, whole or not at all, and return the folder; UserError where it is broken."""
-    partial = folder.with_name(folder.name + ".partial")
+    partial = partial_of(folder)
     try:
         with zipfile.ZipFile(archive) as file:
             file.extractall(partial)

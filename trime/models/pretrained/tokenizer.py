@@ -31,31 +31,19 @@ def train_word_level(texts: Iterable[str], limit: int, folder: Path) -> Any:
     """Train a tokenizer of the ``limit`` most frequent words and punctuation marks, and save it in ``folder``."""
     check_version()
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.train_from_iterator(texts, trainers.WordLevelTrainer(vocab_size=limit, special_tokens=[PADDING, END, UNKNOWN]))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token=UNKNOWN, pad_token=PADDING, eos_token=END)
-    tokenizer.save_pretrained(folder)
-    return tokenizer
+    return save_tokenizer(words, folder, unk_token=UNKNOWN)
 
 
-def train_byte_pairs(texts: Iterable[str], limit: int, folder: Path) -> Any:
-    """Train a byte-pair tokenizer of at most ``limit`` symbols, all bytes included, and save it in ``folder``."""
+def save_tokenizer(trained: Any, folder: Path, **special: str) -> Any:
+    """Save a tokenizers.Tokenizer, trained with PADDING and END, in the transformers format; return it as such."""
     check_version()
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    pairs = Tokenizer(models.BPE())
-    pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pairs.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=limit, special_tokens=[PADDING, END], initial_alphabet=alphabet, show_progress=False
-    )
-    pairs.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pairs, pad_token=PADDING, eos_token=END)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, pad_token=PADDING, eos_token=END, **special)
     tokenizer.save_pretrained(folder)
     return tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra.utils import instantiate
 
-from trime.report.figures.canvas import Panel, canvas, fill_axes, save_picture
+from trime.report.figures.canvas import Panel, save_panels
 
 
 def configured_figures(settings: Any) -> dict[str, Figure]:
@@ -18,7 +18,7 @@ def configured_figures(settings: Any) -> dict[str, Figure]:
 
 
 class Figure(ABC):
-    """Panels side by side: a file NAME.png of a run or of a comparison of runs, and a section ``title`` of its page."""
+    """Panels side by side: NAME.png, .svg and .pdf of a run or a comparison of runs, and a section ``title`` of its page."""
 
     title: str
     panel_width = 5.4  # inches
@@ -36,8 +36,5 @@ class Figure(ABC):
         return 4.0
 
     def save(self, panels: list[Panel], headline: str, path: Path, height: float = 4.0) -> Path:
-        """Draw panels side by side under a headline, write them as PNG and return the path."""
-        figure, axes = canvas(1 + self.panel_width * len(panels), height, len(panels))
-        fill_axes(axes, panels)
-        figure.suptitle(headline)
-        return save_picture(figure, path)
+        """Draw panels side by side under a headline, write them as PNG, SVG and PDF, and return the path of the first."""
+        return save_panels(panels, path, headline, self.panel_width, height)

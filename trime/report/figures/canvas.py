@@ -12,7 +12,7 @@ from typing import Any
 from trime.io import replacing
 from trime.metrics import MEASURES
 
-BLUE, GREY, ORANGE = "#2a6f97", "#9aa5b1", "#d9772b"
+BLUE, GREY, ORANGE, LINES = "#2a6f97", "#9aa5b1", "#d9772b", "#e3e7ec"
 COLOURS = {  # of the vocabulary and of each memory
     "vocabulary": GREY,
     "local": BLUE,
@@ -25,6 +25,7 @@ Panel = Callable[[Any], None]
 SVG_WIDTH, SVG_HEIGHT = 3.3, 2.7  # inches: on a phone of 360 pixels the smallest letters, of 8 points, have 11 pixels
 NAMED = "names"  # the id of a vertical axis of names, not of numbers
 TITLE_WIDTH, LABEL_WIDTH, NAME_WIDTH = 40, 28, 20  # characters of a line
+UNDATED: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same bytes always
 SCALES = {"perplexity": "log", "bits/char": "linear"}
 
 
@@ -51,24 +52,28 @@ def fill_axes(axes: list[Any], panels: list[Panel]) -> None:
 
 
 def save_picture(figure: Any, path: Path) -> Path:
-    """Write a picture atomically, close it and return its path."""
+    """Write a picture atomically as PNG, with SVG and PDF beside it, close it and return the path of the PNG."""
+    import matplotlib
     from matplotlib import pyplot
 
-    with replacing(path) as partial:
-        figure.savefig(partial, format="png", dpi=140)
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+        for format, metadata in UNDATED.items():
+            with replacing(path.with_suffix(f".{format}")) as partial:
+                figure.savefig(partial, format=format, dpi=140, metadata=metadata)
     pyplot.close(figure)
     return path
 
 
-def save_panels(panels: list[Panel], path: Path) -> Path:
-    """Draw panels side by side in a picture."""
-    figure, axes = canvas(1 + 6 * len(panels), 4.4, len(panels))
+def save_panels(panels: list[Panel], path: Path, headline: str = "", panel_width: float = 6, height: float = 4.4) -> Path:
+    """Draw panels side by side in a picture, of these inches each, under a headline."""
+    figure, axes = canvas(1 + panel_width * len(panels), height, len(panels))
     fill_axes(axes, panels)
+    figure.suptitle(headline)
     return save_picture(figure, path)
 
 
 def draw_svg(panel: Panel) -> str:
-    """Return one panel as SVG for a page, with its text as text, which is legible on a phone too."""
+    """Return one panel as SVG for a page, with its text as text, which is legible on a phone too, and the page's colours."""
     import matplotlib
     from matplotlib import pyplot
 
@@ -79,7 +84,10 @@ def draw_svg(panel: Panel) -> str:
         content = io.StringIO()
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
         pyplot.close(figure)
-    return content.getvalue()[content.getvalue().index("<svg") :]
+    svg = content.getvalue()[content.getvalue().index("<svg") :]
+    for colour, name in {"#000000": "currentColor", LINES: "var(--line)"}.items():
+        svg = svg.replace(colour, name)
+    return svg
 
 
 def fit_narrow(figure: Any, axis: Any) -> None:
@@ -123,7 +131,7 @@ def draw_dots(
     axis.set_yticks(range(len(names)), names)
     axis.yaxis.set_gid(NAMED)
     axis.set_ylim(len(names) - 0.5, -0.7)
-    axis.grid(axis="x", color="#e3e7ec", lw=0.8)
+    axis.grid(axis="x", color=LINES, lw=0.8)
     axis.set_axisbelow(True)
     better = f"{'higher' if metric == 'BLEU' else 'lower'} is better"
     lines = "; lines: 95 %" if any(intervals) else ""

@@ -42,12 +42,11 @@ class PerToken(Artefact):
         score_window = row.window_scorer()
         corpus = self.test.corpus.corpus()
         symbols, names = corpus.vocabulary.symbols, corpus.names(self.test.split) if self.config.evaluate.bounded else None
-        with open(folder / f"{FILE}.partial", "w", encoding="utf-8") as file:
+        with open(folder / FILE, "w", encoding="utf-8") as file:
             for window, (masses,) in scorer.masses(with_progress(self.test, "write tokens of")):
                 for line in token_lines(window, masses, score_window):
                     token, document = symbols[line["token"]], names[line["document"]] if names else None
                     file.write(json.dumps(line | {"token": token, "document": document}, ensure_ascii=False) + "\n")
-        (folder / f"{FILE}.partial").replace(folder / FILE)
 
 
 def token_lines(window: Window, masses: dict[str, Mass], score_window: GridScorer | FittedScorer) -> Iterator[dict[str, Any]]:

@@ -10,8 +10,9 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.data.byte_pairs import train_pieces
 from trime.data.datasets import Dataset
-from trime.models.pretrained.tokenizer import train_byte_pairs
+from trime.models.pretrained.tokenizer import END, PADDING, save_tokenizer
 from trime.pipeline.artefact import Artefact
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class InitSmall(Artefact):
     def build(self, folder: Path) -> None:
         documents = self.dataset.documents("train")
         lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
-        tokenizer = train_byte_pairs(lines, self.config.small.vocabulary, folder)
+        tokenizer = save_tokenizer(train_pieces(lines, self.config.small.vocabulary, special_tokens=[PADDING, END]), folder)
         torch.manual_seed(self.config.seed)
         small = instantiate(self.config.small.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)

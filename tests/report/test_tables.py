@@ -1,0 +1,33 @@
+"""Tables as CSV hold plain numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from trime.report.tables import to_csv
+
+
+def test_csv_holds_plain_numbers() -> None:
+    """No separators of thousands; an interval, and dev and test results, in columns of their own; text as it is."""
+    header = ["run", "vs vanilla", "tok/s", "7M*", "search"]
+    lines = [
+        ["trime, K = 1,024", "-4.01 [-5.25, -2.69]", "12,345", "17.10 / 15.51", "approximate, recall 0.97"],
+        ["cache", "+0.50 [-0.10, +1.00] no difference shown", "987", "", ""],
+        ["one part", "+0.25 one part, one seed: no interval", "1,234.5", "18.00 / 19.00", ""],
+    ]
+    read = [*csv.DictReader(io.StringIO(to_csv(header, lines)))]
+    assert [line["run"] for line in read] == [line[0] for line in lines]
+    assert [line["vs vanilla"] for line in read] == ["-4.01", "+0.50", "+0.25"]
+    assert [(line["vs vanilla, low"], line["vs vanilla, high"]) for line in read] == [
+        ("-5.25", "-2.69"),
+        ("-0.10", "+1.00"),
+        ("", ""),
+    ]
+    assert [float(line["tok/s"]) for line in read] == [12345, 987, 1234.5]
+    assert [(line["7M*, dev"], line["7M*, test"]) for line in read] == [("17.10", "15.51"), ("", ""), ("18.00", "19.00")]
+    assert [line["search"] for line in read] == [line[4] for line in lines]
+
+
+def test_a_table_without_lines_has_its_header() -> None:
+    assert to_csv(["run", "test"], []) == "run,test\r\n"

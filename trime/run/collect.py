@@ -1,0 +1,121 @@
+"""Collect what a finished run measured: the content of its results.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trime.config.schema import STAGES
+from trime.errors import UserError
+from trime.metrics import bits
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.manifest import build_seconds
+from trime.plan.language_model import Plan
+from trime.report.results import read_run
+from trime.run.provenance import PROVENANCE, provenance
+from trime.stages.prepare import PreparedText
+
+MAKING = [stage for stage in STAGES if stage != "report"]  # stages that make artefacts
+
+
+def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]:
+    """Return the content of a run's results.json; ``also`` are artefacts of its report."""
+    config, model = plan.config, plan.model.path()
+    dataset = dataset_of(plan.corpus)
+    evaluated = dataset if plan.evaluated_corpus is plan.corpus else dataset_of(plan.evaluated_corpus)
+    train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
+    tuned = plan.tune.tuned()
+    characters = plan.test.summary()["characters"]
+    results = provenance(config) | {
+        "dataset": dataset,
+        "parameters": train.pop("parameters", None),
+        "train": train,
+        "trained_with_memory": config.memory.get("_target_") is not None and not config.checkpoint,
+        "tuned": tuned["rows"][-1]["tuned"],
+        "sample": config.evaluate.sample,
+        "metrics": {
+            "valid": [with_bits(row, characters, bytes_per_token(evaluated, "valid")) for row in tuned["rows"]],
+            "test": [with_bits(row, characters, bytes_per_token(evaluated, "test")) for row in plan.evaluate.rows()],
+        },
+        "durations": durations(plan),
+        "made_from": made_from(plan, *MAKING, also=also),
+        "artefacts": {"fit": str(model), "evaluate": str(plan.evaluate.folder)},
+    }
+    if (model / "staleness.json").exists():
+        results["staleness"] = json.loads((model / "staleness.json").read_text())
+    if plan.subsets:
+        results["subsets"] = plan.subsets.summary()
+    if plan.analysis:
+        results["analysis"] = plan.analysis.summary()
+    if (model / "imported.json").exists():
+        results["imported"] = json.loads((model / "imported.json").read_text())
+        results["parameters"] = results["imported"]["parameters"]
+    if evaluated is not dataset:
+        results["evaluation_dataset"] = evaluated
+    if plan.index:
+        source = plan.index.store_summary()
+        results["datastore"] = plan.index.summary() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
+    return results
+
+
+def dataset_of(prepared: PreparedText) -> dict[str, Any]:
+    """Return name, place, fingerprints, vocabulary size and notes of a corpus; tokens, bytes and share of unknown by split."""
+    corpus = prepared.corpus()
+    statistics, splits = corpus.statistics, corpus.statistics["splits"]
+    return {
+        "name": statistics["name"],
+        "path": statistics["place"],
+        "own": statistics["own"],
+        "fingerprint": statistics["fingerprint"],
+        "test_hash": corpus.fingerprint("test") if "test" in splits else None,
+        "tokens": {name: split["tokens"] for name, split in splits.items()},
+        "bytes": {name: split["bytes"] for name, split in splits.items()},
+        "unknown": {name: split["unknown"] / split["tokens"] for name, split in splits.items()},
+        "vocabulary": statistics["vocabulary"],
+        "notes": statistics["notes"],
+    }
+
+
+def bytes_per_token(dataset: dict[str, Any], split: str) -> float:
+    """Return the mean number of bytes of a split's tokens."""
+    return dataset["bytes"][split] / dataset["tokens"][split]
+
+
+def with_bits(row: dict[str, Any], characters: bool, bytes_per_token: float) -> dict[str, Any]:
+    """Return a row with its bits per byte of text, and per character where tokens are characters."""
+    per_byte = {"bits_per_byte": bits(row["loss"]) / bytes_per_token}
+    return row | per_byte | ({"bits_per_character": bits(row["loss"])} if characters else {})
+
+
+def made_from(plan: Plan, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:
+    """Return the names of the artefacts of some stages, and of the folders that the configuration names in their place."""
+    config = plan.config
+    named = (config.checkpoint, config.datastore.path, config.mixture.get("path"), config.model.get("name"))
+    artefacts = [*also, *(artefact for stage in stages for artefact in plan.made_by(stage))]
+    return sorted({*(artefact.name for artefact in artefacts), *(Path(path).name for path in named if path)})
+
+
+def durations(plan: Plan) -> dict[str, float]:
+    """Return the seconds that each stage's artefacts took to build, whichever run built them."""
+    made = {stage: [artefact.folder for artefact in plan.made_by(stage)] for stage in MAKING}
+    return {
+        stage: round(sum(build_seconds(folder) for folder in folders if folder.exists()), 2)
+        for stage, folders in made.items()
+        if folders
+    }
+
+
+def keep_provenance(file: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """Return results with the provenance of the earlier ones in ``file``, if those are of the same evaluation.
+
+    A later command that finds everything made, to analyse it or on other devices, did not make these results.
+    """
+    try:
+        earlier = read_run(file)
+    except UserError:
+        return results
+    if earlier.get("artefacts") != results["artefacts"]:
+        return results
+    return results | {key: earlier[key] for key in PROVENANCE if key in earlier}
