@@ -17,9 +17,9 @@ TARGET = re.compile(r"_target_:\s*([\w.]+)")
 
 
 @cache
-def registered_targets() -> frozenset[str]:
-    """Return every ``_target_`` in the yaml files of the groups that describe a model."""
-    files = [file for group in GROUPS for file in (CONF / group).rglob("*.yaml")]
+def registered_targets(groups: tuple[str, ...] = GROUPS) -> frozenset[str]:
+    """Return every ``_target_`` in the yaml files of some groups, by default those that describe a model."""
+    files = [file for group in groups for file in (CONF / group).rglob("*.yaml")]
     return frozenset(target for file in files for target in TARGET.findall(file.read_text(encoding="utf-8")))
 
 
@@ -30,13 +30,13 @@ def model_settings() -> frozenset[str]:
     return MODEL_PARTS.union(*(content.get("model", content) for content in files)) - {"defaults"}
 
 
-def unregistered(stored: Any, own: Any) -> str | None:
+def unregistered(stored: Any, own: Any, registered: frozenset[str] | None = None) -> str | None:
     """Return the first thing in a stored description that could run other code than the registered; None if it is safe.
 
     ``own`` is the description in the present settings: what the user names himself may be used. References to settings
-    (``${…}``) count as unsafe, since resolving them runs resolvers.
+    (``${…}``) count as unsafe, since resolving them runs resolvers. ``registered``: by default the targets of models.
     """
-    allowed = registered_targets() | {target for target in targets(own) if isinstance(target, str)}
+    allowed = (registered or registered_targets()) | {target for target in targets(own) if isinstance(target, str)}
     for target in targets(stored):
         if not isinstance(target, str) or target not in allowed:
             return f"_target_: {target}"

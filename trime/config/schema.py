@@ -61,6 +61,15 @@ class Storage:
 
 
 @dataclass
+class Export:
+    """stages=[export]: a finished run's model, memories and mixture in one folder, which trime.load opens anywhere."""
+
+    path: str | None = setting(None, "the folder to write")
+    hub: str | None = setting(None, "also upload it to this repository of the Hugging Face Hub, as USER/NAME")
+    private: Switch = switch(True, "a repository that is made is private")
+
+
+@dataclass
 class Vocabulary:
     """The vocabulary of the training split."""
 
@@ -449,6 +458,7 @@ class Settings:
 
     paths: Paths = section(Paths, "where things lie on this machine")
     artefacts: Artefacts = section(Artefacts, "outputs of stages, which later runs find again")
+    export: Export = section(Export, "a run's model and memories in one folder")
     storage: Storage = section(Storage, "the stages list, disk and prune")
     vocabulary: Vocabulary = section(Vocabulary, "the vocabulary, of the training split")
     segments: Segments = section(Segments, "how text is cut for training")

@@ -1,8 +1,9 @@
-"""A finished run as an object: it scores text token by token, continues it, and says where each token came from."""
+"""A finished run or an exported bundle as an object: it scores text, continues it, and says where each token came from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,25 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.errors import UserError
 from trime.evaluation.generation import Step
+from trime.inspection.bundle import BUNDLE, open_bundle
 from trime.inspection.writers import GeneratedToken, Writer
 from trime.plan.language_model import Plan
 
+TINY = 5e-324  # the smallest probability whose logarithm exists
 
-def load(folder: str | Path) -> LoadedModel:
-    """Return the model of a finished run with its memories, by the run's folder, ``outputs/runs/NAME/seedN-HASH``.
 
-    Raises UserError if the folder is no run's, or if its artefacts are gone.
+def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
+    """Return a model with its memories, by the folder of a finished run or of an exported bundle.
+
+    A bundle runs no code but the lab's unless it is ``trusted``. The folder of a run, ``outputs/runs/NAME/seedN-HASH``, is one
+    of your own. Raises UserError if the folder is neither, or if its artefacts are gone.
     """
-    file = Path(folder).expanduser().resolve() / "config.yaml"
+    place = Path(folder).expanduser().resolve()
+    if (place / BUNDLE).is_file():
+        return LoadedModel(open_bundle(place, trusted))
+    file = place / "config.yaml"
     if not file.is_file():
-        raise UserError(f"{folder} is no folder of a run: it holds no config.yaml")
+        raise UserError(f"{folder} is no folder of a run nor of a bundle: it holds neither config.yaml nor {BUNDLE}")
     config: DictConfig = OmegaConf.load(file)  # type: ignore[assignment]
     outputs, configured = file.parents[3], Path(config.paths.outputs)  # of runs/NAME/seedN-HASH/config.yaml
     started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
@@ -50,11 +58,11 @@ class LoadedModel:
 
     def score(self, texts: str | Iterable[str]) -> list[list[GeneratedToken]]:
         """Return each text's tokens, with the probability of each after the ones before and its parts by memory."""
-        return [self.score_text(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        return [self.writer.score(self.writer.token_ids(text)) for text in ([texts] if isinstance(texts, str) else texts)]
 
     @torch.no_grad()
-    def score_text(self, text: str, entries: int = 0) -> list[GeneratedToken]:
-        """Return the tokens of a text as ``score`` does, each with some of the memory entries that contributed most."""
+    def attribute(self, text: str, entries: int = 3) -> list[GeneratedToken]:
+        """Return the tokens of a text as ``score`` does, each with the memory entries that contributed most; this is slower."""
         writer = self.start()
         scored = []
         for token in writer.token_ids(text):
@@ -63,13 +71,38 @@ class LoadedModel:
             writer.continuation.read([token])
         return scored
 
-    def generate(self, prompt: str, max_new_tokens: int = 50, seed: int = 0, **settings: Any) -> str:
-        """Return a continuation of a prompt; another ``seed`` samples another; ``settings``: temperature and top_p."""
+    def log_likelihood(self, text: str) -> float:
+        """Return the log-probability of a text in nats, the sum over its tokens."""
+        return sum(math.log(max(token.probability, TINY)) for token in self.score(text)[0])
+
+    @torch.no_grad()
+    def log_likelihood_after(self, context: str, continuation: str) -> tuple[float, bool]:
+        """Return the log-probability of a continuation in nats, and whether each of its tokens is the most probable one."""
+        writer = self.start()
+        ids, before = writer.token_ids(context + continuation), writer.token_ids(context)
+        shared = next((i for i, pair in enumerate(zip(ids, before, strict=False)) if pair[0] != pair[1]), len(before))
+        writer.continuation.read(ids[:shared])
+        total, is_greedy = 0.0, True
+        for token in ids[shared:]:
+            probability = writer.continuation.next()[0].probability
+            total += math.log(max(float(probability[token]), TINY))
+            is_greedy = is_greedy and int(probability.argmax()) == token
+            writer.continuation.read([token])
+        return total, is_greedy
+
+    def generate(self, prompt: str, max_new_tokens: int = 50, seed: int = 0, until: Sequence[str] = (), **settings: Any) -> str:
+        """Return a continuation of a prompt; another ``seed`` samples another; ``settings``: temperature and top_p.
+
+        It ends before the first of the texts ``until`` that it reaches.
+        """
         writer = self.start(max_new_tokens=max_new_tokens, **settings)
         writer.read(prompt)
+        text = ""
         for _ in writer.write(seed=seed):
-            pass
-        return writer.text(writer.written)
+            text = writer.text(writer.written)
+            if ends := [text.index(end) for end in until if end in text]:
+                return text[: min(ends)]
+        return text
 
     def explain(self, prompt: str, max_new_tokens: int = 20, entries: int = 3, **settings: Any) -> list[GeneratedToken]:
         """Return the generated tokens with the parts of their probability and the entries that contributed most."""

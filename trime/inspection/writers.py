@@ -17,6 +17,7 @@ from trime.errors import UserError
 from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.generation import Continuation, Step, TokenSampler, WindowLengths, top_attention, top_entries
 from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.text_scorer import TextScorer
 from trime.io import plain
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
@@ -156,6 +157,7 @@ class Writer:
         self.sources = entry_sources(plan, memories)
         size = len(self.vocabulary)
         self.continuation = Continuation(network.to(device), self.row, memories, windows, eos, size, scaled)
+        self.scorer = TextScorer(network, self.row, memories, windows, eos, scaled)
         self.settings = config.generate
         self.written: list[int] = []
 
@@ -169,6 +171,17 @@ class Writer:
         ids = self.token_ids(prompt)
         self.continuation.read(ids)
         return ids
+
+    def score(self, ids: list[int]) -> list[GeneratedToken]:
+        """Return the tokens of a whole text with their probability and its parts by memory; nothing that was read counts."""
+        scored: list[GeneratedToken] = []
+        for log_probability, parts in self.scorer.score(ids):
+            columns = {name: part.tolist() for name, part in parts.items()}
+            for number, value in enumerate(log_probability.double().exp().tolist()):
+                shares = {name: column[number] for name, column in columns.items()}
+                scored.append(GeneratedToken(self.text([ids[len(scored)]]), value, shares, []))
+        self.continuation.restart()
+        return scored
 
     def token_ids(self, text: str) -> list[int]:
         """Return the tokens of a text, without an end of line that only the tokenizer adds."""

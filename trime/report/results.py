@@ -11,6 +11,7 @@ from typing import Any
 
 from trime.errors import UserError
 from trime.io import checksum_of, compact_json, write_atomically
+from trime.report.command_lines import without_paths
 
 CHECKSUM = "checksum"  # the key of results.json that holds it
 
@@ -19,6 +20,15 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write the results of a run with their checksum."""
     content = {key: value for key, value in results.items() if key != CHECKSUM}
     write_atomically(path, compact_json(content | {CHECKSUM: checksum_of(content)}))
+
+
+def portable(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of a run without paths of this machine."""
+    content = {key: value for key, value in results.items() if key != "artefacts"}
+    content["command"] = without_paths(results.get("command"))
+    for key in {"dataset", "evaluation_dataset"} & content.keys():
+        content[key] = {name: value for name, value in content[key].items() if name != "path"}
+    return content
 
 
 def results_in(folders: list[Path]) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.io import write_atomically
 from trime.report.answers import answers_panels, answers_picture, answers_table, policies_table
-from trime.report.command_lines import without_paths
 from trime.report.comparison import compare_runs, joined_table
 from trime.report.figures.base import configured_figures
 from trime.report.figures.canvas import save_panels
@@ -19,7 +18,7 @@ from trime.report.folder import report_folder, writing_report
 from trime.report.frontier import report_frontier
 from trime.report.groups import Group, split_by_mixture
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
-from trime.report.results import write_results
+from trime.report.results import portable, write_results
 from trime.report.tables import markdown, to_csv
 from trime.report.texts import evaluated_text, group_by_text
 
@@ -65,14 +64,9 @@ def keep_results(runs: list[dict[str, Any]], folder: Path) -> None:
     """Copy the results of runs into one folder, without paths of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in runs:
-        results = {key: value for key, value in run.items() if key != "artefacts"} | {
-            "command": without_paths(run.get("command"))
-        }
-        for key in {"dataset", "evaluation_dataset"} & results.keys():
-            results[key] = {name: value for name, value in results[key].items() if name != "path"}
         text = "" if "questions" in run else evaluated_text(run).fingerprint[:4]  # config_hash does not depend on dataset.path
         name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{text}.json"
-        write_results(folder / name, results)
+        write_results(folder / name, portable(run))
     print(f"kept {len(runs)} results in {folder}")
 
 

@@ -15,6 +15,7 @@ from trime.config.check import check_sections
 from trime.config.schema import STAGES
 from trime.errors import UserError
 from trime.inspection.audit import audit
+from trime.inspection.bundle import export
 from trime.inspection.generate import generate
 from trime.inspection.ledger import write_ledger
 from trime.inspection.storage import list_runs, prune, show_disk
@@ -45,7 +46,7 @@ HOUSEKEEPING: dict[str, Callable[[DictConfig], object]] = {
     "prune": prune,
 }
 # Stages that run only when they are named.
-OPTIONAL_STAGES = ("init_small", "train_small", "answer", "generate", "record", "replay", "audit", *HOUSEKEEPING)
+OPTIONAL_STAGES = ("init_small", "train_small", "answer", "generate", "record", "replay", "audit", "export", *HOUSEKEEPING)
 
 
 class RunOutcome(NamedTuple):
@@ -170,6 +171,8 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
             audit(plan)
         case "generate":
             generate(plan)
+        case "export":
+            export(plan)
         case "report":
             report = report_run(plan)
             log_once(lambda: plan.loggers, plan.run_folder, *report)

@@ -1,0 +1,248 @@
+"""export: a bundle scores and generates as its run does, elsewhere, and runs no code that it names."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+import trime
+from tests.conftest import ROOT
+from tests.helpers.pretrained import save_model
+from trime.errors import UserError
+from trime.inspection.bundle import BUNDLE, disclosed
+from trime.inspection.loaded import LoadedModel
+from trime.io import checksum_of
+from trime.plan.language_model import Plan
+from trime.run.runner import run
+
+Tiny = Callable[..., DictConfig]
+EVERYTHING = ["evaluate.memories=[local,long,external,ngram,ngram_document]", "evaluate.per_token=true"]
+PROMPT = "import os\n"
+
+
+@pytest.fixture(scope="module")
+def exported(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """Return a run with every memory, and its bundle, which was moved after it was written."""
+    folder = tmp_path_factory.mktemp("exported")
+    settings = ["experiment=trime_ext", *EVERYTHING, "evaluate.sample=documents", "evaluate.tokens=2k"]
+    run(tiny(*settings))
+    config = tiny(*settings, "stages=[export]", f"export.path={folder}/first")
+    run(config)
+    (folder / "first").rename(folder / "bundle")
+    return Plan(config), folder / "bundle"
+
+
+def test_a_bundle_is_the_model_of_its_run(exported: tuple[Plan, Path]) -> None:
+    plan, folder = exported
+    one, other = trime.load(plan.run_folder), trime.load(folder)
+    assert one.label == other.label and one.score(PROMPT) == other.score(PROMPT)
+    assert one.generate(PROMPT, 6, seed=2) == other.generate(PROMPT, 6, seed=2)
+    assert one.explain(PROMPT, 3, temperature=0) == other.explain(PROMPT, 3, temperature=0)
+
+
+def test_a_bundle_needs_nothing_else(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+    """No file of it names a place of this machine, and of the prepared text it holds only what a memory does."""
+    plan, folder = exported
+    shutil.copytree(folder, tmp_path / "copy")
+    places = (str(ROOT), plan.config.paths.outputs, plan.config.paths.data, str(folder.parent))
+    for file in (tmp_path / "copy").rglob("*"):
+        content = file.read_bytes() if file.is_file() else b""
+        assert not any(place.encode() in content for place in places), file
+    assert {file.stem for file in folder.rglob("*.bin")} == {"train"}
+    assert not [*folder.rglob("expert_masses*")]
+    card = (folder / "README.md").read_text()
+    assert "external and ngram hold text" in card and "commit" in card and "trime.load" in card
+    assert f"{json.loads((folder / 'results.json').read_text())['parameters']:,} parameters" in card
+
+
+def test_the_text_of_a_model_without_memories_stays_at_home(tiny: Tiny, tmp_path: Path) -> None:
+    settings = ["experiment=cache", "dataset.modules=20"]
+    run(tiny(*settings))
+    config = tiny(*settings, "stages=[export]", f"export.path={tmp_path}/bundle")
+    run(config)
+    assert disclosed(Plan(config)) == [] and not [*(tmp_path / "bundle").rglob("*.bin")]
+    assert "disclose" not in (tmp_path / "bundle" / "README.md").read_text()
+    assert len(trime.load(tmp_path / "bundle").score(PROMPT)[0]) == 3
+
+
+def test_a_pretrained_model_goes_along(tiny: Tiny, tmp_path: Path, text_folder: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra pretrained")
+    name = save_model("Llama", tmp_path / "model")
+    settings = ["experiment=cache", "model=pretrained", f"model.name={name}", "dataset=folder", f"dataset.path={text_folder}"]
+    run(tiny(*settings))
+    run(tiny(*settings, "stages=[export]", f"export.path={tmp_path}/bundle"))
+    with_original = trime.load(tmp_path / "bundle").score("the cat sat")
+    shutil.rmtree(name)
+    shutil.rmtree(text_folder)
+    assert trime.load(tmp_path / "bundle").score("the cat sat") == with_original
+
+
+def texts_of(plan: Plan) -> dict[str, str]:
+    """Return the text of each document of test."""
+    return {found.name: b"".join(found.lines).decode() for found in plan.corpus.dataset.documents("test")}
+
+
+def whole_documents(plan: Plan) -> dict[str, list[dict[str, Any]]]:
+    """Return the scored tokens of the documents that evaluation read whole."""
+    assert plan.per_token is not None
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for line in map(json.loads, (plan.per_token.path() / "tokens.jsonl").open()):
+        lines.setdefault(line["document"], []).append(line)
+    corpus = plan.corpus.corpus()
+    lengths = dict(zip(corpus.names("test"), corpus.split("test").lengths.tolist(), strict=True))
+    return {name: of_document for name, of_document in lines.items() if len(of_document) == lengths[name]}
+
+
+def test_texts_score_as_in_evaluation(exported: tuple[Plan, Path]) -> None:
+    """Documents that evaluation read whole have the same probability, token by token."""
+    plan, folder = exported
+    model, texts, documents = trime.load(folder), texts_of(plan), whole_documents(plan)
+    assert documents
+    for name, lines in documents.items():
+        for token, line in zip(model.score(texts[name])[0], lines, strict=True):
+            assert math.log(token.probability) == pytest.approx(line["log_probability"], abs=2e-4)
+            assert sum(token.parts.values()) == pytest.approx(token.probability, rel=1e-5)
+
+
+def test_windows_score_as_token_by_token(exported: tuple[Plan, Path]) -> None:
+    model = trime.load(exported[1])
+    text = min(texts_of(exported[0]).values(), key=len)[:400]
+    one, other = model.score(text)[0], model.attribute(text, entries=1)
+    assert [token.probability for token in one] == pytest.approx([token.probability for token in other], rel=1e-3)
+    total = sum(math.log(token.probability) for token in one)
+    assert model.log_likelihood(text) == pytest.approx(total)
+    assert model.log_likelihood_after("", text)[0] == pytest.approx(total, rel=1e-4)
+    first = model.log_likelihood(text[:200])
+    assert model.log_likelihood_after(text[:200], text[200:])[0] == pytest.approx(total - first, rel=1e-2)
+
+
+def test_the_greedy_continuation_is_known_as_such(exported: tuple[Plan, Path]) -> None:
+    model = trime.load(exported[1])
+    greedy = model.generate(PROMPT, 4, temperature=0)
+    assert model.log_likelihood_after(PROMPT, greedy)[1] and not model.log_likelihood_after(PROMPT, "zip zip zip zip")[1]
+    cut = greedy[: len(greedy) // 2]
+    assert model.generate(PROMPT, 4, temperature=0, until=[greedy[len(cut) :]]) == cut
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("format", 99, "of format 99"),
+        ("config", None, "planted"),
+        ("checksum", "0", "not as it was written"),
+    ],
+)
+def test_damaged_and_planted_bundles_are_refused(
+    key: str, value: Any, message: str, exported: tuple[Plan, Path], tmp_path: Path
+) -> None:
+    """A bundle with a valid checksum that names other code than the lab's runs none of it, unless it is trusted."""
+    shutil.copytree(exported[1], tmp_path / "bundle")
+    file, mark = tmp_path / "bundle" / BUNDLE, tmp_path / "called"
+    content = json.loads(file.read_text())
+    if key == "config":
+        content["config"]["dataset"] = {"_target_": "planted.code", "_args_": [str(mark)]}
+        message = "no file of conf/ names"
+    else:
+        content[key] = value
+    if key != "checksum":
+        content["checksum"] = checksum_of({name: part for name, part in content.items() if name != "checksum"})
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        trime.load(tmp_path / "bundle")
+    assert not mark.exists()
+
+
+def test_every_damaged_file_is_told(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+    """A changed byte in any file that is read is a UserError that names the file."""
+    _, folder = exported
+    for number, file in enumerate(sorted(folder.rglob("*"))):
+        if not file.is_file() or file.name in ("README.md", "results.json", "metrics.csv"):
+            continue
+        copy = tmp_path / str(number)
+        shutil.copytree(folder, copy)
+        damaged = copy / file.relative_to(folder)
+        content = bytearray(damaged.read_bytes())
+        content[len(content) // 2] ^= 1
+        damaged.write_bytes(content)
+        with pytest.raises(UserError):
+            trime.load(copy).score(PROMPT)
+        shutil.rmtree(copy)
+
+
+def test_what_cannot_be_exported_is_told(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"export\.path=DIR"):
+        run(tiny("experiment=cache", "stages=[export]"))
+    with pytest.raises(UserError, match="exists"):
+        run(tiny("experiment=cache", "stages=[export]", f"export.path={tmp_path}"))
+    with pytest.raises(UserError, match=r"results\.json"):
+        run(tiny("experiment=cache", "seed=99", "stages=[export]", f"export.path={tmp_path}/bundle"))
+    with pytest.raises(UserError, match="not for translation"):
+        run(tiny("experiment=knn_mt", "stages=[export]", f"export.path={tmp_path}/bundle"))
+
+
+def test_a_bundle_is_uploaded(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By huggingface_hub, here with a folder in place of the Hub; an error there leaves the folder whole."""
+    hub = pytest.importorskip("huggingface_hub", reason="the extra pretrained")
+    calls: list[tuple[str, Any]] = []
+
+    class Local:
+        def create_repo(self, repository: str, private: bool, exist_ok: bool) -> None:
+            calls.append((repository, private))
+            if repository == "nobody/full":
+                raise OSError("no space")
+
+        def upload_folder(self, repo_id: str, folder_path: Path) -> None:
+            shutil.copytree(folder_path, tmp_path / "hub" / repo_id)
+
+    monkeypatch.setattr(hub, "HfApi", Local)
+    settings = ["experiment=cache", "dataset.modules=20"]
+    run(tiny(*settings))
+    run(tiny(*settings, "stages=[export]", f"export.path={tmp_path}/one", "export.hub=somebody/model"))
+    assert calls == [("somebody/model", True)]
+    assert len(trime.load(tmp_path / "hub" / "somebody" / "model").score(PROMPT)[0]) == 3
+    with pytest.raises(UserError, match=r"complete, but not uploaded: no space"):
+        run(tiny(*settings, "stages=[export]", f"export.path={tmp_path}/two", "export.hub=nobody/full"))
+    assert isinstance(trime.load(tmp_path / "two"), LoadedModel)
+
+
+TASK = """\
+task: trime_documents
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list: [{{metric: byte_perplexity}}]
+"""
+
+
+@pytest.mark.slow
+def test_the_evaluation_harness_has_our_perplexity(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+    """lm_eval's perplexity of a byte, over documents that evaluation read whole, is that of evaluation."""
+    if importlib.util.find_spec("lm_eval") is None:
+        pytest.skip("no lm_eval: the extra harness")
+    plan, folder = exported
+    documents = whole_documents(plan)
+    whole = [texts_of(plan)[name] for name in documents]
+    (tmp_path / "documents.json").write_text("\n".join(json.dumps({"text": text}) for text in whole))
+    (tmp_path / "task.yaml").write_text(TASK.format(data=tmp_path / "documents.json"))
+    arguments = ["--model", "trime", "--model_args", f"bundle={folder}", "--tasks", "trime_documents"]
+    arguments += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "results")]
+    environment = os.environ | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-m", "trime.harness", *arguments], check=True, env=environment, cwd=ROOT, timeout=900)
+    (file,) = (tmp_path / "results").rglob("results*.json")
+    measured = json.loads(file.read_text())["results"]["trime_documents"]["byte_perplexity,none"]
+    loss = -sum(line["log_probability"] for document_lines in documents.values() for line in document_lines)
+    assert measured == pytest.approx(math.exp(loss / sum(len(text.encode()) for text in whole)), rel=1e-4)

@@ -1,0 +1,239 @@
+"""export: one folder with a run's model, vocabulary, memories and mixture, which ``trime.load`` opens anywhere.
+
+It holds the artefacts that scoring and generation read, under the names that they have in the run. Of the prepared text only
+the split that a memory holds goes along.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
+import trime
+from trime.config.registry import registered_targets, unregistered
+from trime.data import tokenizers
+from trime.errors import UserError, install_command
+from trime.inspection.model_card import model_card
+from trime.io import checksum_of, partial_of, plain, write_atomically
+from trime.memory.ngrams import TextNgrams
+from trime.pipeline.artefact import Artefact
+from trime.pipeline.manifest import write_manifest
+from trime.pipeline.pretrained import is_pretrained
+from trime.pipeline.settings import without
+from trime.plan.language_model import Plan
+from trime.report.results import portable, read_run, write_results
+from trime.stages.prepare import LEARNED
+
+log = logging.getLogger(__name__)
+
+BUNDLE, FORMAT = "bundle.json", 1
+CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # what is needed of a text that no memory holds
+PRETRAINED = "pretrained-model"  # the folder of a pretrained model
+ROLES: dict[str, Callable[[Plan], Artefact | None]] = {  # the artefacts that a writer reads
+    "corpus": lambda plan: plan.corpus,
+    "stored_corpus": lambda plan: plan.stored_corpus,
+    "model": lambda plan: plan.model,
+    "store": lambda plan: plan.store if plan.index else None,
+    "index": lambda plan: plan.index,
+    "grid": lambda plan: getattr(plan.tune, "grid", None),
+    "tune": lambda plan: plan.tune,
+}
+LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
+OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
+    "memory",
+    *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages", "expected"),
+    *("small", "questions", "answering", "translation", "replay", "frontier", "domain"),
+)
+
+
+class Part(NamedTuple):
+    """An artefact of a bundle; ``keep`` tells which of its files go along."""
+
+    artefact: Artefact
+    keep: Callable[[Path], bool]
+
+
+def export(plan: Plan) -> Path:
+    """Write the bundle of a run to ``export.path``, upload it to ``export.hub`` if that is set, and return its folder.
+
+    UserError if the run is not finished, or the folder exists.
+    """
+    config = plan.config
+    if not config.export.path:
+        raise UserError("stages=[export] writes a folder: name it, export.path=DIR")
+    folder = Path(config.export.path).expanduser()
+    if folder.exists():
+        raise UserError(f"export.path={folder} exists: delete it, or name another folder")
+    results = portable(read_run(plan.run_folder / "results.json"))
+    parts = parts_of(plan)
+    partial = partial_of(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    copy_parts(parts, partial, Path(config.paths.outputs), Path(config.paths.data))
+    if is_pretrained(config) and Path(config.model.name).expanduser().is_dir():
+        shutil.copytree(Path(config.model.name).expanduser(), partial / PRETRAINED)
+    content = {
+        "format": FORMAT,
+        "version": trime.__version__,
+        "config": portable_config(plan, parts),
+        "artefacts": {role: artefact.name for role, of in ROLES.items() if (artefact := of(plan)) is not None},
+    }
+    write_atomically(partial / BUNDLE, json.dumps(content | {"checksum": checksum_of(content)}, indent=1))
+    write_results(partial / "results.json", results)
+    write_atomically(partial / "README.md", model_card(results, disclosed(plan)))
+    partial.replace(folder)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    log.info(f"export: made {folder}, {size / 1e6:,.1f} MB: open it by trime.load({str(folder)!r})")
+    if config.export.hub:
+        upload(folder, config.export.hub, config.export.private)
+    return folder
+
+
+def parts_of(plan: Plan) -> list[Part]:
+    """Return the artefacts that a writer reads; UserError if one is missing."""
+    stored_split = f"{plan.config.datastore.split}."
+    text = plan.stored_corpus if disclosed(plan) else None
+
+    def keep(artefact: Artefact) -> Callable[[Path], bool]:
+        if artefact in (plan.corpus, plan.stored_corpus):
+            return lambda file: file.name in CORPUS or (artefact is text and file.name.startswith(stored_split))
+        return lambda file: not file.name.startswith(LEFT_OUT)
+
+    artefacts = [artefact for of in ROLES.values() if (artefact := of(plan)) is not None] + plan.memories.needs()
+    parts = {artefact.folder: Part(artefact, keep(artefact)) for artefact in artefacts}
+    for part in parts.values():
+        part.artefact.path()
+    return [*parts.values()]
+
+
+def disclosed(plan: Plan) -> list[str]:
+    """Return the names of the memories whose text goes along."""
+    opened = plan.memories.open_all({"text": None, "bounded": True, "split": "prompt"}, [], plan.tune.rows()[-1].memories)
+    return [name for name, memory in opened.items() if name == "external" or isinstance(memory, TextNgrams)]
+
+
+def copy_parts(parts: list[Part], target: Path, outputs: Path, data: Path) -> None:
+    """Copy the files of artefacts under a progress bar; an artefact of which some stay behind gets a new manifest."""
+    files = {part.artefact.name: [file for file in part.artefact.folder.rglob("*") if file.is_file()] for part in parts}
+    kept = {part.artefact.name: [*filter(part.keep, files[part.artefact.name])] for part in parts}
+    total = sum(file.stat().st_size for part in kept.values() for file in part)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="export", mininterval=1) as bar:
+        for part in parts:
+            name = part.artefact.folder.name
+            folder = target / ("data/prepared" if part.artefact.kind == "prepare" else "artefacts") / name
+            for file in kept[part.artefact.name]:
+                copy = folder / file.relative_to(part.artefact.folder)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+                bar.update(copy.stat().st_size)
+            if part.artefact.kind == "prepare":  # of the text's place on this machine, only its name
+                statistics = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
+                write_atomically(folder / "statistics.json", json.dumps(statistics | {"place": statistics["name"]}, indent=1))
+            if part.artefact.kind == "prepare" or len(kept[part.artefact.name]) < len(files[part.artefact.name]):
+                write_manifest(folder, part.artefact.name)
+
+
+def portable_config(plan: Plan, parts: list[Part]) -> dict[str, Any]:
+    """Return the configuration without what belongs to this machine: places, loggers, devices, the datasets' readers."""
+    config = without(plain(plan.config), OF_THE_RUN)
+    tokenizer = tokenizer_target(plan)
+    reader = {"_target_": "trime.data.datasets.folder.Folder", "name": "bundle", "tokenizer": {"_target_": tokenizer}}
+    config["dataset"], config["evaluate"]["dataset"] = reader, None
+    config["datastore"]["dataset"] = reader if plan.stored_corpus is not plan.corpus else None
+    config["checkpoint"] = config["checkpoint"] and plan.model.folder.name
+    config["datastore"]["path"] = config["datastore"]["path"] and plan.store.folder.name
+    config["mixture"].pop("path", None)
+    config["index"]["engine"] = "local"
+    if is_pretrained(plan.config) and Path(config["model"]["name"]).expanduser().is_dir():
+        config["model"].pop("folder", None)
+        config["model"] = replaced(config["model"], config["model"]["name"], PRETRAINED)
+    return config
+
+
+def replaced(content: Any, old: str, new: str) -> Any:
+    """Return settings with a text in place of another, wherever it is a value."""
+    if isinstance(content, dict):
+        return {name: replaced(value, old, new) for name, value in content.items()}
+    return [replaced(value, old, new) for value in content] if isinstance(content, list) else new if content == old else content
+
+
+def tokenizer_target(plan: Plan) -> str:
+    """Return the import path of the dataset's tokenizer; a pretrained model has its own, whichever the dataset's is."""
+    kind = type(plan.corpus.dataset.tokenizer)
+    return "trime.data.tokenizers.Words" if is_pretrained(plan.config) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def upload(folder: Path, repository: str, private: bool) -> None:
+    """Upload a bundle to a repository of the Hugging Face Hub, which is made if it does not exist."""
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+    except ImportError:
+        raise UserError(f"export.hub needs the package huggingface_hub: {install_command('pretrained')}") from None
+    try:
+        hub = HfApi()
+        hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder)
+    except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
+        raise UserError(f"export.hub={repository}: the folder {folder} is complete, but not uploaded: {error}") from None
+    log.info(f"export: uploaded {folder} to {repository}")
+
+
+def open_bundle(folder: Path, trusted: bool) -> Plan:
+    """Return the plan of a bundle; UserError if it is damaged, of another version, or names code that is not the lab's.
+
+    ``trusted``: what it names is imported and called, whatever it is.
+    """
+    content = read_bundle(folder)
+    config, outputs = content["config"], folder / "artefacts"
+    if not trusted:
+        check_targets(folder / BUNDLE, config)
+    config["paths"] = {"outputs": str(folder), "data": str(folder / "data")}
+    for dataset in (config["dataset"], config["datastore"]["dataset"]):
+        if dataset:
+            dataset["path"] = str(folder)
+    if config["checkpoint"]:
+        config["checkpoint"] = str(outputs / config["checkpoint"])
+    if config["datastore"]["path"]:
+        config["datastore"]["path"] = str(outputs / config["datastore"]["path"])
+    config["model"] = replaced(config["model"], PRETRAINED, str(folder / PRETRAINED))
+    plan = Plan(OmegaConf.create(config))
+    plan.run_folder = folder
+    for role, name in content["artefacts"].items():
+        artefact = ROLES[role](plan)
+        assert artefact is not None
+        artefact.fingerprint = name.rpartition("-")[2]
+    return plan
+
+
+def read_bundle(folder: Path) -> dict[str, Any]:
+    """Return the content of a bundle's description; UserError if it is not as it was written, or of another version."""
+    file, remedy = folder / BUNDLE, "export the run again, or copy the folder again"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        checksum = content.pop("checksum")
+    except (OSError, ValueError, KeyError, AttributeError):
+        raise UserError(f"{file} is no description of a bundle: {remedy}") from None
+    if checksum != checksum_of(content):
+        raise UserError(f"{file} is not as it was written: {remedy}")
+    if content["format"] != FORMAT:
+        raise UserError(f"{file} is of format {content['format']}, of trime {content['version']}; this version reads {FORMAT}")
+    return content
+
+
+def check_targets(file: Path, config: Any) -> None:
+    """Raise UserError if a configuration names code that no file of conf/ does, or holds references to be resolved."""
+    plain_tokenizers = [
+        {"_target_": f"{kind.__module__}.{kind.__qualname__}"} for kind in vars(tokenizers).values() if isinstance(kind, type)
+    ]
+    if unsafe := unregistered(config, plain_tokenizers, registered_targets(("",))):
+        raise UserError(
+            f"{file} has {unsafe}, which no file of conf/ names, so that nothing of it was run: if you know it, "
+            "load(…, trusted=True)"
+        )

@@ -1,0 +1,65 @@
+"""The README.md of an exported model, as a model card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trime.report.tables import applicable, markdown, run_table
+from trime.report.texts import evaluated_text, smoke_test_note, text_facts
+
+TEMPLATE = """\
+---
+library_name: trime
+pipeline_tag: text-generation
+tags: [memory-augmented, language-model, trime]
+---
+
+# {name}
+
+A language model with memories, made by TRIME Lab {version}{parameters}. It scores and generates as the last row below.
+
+{warning}## Results
+
+{facts}. Temperatures, weights and sizes were tuned on dev.
+
+{table}
+{notes}## Use
+
+```python
+import trime
+
+model = trime.load("FOLDER")  # this folder
+model.generate("A text begins")
+for token in model.score("A text")[0]:
+    print(token.text, token.probability, token.parts)  # what comes from the vocabulary and from each memory
+```
+
+## How it was made
+
+`{command}`, commit {commit}, {packages}, on {machine}. `results.json` has all of it.
+"""
+WARNING = """\
+> **The memories of this model disclose their text.** {memories} hold{s} text, which whoever has this folder
+> can read: publish it only if you may publish that text.
+
+"""
+
+
+def model_card(results: dict[str, Any], disclosed: list[str]) -> str:
+    """Return the model card of a run, with a warning that names the memories whose text goes along (``disclosed``)."""
+    machine, versions = results["hardware"], results["versions"]
+    parameters = f", of {results['parameters']:,} parameters" if results["parameters"] else ""
+    notes = applicable({smoke_test_note(evaluated_text(results)): True})
+    return TEMPLATE.format(
+        name=results["name"],
+        version=versions.get("trime", ""),
+        parameters=parameters,
+        warning=WARNING.format(memories=" and ".join(disclosed), s="s" * (len(disclosed) == 1)) if disclosed else "",
+        facts=text_facts(results),
+        table=markdown(*run_table(results)),
+        notes="".join(f"{note}\n\n" for note in notes),
+        command=results["command"] or "unknown",
+        commit=results["commit"] or "unknown",
+        packages=", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if name in versions),
+        machine=machine["gpu"] or f"{machine['cores']} cores of {machine['cpu']}",
+    )
