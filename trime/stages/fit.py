@@ -37,6 +37,7 @@ from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
 from trime.stages.training_task import TrainingTask
 from trime.tasks.callbacks.checkpoints import BestWeights
+from trime.tasks.callbacks.forecast import Forecast
 from trime.tasks.callbacks.history import History
 from trime.tasks.callbacks.staleness import Staleness
 
@@ -138,7 +139,9 @@ class Fit(Artefact):
         module, data = self.task.module(network), self.task.data(corpus, neighbours, network.is_stateful)
         best = self.task.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
-            trainer = self.trainer(folder, [history, *self.callbacks(folder, network, corpus), *([best] if best else [])])
+            forecast = Forecast(self.stage, folder, module.training_.plain_updates)
+            callbacks = [history, forecast, *self.callbacks(folder, network, corpus), *([best] if best else [])]
+            trainer = self.trainer(folder, callbacks)
             try:
                 run_training(self.stage, trainer, module, data, folder)
                 network = network if module.device_mesh is None else self.gather_weights(trainer, corpus)

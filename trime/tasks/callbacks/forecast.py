@@ -1,0 +1,63 @@
+"""A callback that says early how long a training will take, and stops one whose checkpoints the disk cannot hold."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+from trime.errors import UserError
+
+log = logging.getLogger(__name__)
+
+WARM_UP, MEASURED = 3, 10  # updates
+COPIES = 7  # of the weights, at most on disk at once: the model, the best weights, and two checkpoints with Adam's two moments
+WORTH_SAYING = 120.0  # seconds: shorter trainings need no forecast
+
+
+class Forecast(pl.Callback):
+    """After a few updates, logs the time of those that remain; validations are counted in, as far as there were any.
+
+    With ``plain_updates`` at the start, which are shorter than the others, it measures after these.
+    """
+
+    def __init__(self, stage: str, folder: Path, plain_updates: int = 0):
+        self.stage, self.folder, self.plain_updates = stage, folder, plain_updates
+        self.first: int | None = None
+        self.started = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Raise UserError if the disk is too small for the checkpoints."""
+        needed = COPIES * sum(part.numel() * part.element_size() for part in pl_module.parameters() if part.requires_grad)
+        free = shutil.disk_usage(self.folder).free
+        if trainer.is_global_zero and needed > free:
+            raise UserError(
+                f"{self.folder.parent} has {free / 2**20:,.0f} MiB left, but checkpoints need up to {needed / 2**20:,.0f} MiB: "
+                "free space, or set paths.outputs"
+            )
+        self.first = max(trainer.global_step, self.plain_updates) + WARM_UP
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
+        """Measure some updates, then log the forecast."""
+        step = trainer.global_step
+        if self.first is None or step < self.first:
+            return
+        if not self.started:
+            self.first, self.started = step, time.perf_counter()
+        elif step >= self.first + MEASURED:
+            seconds = (time.perf_counter() - self.started) / (step - self.first)
+            remaining = int(trainer.max_steps) - step
+            if trainer.is_global_zero and seconds * remaining > WORTH_SAYING:
+                log.info(f"{self.stage}: {remaining:,} updates to go, about {duration(seconds * remaining)}")
+            self.first = None
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words, in minutes, hours or days."""
+    for unit, size in (("days", 172800), ("hours", 7200)):
+        if seconds > size:
+            return f"{seconds / (size / 2):.1f} {unit}"
+    return f"{seconds / 60:.0f} minutes"
