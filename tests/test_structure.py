@@ -46,6 +46,7 @@ BELOW = {
     "report": "errors types io metrics",
     "report.figures": "io metrics report.tables report.groups report.texts report.differences",
     "inspection": "errors config types io metrics data evaluation memory models pipeline stages plan report",
+    "harness": "errors inspection",
     "run": "errors config types io metrics kernels data evaluation models pipeline stages plan report inspection",
 }
 ONLY_IN = {
@@ -61,7 +62,9 @@ ONLY_IN = {
     "pydivsufsort": {"trime/memory/ngrams.py"},
     "peft": {"trime/models/pretrained/lora.py"},
     "wandb": {"trime/pipeline/tracking.py"},  # inside a function: only runs that log to W&B import it
-    "transformers": {f"trime/models/pretrained/{name}.py" for name in ("gguf", "loading", "small", "tokenizer")},
+    "transformers": {
+        f"trime/models/pretrained/{name}.py" for name in ("evicting_cache", "gguf", "loading", "small", "tokenizer")
+    },
 }
 VECTORS = ROOT / "tests" / "golden" / "vectors"
 

@@ -11,7 +11,10 @@ from trime.models.pretrained.tokenizer import train_word_level
 TEXT = ["def wait ( self , timeout ) : return self . lock", "class Lock : pass", "import threading"]
 
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {
+    **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2},
+}
 
 
 def save_model(kind: str, folder: Path) -> Path:
