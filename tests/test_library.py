@@ -36,7 +36,7 @@ def example(name: str, *words: str) -> str:
 
 
 def test_names_need_no_hydra_lightning_wandb_or_matplotlib() -> None:
-    names = [name for name in trime.__all__ if name != "load"]
+    names = [name for name in trime.__all__ if name not in ("load", "EvictingCache")]
     code = (
         "import sys\n"
         f"for name in {NOT_NEEDED}: sys.modules[name] = None\n"
@@ -45,6 +45,14 @@ def test_names_need_no_hydra_lightning_wandb_or_matplotlib() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    pytest.importorskip("transformers", reason="the extra pretrained")  # which looks for some of them, but imports none
+    code = (
+        f"import sys\nimport trime\ntrime.EvictingCache\nassert not {{*{NOT_NEEDED}}} - {{'transformers'}} & {{*sys.modules}}"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_an_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute nothing"):
         _ = trime.nothing  # type: ignore[attr-defined]
     assert {*trime.DEFINED_IN} == {*trime.__all__} <= {*dir(trime)}
@@ -164,6 +172,14 @@ def test_a_finished_run_scores_and_explains_text(tiny: Callable[..., DictConfig]
 def test_eq_5_in_ones_own_loop() -> None:
     losses = [float(line.split()[2]) for line in example("own_loop").splitlines()]
     assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+def test_long_reading_with_an_evicting_memory(tmp_path: Path, text_folder: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra pretrained")
+    shown = example("long_reading", str(save_model("Llama", tmp_path / "model")), str(text_folder / "train" / "0.txt"), "16")
+    lines = shown.splitlines()
+    assert [line.split(":")[0] for line in lines[::2]] == ["fifo", "sink", "lra_sum"]
+    assert "read 64 tokens into 16 entries a layer" in lines[0] and "keeps positions 0 to" in lines[2]
 
 
 def test_knn_lm_over_a_decoder_of_transformers(tmp_path: Path, text_folder: Path) -> None:

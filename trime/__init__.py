@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from trime.data.neighbours import Fast as BM25Neighbours
     from trime.evaluation.memory_mixture import MemoryMixture, window_of
     from trime.eviction.fifo import FIFO
+    from trime.eviction.initial import BelowMean, Constant, OwnPosition
     from trime.eviction.lfa import LFA
     from trime.eviction.lfu import LFU
     from trime.eviction.lra_last import LRALast
     from trime.eviction.lra_max import LRAMax
     from trime.eviction.lra_sum import LRASum
     from trime.eviction.lru import LRU
+    from trime.eviction.score_transform import Clipped, Raw, Softmax
     from trime.eviction.sink import Sink
     from trime.inspection.loaded import load
     from trime.memory.base import Memory, Window
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from trime.mixtures.calibrated import Calibrated
     from trime.mixtures.interpolate import interpolate
     from trime.mixtures.joint import joint
+    from trime.models.pretrained.evicting_cache import EvictingCache
     from trime.tasks.trime_loss import trime_loss
 
 __version__ = "0.2.0"
@@ -40,8 +43,12 @@ __all__ = [
     "LRU",
     "Adaptive",
     "BM25Neighbours",
+    "BelowMean",
     "Calibrated",
+    "Clipped",
+    "Constant",
     "Datastore",
+    "EvictingCache",
     "External",
     "ExternalMemory",
     "KNNMemory",
@@ -55,7 +62,10 @@ __all__ = [
     "Memory",
     "MemoryMixture",
     "Others",
+    "OwnPosition",
+    "Raw",
     "Sink",
+    "Softmax",
     "Window",
     "interpolate",
     "joint",
@@ -70,8 +80,12 @@ DEFINED_IN = {
     "LRU": "trime.eviction.lru",
     "Adaptive": "trime.mixtures.adaptive",
     "BM25Neighbours": "trime.data.neighbours",
+    "BelowMean": "trime.eviction.initial",
     "Calibrated": "trime.mixtures.calibrated",
+    "Clipped": "trime.eviction.score_transform",
+    "Constant": "trime.eviction.initial",
     "Datastore": "trime.memory.retrieval.datastore",
+    "EvictingCache": "trime.models.pretrained.evicting_cache",
     "External": "trime.memory.visibility",
     "ExternalMemory": "trime.memory.external",
     "KNNMemory": "trime.memory.retrieval.datastore",
@@ -85,7 +99,10 @@ DEFINED_IN = {
     "Memory": "trime.memory.base",
     "MemoryMixture": "trime.evaluation.memory_mixture",
     "Others": "trime.memory.visibility",
+    "OwnPosition": "trime.eviction.initial",
+    "Raw": "trime.eviction.score_transform",
     "Sink": "trime.eviction.sink",
+    "Softmax": "trime.eviction.score_transform",
     "Window": "trime.memory.base",
     "interpolate": "trime.mixtures.interpolate",
     "joint": "trime.mixtures.joint",
