@@ -136,6 +136,9 @@ def test_readme_command_runs(
                 composed_tiny(session_folder, "experiment=trime_ext", "index.k=16", "index.factory=null", "evaluate.tokens=200")
             )
         words = [word.replace("=FILE", f"={tmp_path}/prompt.txt") for word in words]
+    if "export.path=DIR" in words:  # of a finished run
+        places = {"export.path=DIR": f"export.path={tmp_path}/bundle", "stages=[export]": f"stages=[{','.join(STAGES)},export]"}
+        words = [places.get(word, word) for word in words]
     if "model=smollm2" in words:
         place_of = words.index("model=smollm2")
         words[place_of : place_of + 1] = ["model=pretrained", "model.name=DIR"]
