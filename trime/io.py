@@ -153,7 +153,7 @@ def locked(file: Path, purpose: str) -> Iterator[None]:
 
 
 def is_locked(file: Path) -> bool:
-    """Return True if a process holds a lock file."""
+    """Return True if a process holds a lock file, as ``locked`` does; False if there is no such file."""
     if not file.exists():
         return False
     try:

@@ -12,8 +12,11 @@ TEXT = ["def wait ( self , timeout ) : return self . lock", "class Lock : pass",
 
 
 SIZES = {
-    **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2},
-    **{"num_attention_heads": 2, "num_key_value_heads": 2},
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
 }
 
 

@@ -20,7 +20,7 @@ import trime
 from tests.conftest import ROOT
 from tests.helpers.pretrained import save_model
 from trime.errors import UserError
-from trime.inspection.bundle import BUNDLE, disclosed
+from trime.inspection.bundle import BUNDLE, disclosed_memories
 from trime.inspection.loaded import LoadedModel
 from trime.io import checksum_of
 from trime.plan.language_model import Plan
@@ -71,7 +71,7 @@ def test_the_text_of_a_model_without_memories_stays_at_home(tiny: Tiny, tmp_path
     run(tiny(*settings))
     config = tiny(*settings, "stages=[export]", f"export.path={tmp_path}/bundle")
     run(config)
-    assert disclosed(Plan(config)) == [] and not [*(tmp_path / "bundle").rglob("*.bin")]
+    assert disclosed_memories(Plan(config)) == [] and not [*(tmp_path / "bundle").rglob("*.bin")]
     assert "disclose" not in (tmp_path / "bundle" / "README.md").read_text()
     assert len(trime.load(tmp_path / "bundle").score(PROMPT)[0]) == 3
 
@@ -135,32 +135,46 @@ def test_the_greedy_continuation_is_known_as_such(exported: tuple[Plan, Path]) -
     assert model.generate(PROMPT, 4, temperature=0, until=[greedy[len(cut) :]]) == cut
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("format", 99, "of format 99"),
-        ("config", None, "planted"),
-        ("checksum", "0", "not as it was written"),
-    ],
-)
-def test_damaged_and_planted_bundles_are_refused(
-    key: str, value: Any, message: str, exported: tuple[Plan, Path], tmp_path: Path
-) -> None:
-    """A bundle with a valid checksum that names other code than the lab's runs none of it, unless it is trusted."""
+CODE = {"_target_": "planted.code", "_args_": ["anything"]}
+CHANGES = {
+    "of format 99": lambda content: content | {"format": 99},
+    "no file of conf/ names": lambda content: content | {"config": content["config"] | {"dataset": CODE}},
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_other_formats_and_planted_code_are_refused(message: str, exported: tuple[Plan, Path], tmp_path: Path) -> None:
+    """Although the checksum is that of the content."""
     shutil.copytree(exported[1], tmp_path / "bundle")
-    file, mark = tmp_path / "bundle" / BUNDLE, tmp_path / "called"
-    content = json.loads(file.read_text())
-    if key == "config":
-        content["config"]["dataset"] = {"_target_": "planted.code", "_args_": [str(mark)]}
-        message = "no file of conf/ names"
-    else:
-        content[key] = value
-    if key != "checksum":
-        content["checksum"] = checksum_of({name: part for name, part in content.items() if name != "checksum"})
+    file = tmp_path / "bundle" / BUNDLE
+    content = CHANGES[message](json.loads(file.read_text()))
+    content["checksum"] = checksum_of({name: part for name, part in content.items() if name != "checksum"})
     file.write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         trime.load(tmp_path / "bundle")
+
+
+def test_planted_code_is_not_called(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+    """Nor is it where the lab's own code stands beside it."""
+    shutil.copytree(exported[1], tmp_path / "bundle")
+    file, mark = tmp_path / "bundle" / BUNDLE, tmp_path / "called"
+    content = json.loads(file.read_text())
+    content["config"]["mixture"]["model"] |= {
+        "planted": {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": [str(mark)]}]}
+    }
+    content["checksum"] = checksum_of({name: part for name, part in content.items() if name != "checksum"})
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="no file of conf/ names"):
+        trime.load(tmp_path / "bundle")
     assert not mark.exists()
+
+
+def test_a_changed_description_is_refused(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+    shutil.copytree(exported[1], tmp_path / "bundle")
+    file = tmp_path / "bundle" / BUNDLE
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"checksum": "0"}))
+    with pytest.raises(UserError, match="not as it was written"):
+        trime.load(tmp_path / "bundle")
 
 
 def test_every_damaged_file_is_told(exported: tuple[Plan, Path], tmp_path: Path) -> None:

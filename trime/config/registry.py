@@ -12,6 +12,7 @@ import yaml
 from trime.config.folder import CONF
 
 GROUPS = ("backbone", "eviction", "head", "model")  # the groups that describe a model
+EVERY_GROUP = ("",)  # the folder conf/ itself
 MODEL_PARTS = frozenset({"backbone", "embedding", "gate", "head"})
 TARGET = re.compile(r"_target_:\s*([\w.]+)")
 

@@ -41,7 +41,7 @@ class BytePairs:
         self.pieces.save(str(path))
 
     def symbols(self) -> list[str]:
-        """Return all pieces, in alphabetical order."""
+        """Return the pieces that were learned, in alphabetical order."""
         return sorted(self.pieces.get_vocab())
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:

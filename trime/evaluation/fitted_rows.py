@@ -112,14 +112,14 @@ class MassCollector:
         self.parts: list[ExpertMasses] = []
 
     def add(self, window: Window, masses: Mapping[str, Mass]) -> None:
-        """Add the masses of a window."""
+        """Add the masses [1 e n] of a window's memories, unless there are ``limit`` tokens already."""
         if self.limit is None or self.tokens < self.limit:
             self.parts.append(self.row.stack(window, masses).cpu())
             self.tokens += len(window.query.token)
             self.experts = {name: masses[name].total.shape[1] for name in self.row.memory_order}
 
     def masses(self) -> ExpertMasses:
-        """Return the masses of all tokens."""
+        """Return the masses of all tokens in the order in which they were added."""
         return concat_masses(self.parts)
 
     def counts(self, memories: Mapping[str, Memory]) -> list[bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -90,11 +90,10 @@ class Continuation:
         self.restart()
 
     def restart(self) -> None:
-        """Forget the text: another one begins."""
-        row = self.row
+        """Forget the text and what the memories hold of it, and begin another one."""
         self.tokens: list[int] = []
         self.state = None  # of the backbone, after the previous windows
-        self.mixture = row.mixture_on(self.device) if isinstance(row, FittedMixtureSpec) else None
+        self.mixture = self.row.mixture_on(self.device) if isinstance(self.row, FittedMixtureSpec) else None
         self.history = History(self.mixture.decays) if self.mixture else None
         self.learned_history = copy.deepcopy(self.history)  # of the windows that the mixture has learned from
         self.history_length = 0  # tokens that the history has seen
@@ -132,14 +131,8 @@ class Continuation:
         inputs = [self.tokens[begin - 1] if begin else self.start, *self.tokens[begin:]]
         targets = [*self.tokens[begin:], -1]
         length = min(len(inputs), first + self.windows.block - begin)
-        fresh = torch.tensor([first == 0], device=self.device)
-        encoding, self.next_state = self.network.backbone(
-            torch.tensor([inputs[:length]], device=self.device), self.state, fresh
-        )
-        self.f = encoding.f[0]
-        position = torch.arange(begin, begin + length, device=self.device)
-        positions = TokenPosition(torch.zeros_like(position), torch.full_like(position, first // self.windows.block), position)
-        contexts = Contexts(encoding.g[0].float(), torch.tensor(targets[:length], device=self.device), positions)
+        number = first // self.windows.block
+        self.f, contexts, self.next_state = encode(self.network, inputs[:length], targets[:length], begin, number, self.state)
         zeros = contexts.g.new_zeros(length - (first - begin))
         return Window(contexts, first - begin, Mass(zeros, zeros))
 
@@ -207,6 +200,20 @@ class Continuation:
             token = sampler(attribution.probability[: self.vocabulary], generator)
             yield Step(token, attribution, entries, self.network.attention_trace())
             self.read([token])
+
+
+def encode(
+    network: Network, inputs: list[int], targets: list[int], begin: int, number: int, state: Any
+) -> tuple[Float[Tensor, "n e"], Contexts, Any]:
+    """Return f of a text's tokens from position ``begin`` on, their contexts, and the backbone's state after them.
+
+    They are the window ``number`` of document 0; ``state`` is that of a stateful backbone after the window before.
+    """
+    device = next(network.parameters()).device
+    encoding, state = network(torch.tensor([inputs], device=device), state, torch.tensor([number == 0], device=device))
+    position = torch.arange(begin, begin + len(inputs), device=device)
+    positions = TokenPosition(torch.zeros_like(position), torch.full_like(position, number), position)
+    return encoding.f[0], Contexts(encoding.g[0].float(), torch.tensor(targets, device=device), positions), state
 
 
 def top_attention(step: Step, count: int) -> list[tuple[str, float, int]]:

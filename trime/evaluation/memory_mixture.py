@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec, FittedScorer, MassCollector
+from trime.evaluation.fitted_rows import FittedMixtureSpec, MassCollector
 from trime.evaluation.scorer import Scorer
 from trime.memory.base import Memory, Window
 from trime.mixtures.adaptive import Adaptive
@@ -67,16 +67,8 @@ class MemoryMixture:
 
     def score(self, windows: Iterable[Window]) -> Iterator[Float[Tensor, " n"]]:
         """Yield the log-probability in nats of each scored token, window by window."""
-        for _, _, log_probability, _ in self.scored(windows):
-            yield log_probability
+        return (scored.log_probability for scored in self.scorer().scored(iter(windows)))
 
     def explain(self, windows: Iterable[Window]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield log-probabilities, and how much of each probability comes from the vocabulary and from each memory."""
-        for window, masses, log_probability, score_window in self.scored(windows):
-            yield log_probability, score_window.parts(window, masses)
-
-    def scored(self, windows: Iterable[Window]) -> Iterator[tuple[Window, dict[str, Mass], Float[Tensor, " n"], FittedScorer]]:
-        """Yield each window with its masses, its log-probabilities, and the scorer that has just read it."""
-        score_window = self.row.window_scorer()
-        for window, (masses,) in self.scorer().masses(iter(windows)):
-            yield window, masses, score_window(window, masses)[0, 0], score_window
+        return ((scored.log_probability, scored.parts()) for scored in self.scorer().scored(iter(windows)))

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.rows import MixtureSpec, scales
+from trime.evaluation.fitted_rows import FittedMixtureSpec, FittedScorer
+from trime.evaluation.rows import GridScorer, MixtureSpec, scales
 from trime.memory.base import Memory, Window
 from trime.types import Float, Mass, Tensor
 
@@ -20,6 +20,23 @@ class WindowMasses(NamedTuple):
 
     by_divisor: dict[str, Mass]
     experts: dict[str, Mass]
+
+
+class ScoredWindow(NamedTuple):
+    """A window that the only row of a scorer has read, with log P of each scored token."""
+
+    window: Window
+    masses: dict[str, Mass]
+    log_probability: Float[Tensor, " n"]
+    scorer: GridScorer | FittedScorer
+
+    def parts(self) -> dict[str, Float[Tensor, " n"]]:
+        """Return how much of each probability is the vocabulary's and each memory's; call it before the next window is read."""
+        return self.scorer.parts(self.window, self.masses)
+
+    def weights(self) -> dict[str, Float[Tensor, " n"]]:
+        """Return the weight of the vocabulary and of each memory, if there are any; call it before the next window is read."""
+        return self.scorer.weights(self.masses)
 
 
 class Scorer:
@@ -43,6 +60,13 @@ class Scorer:
         scorers = [row.window_scorer() for row in self.rows]
         for window, masses in self.masses(windows):
             yield window, [scorer(window, row_masses) for scorer, row_masses in zip(scorers, masses, strict=True)]
+
+    def scored(self, windows: Iterator[Window]) -> Iterator[ScoredWindow]:
+        """Yield each window in stream order as the only row scores it."""
+        (row,) = self.rows
+        scorer = row.window_scorer()
+        for window, (masses,) in self.masses(windows):
+            yield ScoredWindow(window, masses, scorer(window, masses)[0, 0], scorer)
 
     def masses(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[dict[str, Mass]]]]:
         """Yield each window in stream order with the masses [s t n] of each row's memories."""

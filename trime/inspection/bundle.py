@@ -17,14 +17,14 @@ from omegaconf import OmegaConf
 from tqdm import tqdm
 
 import trime
-from trime.config.registry import registered_targets, unregistered
+from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.data import tokenizers
 from trime.errors import UserError, install_command
 from trime.inspection.model_card import model_card
+from trime.inspection.storage import megabytes, size_of
 from trime.io import checksum_of, partial_of, plain, write_atomically
-from trime.memory.ngrams import TextNgrams
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.manifest import write_manifest
+from trime.pipeline.manifest import MANIFEST, write_manifest
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.settings import without
 from trime.plan.language_model import Plan
@@ -54,10 +54,10 @@ OF_THE_RUN = (  # sections of the configuration that say how and where it was tr
 
 
 class Part(NamedTuple):
-    """An artefact of a bundle; ``keep`` tells which of its files go along."""
+    """An artefact of a bundle, and those of its files that go along."""
 
     artefact: Artefact
-    keep: Callable[[Path], bool]
+    files: list[Path]
 
 
 def export(plan: Plan) -> Path:
@@ -72,24 +72,23 @@ def export(plan: Plan) -> Path:
     if folder.exists():
         raise UserError(f"export.path={folder} exists: delete it, or name another folder")
     results = portable(read_run(plan.run_folder / "results.json"))
-    parts = parts_of(plan)
+    parts, disclosed = parts_of(plan), disclosed_memories(plan)
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
-    copy_parts(parts, partial, Path(config.paths.outputs), Path(config.paths.data))
-    if is_pretrained(config) and Path(config.model.name).expanduser().is_dir():
-        shutil.copytree(Path(config.model.name).expanduser(), partial / PRETRAINED)
+    copy_parts(parts, partial)
+    if pretrained := pretrained_folder(plan):
+        shutil.copytree(pretrained, partial / PRETRAINED)
     content = {
         "format": FORMAT,
         "version": trime.__version__,
-        "config": portable_config(plan, parts),
+        "config": portable_config(plan),
         "artefacts": {role: artefact.name for role, of in ROLES.items() if (artefact := of(plan)) is not None},
     }
     write_atomically(partial / BUNDLE, json.dumps(content | {"checksum": checksum_of(content)}, indent=1))
     write_results(partial / "results.json", results)
-    write_atomically(partial / "README.md", model_card(results, disclosed(plan)))
+    write_atomically(partial / "README.md", model_card(results, disclosed))
     partial.replace(folder)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    log.info(f"export: made {folder}, {size / 1e6:,.1f} MB: open it by trime.load({str(folder)!r})")
+    log.info(f"export: made {folder}, {megabytes(size_of(folder))} MB: open it by trime.load({str(folder)!r})")
     if config.export.hub:
         upload(folder, config.export.hub, config.export.private)
     return folder
@@ -97,49 +96,45 @@ def export(plan: Plan) -> Path:
 
 def parts_of(plan: Plan) -> list[Part]:
     """Return the artefacts that a writer reads; UserError if one is missing."""
-    stored_split = f"{plan.config.datastore.split}."
-    text = plan.stored_corpus if disclosed(plan) else None
-
-    def keep(artefact: Artefact) -> Callable[[Path], bool]:
-        if artefact in (plan.corpus, plan.stored_corpus):
-            return lambda file: file.name in CORPUS or (artefact is text and file.name.startswith(stored_split))
-        return lambda file: not file.name.startswith(LEFT_OUT)
-
     artefacts = [artefact for of in ROLES.values() if (artefact := of(plan)) is not None] + plan.memories.needs()
-    parts = {artefact.folder: Part(artefact, keep(artefact)) for artefact in artefacts}
-    for part in parts.values():
-        part.artefact.path()
-    return [*parts.values()]
+    by_folder = {artefact.path(): artefact for artefact in artefacts}  # the same text may be trained on and stored
+    text = plan.stored_corpus if disclosed_memories(plan) else None
+    stored_split = f"{plan.config.datastore.split}."
+
+    def goes_along(artefact: Artefact, file: Path) -> bool:
+        if artefact.kind == "prepare":
+            return file.name in CORPUS or (artefact is text and file.name.startswith(stored_split))
+        return file.name != MANIFEST and not file.name.startswith(LEFT_OUT)
+
+    files = {folder: [file for file in folder.rglob("*") if file.is_file()] for folder in by_folder}
+    return [Part(artefact, [file for file in files[at] if goes_along(artefact, file)]) for at, artefact in by_folder.items()]
 
 
-def disclosed(plan: Plan) -> list[str]:
-    """Return the names of the memories whose text goes along."""
-    opened = plan.memories.open_all({"text": None, "bounded": True, "split": "prompt"}, [], plan.tune.rows()[-1].memories)
-    return [name for name, memory in opened.items() if name == "external" or isinstance(memory, TextNgrams)]
+def disclosed_memories(plan: Plan) -> list[str]:
+    """Return the names of the memories whose text goes along: those of the last row that are read from artefacts."""
+    memories = plan.tune.rows()[-1].memories
+    return [name for name in plan.memories.stored() if name in memories]
 
 
-def copy_parts(parts: list[Part], target: Path, outputs: Path, data: Path) -> None:
-    """Copy the files of artefacts under a progress bar; an artefact of which some stay behind gets a new manifest."""
-    files = {part.artefact.name: [file for file in part.artefact.folder.rglob("*") if file.is_file()] for part in parts}
-    kept = {part.artefact.name: [*filter(part.keep, files[part.artefact.name])] for part in parts}
-    total = sum(file.stat().st_size for part in kept.values() for file in part)
+def copy_parts(parts: list[Part], target: Path) -> None:
+    """Copy the files of artefacts under a progress bar, with manifests of what goes along."""
+    total = sum(file.stat().st_size for part in parts for file in part.files)
     with tqdm(total=total, unit="B", unit_scale=True, desc="export", mininterval=1) as bar:
-        for part in parts:
-            name = part.artefact.folder.name
-            folder = target / ("data/prepared" if part.artefact.kind == "prepare" else "artefacts") / name
-            for file in kept[part.artefact.name]:
-                copy = folder / file.relative_to(part.artefact.folder)
+        for artefact, files in parts:
+            source = artefact.path()
+            folder = target / ("data/prepared" if artefact.kind == "prepare" else "artefacts") / source.name
+            for file in files:
+                copy = folder / file.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
                 bar.update(copy.stat().st_size)
-            if part.artefact.kind == "prepare":  # of the text's place on this machine, only its name
+            if artefact.kind == "prepare":  # of the text's place on this machine, only its name
                 statistics = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
                 write_atomically(folder / "statistics.json", json.dumps(statistics | {"place": statistics["name"]}, indent=1))
-            if part.artefact.kind == "prepare" or len(kept[part.artefact.name]) < len(files[part.artefact.name]):
-                write_manifest(folder, part.artefact.name)
+            write_manifest(folder, artefact.name)
 
 
-def portable_config(plan: Plan, parts: list[Part]) -> dict[str, Any]:
+def portable_config(plan: Plan) -> dict[str, Any]:
     """Return the configuration without what belongs to this machine: places, loggers, devices, the datasets' readers."""
     config = without(plain(plan.config), OF_THE_RUN)
     tokenizer = tokenizer_target(plan)
@@ -150,10 +145,16 @@ def portable_config(plan: Plan, parts: list[Part]) -> dict[str, Any]:
     config["datastore"]["path"] = config["datastore"]["path"] and plan.store.folder.name
     config["mixture"].pop("path", None)
     config["index"]["engine"] = "local"
-    if is_pretrained(plan.config) and Path(config["model"]["name"]).expanduser().is_dir():
+    if pretrained_folder(plan):
         config["model"].pop("folder", None)
         config["model"] = replaced(config["model"], config["model"]["name"], PRETRAINED)
     return config
+
+
+def pretrained_folder(plan: Plan) -> Path | None:
+    """Return the folder of the run's pretrained model; None if it has none, or one that is named by its repository."""
+    folder = Path(plan.config.model.name).expanduser() if is_pretrained(plan.config) else None
+    return folder if folder and folder.is_dir() else None
 
 
 def replaced(content: Any, old: str, new: str) -> Any:
@@ -232,7 +233,7 @@ def check_targets(file: Path, config: Any) -> None:
     plain_tokenizers = [
         {"_target_": f"{kind.__module__}.{kind.__qualname__}"} for kind in vars(tokenizers).values() if isinstance(kind, type)
     ]
-    if unsafe := unregistered(config, plain_tokenizers, registered_targets(("",))):
+    if unsafe := unregistered(config, plain_tokenizers, registered_targets(EVERY_GROUP)):
         raise UserError(
             f"{file} has {unsafe}, which no file of conf/ names, so that nothing of it was run: if you know it, "
             "load(…, trusted=True)"

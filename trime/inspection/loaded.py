@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class LoadedModel:
         """Return the log-probability of a continuation in nats, and whether each of its tokens is the most probable one."""
         writer = self.start()
         ids, before = writer.token_ids(context + continuation), writer.token_ids(context)
-        shared = next((i for i, pair in enumerate(zip(ids, before, strict=False)) if pair[0] != pair[1]), len(before))
+        shared = len([*takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False))])
         writer.continuation.read(ids[:shared])
         total, is_greedy = 0.0, True
         for token in ids[shared:]:

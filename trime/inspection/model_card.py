@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trime.report.tables import applicable, markdown, run_table
+from trime.report.tables import markdown, run_table
 from trime.report.texts import evaluated_text, smoke_test_note, text_facts
 
 TEMPLATE = """\
@@ -23,7 +23,7 @@ A language model with memories, made by TRIME Lab {version}{parameters}. It scor
 {facts}. Temperatures, weights and sizes were tuned on dev.
 
 {table}
-{notes}## Use
+{note}## Use
 
 ```python
 import trime
@@ -49,7 +49,7 @@ def model_card(results: dict[str, Any], disclosed: list[str]) -> str:
     """Return the model card of a run, with a warning that names the memories whose text goes along (``disclosed``)."""
     machine, versions = results["hardware"], results["versions"]
     parameters = f", of {results['parameters']:,} parameters" if results["parameters"] else ""
-    notes = applicable({smoke_test_note(evaluated_text(results)): True})
+    note = smoke_test_note(evaluated_text(results))
     return TEMPLATE.format(
         name=results["name"],
         version=versions.get("trime", ""),
@@ -57,7 +57,7 @@ def model_card(results: dict[str, Any], disclosed: list[str]) -> str:
         warning=WARNING.format(memories=" and ".join(disclosed), s="s" * (len(disclosed) == 1)) if disclosed else "",
         facts=text_facts(results),
         table=markdown(*run_table(results)),
-        notes="".join(f"{note}\n\n" for note in notes),
+        note=f"{note}\n\n" if note else "",
         command=results["command"] or "unknown",
         commit=results["commit"] or "unknown",
         packages=", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if name in versions),

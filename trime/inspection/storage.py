@@ -24,7 +24,7 @@ from trime.report.texts import evaluated_text
 
 @dataclass(eq=False)
 class StoredRun:
-    """A finished run: its folder and its results."""
+    """A finished run: the folder with its results.json, and what that holds."""
 
     folder: Path
     results: dict[str, Any]

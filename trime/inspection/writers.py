@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from omegaconf import DictConfig
 
@@ -18,11 +17,8 @@ from trime.evaluation.fitted_rows import FittedMixtureSpec
 from trime.evaluation.generation import Continuation, Step, TokenSampler, WindowLengths, top_attention, top_entries
 from trime.evaluation.rows import MixtureSpec
 from trime.evaluation.text_scorer import TextScorer
+from trime.inspection.stored_text import CONTEXT, entry_sources
 from trime.io import plain
-from trime.memory.base import Memory
-from trime.memory.external import ExternalMemory
-from trime.memory.ngrams import TextNgrams
-from trime.memory.retrieval.datastore import Datastore
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.pipeline.mixture_specs import rows_of
@@ -31,8 +27,6 @@ from trime.pipeline.pretrained import build_answerer, is_pretrained
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.stages.evaluate import policy_name
-
-CONTEXT = 8  # tokens shown before the token of an entry
 
 
 class GeneratedToken(NamedTuple):
@@ -162,7 +156,7 @@ class Writer:
         self.written: list[int] = []
 
     def restart(self, settings: DictConfig) -> None:
-        """Forget the text: another one begins, written with other settings of ``generate``."""
+        """Forget the text that was read and written; the next one is written with these settings of ``generate``."""
         self.continuation.restart()
         self.settings, self.written = settings, []
 
@@ -217,54 +211,6 @@ class Writer:
     def text(self, tokens: list[int]) -> str:
         """Return tokens as text."""
         return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
-
-
-def entry_sources(plan: Plan, memories: dict[str, Memory]) -> dict[str, StoredText]:
-    """Return the stored text for each memory whose entries are not from the text that is being written."""
-    sources: dict[str, StoredText] = {}
-    for name, memory in memories.items():
-        if isinstance(memory, ExternalMemory):
-            sources[name] = DatastoreText(plan, memory.nearest.store)
-        if isinstance(memory, TextNgrams):
-            sources[name] = StoredText(plan)
-    return sources
-
-
-class StoredText:
-    """The stored text, in which entries are numbered by token."""
-
-    def __init__(self, plan: Plan):
-        self.corpus, self.tokenizer = plan.stored_corpus.corpus(), plan.stored_corpus.dataset.tokenizer
-        self.split = plan.config.datastore.split
-
-    def locate(self, number: int) -> tuple[str, str]:
-        """Return the text up to a token of the split, and the place of that token: its document and position."""
-        text = self.corpus.split(self.split)
-        document = int(np.searchsorted(text.offsets, number, side="right")) - 1
-        begin = int(text.offsets[document])
-        ids = text.tokens[max(begin, number - CONTEXT) : number + 1].tolist()
-        words = self.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in ids])
-        return words, f"{self.corpus.names(self.split)[document]}, token {number - begin:,}"
-
-
-class DatastoreText(StoredText):
-    """The text of which a datastore was made, in which entries are numbered as in the datastore."""
-
-    def __init__(self, plan: Plan, store: Datastore):
-        assert plan.index is not None
-        self.store = store
-        super().__init__(plan)
-        information = plan.index.store_summary()
-        self.split = information["split"]
-        self.known = information["text"] == self.corpus.fingerprint(self.split)
-        self.position = self.store.keys.shards.column("position")
-
-    def locate(self, number: int) -> tuple[str, str]:
-        """Return the text of an entry up to its target, and its place; only the number if the text is not available."""
-        document, position = int(self.store.document[number]), int(self.position[number])
-        if not self.known:  # a datastore of another run, whose text is not available
-            return "", f"entry {number:,}"
-        return super().locate(int(self.corpus.split(self.split).offsets[document]) + position)
 
 
 def tuned_last_row(plan: Plan) -> MixtureSpec | FittedMixtureSpec:

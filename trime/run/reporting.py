@@ -49,9 +49,10 @@ def report_run(plan: Plan) -> RunReport:
     write_results(folder / "results.json", results)
     if config.logger.history:
         copy_file(plan.model.path() / "metrics.csv", folder / "metrics.csv")
-    table = "\n".join([markdown(*run_table(results)), *(f"{note}\n" for note in run_notes(results))])
+    header, lines = run_table(results)
+    table = "\n".join([markdown(header, lines), *(f"{note}\n" for note in run_notes(results))])
     write_atomically(folder / "table.md", table)
-    write_atomically(folder / "table.csv", to_csv(*run_table(results)))
+    write_atomically(folder / "table.csv", to_csv(header, lines))
     if "subsets" in results:
         text = memories_text(results)
         write_atomically(folder / "memories.md", text)

@@ -91,10 +91,14 @@ class Memories(Configured):
         used = memory_names(table)
         self.names = [name for name in self.config.memories if name in used]  # in the order of the configuration
 
+    def stored(self) -> dict[str, StoredMemory]:
+        """Return the memories that are read from artefacts, by name."""
+        kinds = {name: self.kind(name, []) for name in self.names}
+        return {name: kind for name, kind in kinds.items() if isinstance(kind, StoredMemory)}
+
     def needs(self) -> list[Artefact]:
         """Return the artefacts that the memories are read from."""
-        kinds = [self.kind(name, []) for name in self.names]
-        return [need for kind in kinds if isinstance(kind, StoredMemory) for need in kind.needs(self.sources)]
+        return [need for kind in self.stored().values() for need in kind.needs(self.sources)]
 
     def open_all(self, queries: dict[str, Any], sizes: list[int], names: set[str]) -> dict[str, Memory]:
         """Return the named memories for the queries of an encoded split; ``sizes`` are those of the long memory."""

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy
@@ -25,6 +23,11 @@ from trime.models.pretrained.language import per_layer
 from trime.models.pretrained.loading import check_version
 from trime.models.pretrained.rope import KINDS, sliding_windows
 from trime.types import Int, Tensor
+
+check_version()
+
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 IMPLEMENTATION = "trime_evicting"  # the name of the attention function in transformers
 
@@ -45,7 +48,6 @@ class EvictingCache(Cache):
         top_k: int | list[int | None] | None = None,
         chunk: int = 128,
     ):
-        check_version()
         model_class(model, KINDS)
         if chunk < 1:
             raise UserError(f"chunk={chunk}: a prompt is read at least one token at a time")
@@ -61,7 +63,7 @@ class EvictingCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """The bytes of all entries."""
+        """The size of the entries of all layers in bytes, empty slots included."""
         states = [layer.state for layer in self.memories if layer.state is not None]
         return sum(column.nbytes for state in states for column in state.keys.columns)
 
@@ -74,7 +76,7 @@ class EvictingCache(Cache):
 
     @property
     def memories(self) -> list[EvictingLayer]:
-        """The memory of each layer."""
+        """The layers of the cache, in the order of the model's."""
         return self.layers  # type: ignore[return-value]
 
 
@@ -131,26 +133,22 @@ class EvictingLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Empty the memory, for another text."""
         self.state, self.seen = None, 0
 
-    def select(self, rows: Int[Tensor, " r"]) -> None:
-        """Keep these rows, in this order; a row may be repeated."""
+    def batch_select_indices(self, indices: Int[Tensor, " r"]) -> None:
+        """Continue with these rows of the batch, in this order; a row may occur several times."""
         if self.state is not None:
-            self.state = tree_map(lambda part: part.index_select(0, rows.to(part.device)), self.state)
+            self.state = tree_map(lambda part: part.index_select(0, indices.to(part.device)), self.state)
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Continue with these beams."""
-        self.select(beam_idx)
+    def reorder_cache(self, beam_idx: Int[Tensor, " b"]) -> None:
+        """Continue with these beams, each with its own memory."""
+        self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row."""
+        """Continue with every row of the batch ``repeats`` times, copies side by side."""
         if self.state is not None:
-            self.select(torch.arange(len(self.state.queries.position)).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows."""
-        self.select(indices)
+            self.batch_select_indices(torch.arange(len(self.state.queries.position)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Raise UserError: what was evicted cannot come back."""

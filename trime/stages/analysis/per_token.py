@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trime.evaluation.fitted_rows import FittedScorer
-from trime.evaluation.rows import GridScorer
-from trime.memory.base import Window
+from trime.evaluation.scorer import ScoredWindow
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
 from trime.stages.tune import SCORING, TunedRows, build_scorer, with_progress
-from trime.types import Mass
 
 FILE = "tokens.jsonl"
 DIGITS = 6  # decimals of probabilities and weights
@@ -37,24 +34,21 @@ class PerToken(Artefact):
         return [self.test, self.tune]
 
     def build(self, folder: Path) -> None:
-        row = self.tune.rows()[-1]
-        scorer = build_scorer(self.config, [row], self.tune.memories, self.test)
-        score_window = row.window_scorer()
+        scorer = build_scorer(self.config, [self.tune.rows()[-1]], self.tune.memories, self.test)
         corpus = self.test.corpus.corpus()
         symbols, names = corpus.vocabulary.symbols, corpus.names(self.test.split) if self.config.evaluate.bounded else None
         with open(folder / FILE, "w", encoding="utf-8") as file:
-            for window, (masses,) in scorer.masses(with_progress(self.test, "write tokens of")):
-                for line in token_lines(window, masses, score_window):
+            for scored in scorer.scored(with_progress(self.test, "write tokens of")):
+                for line in token_lines(scored):
                     token, document = symbols[line["token"]], names[line["document"]] if names else None
                     file.write(json.dumps(line | {"token": token, "document": document}, ensure_ascii=False) + "\n")
 
 
-def token_lines(window: Window, masses: dict[str, Mass], score_window: GridScorer | FittedScorer) -> Iterator[dict[str, Any]]:
+def token_lines(scored: ScoredWindow) -> Iterator[dict[str, Any]]:
     """Yield the content of each scored token's line, with the numbers of token and document."""
-    log_probability = score_window(window, masses)[0, 0].tolist()
-    parts, weights = (columns(values) for values in (score_window.parts(window, masses), score_window.weights(masses)))
-    positions = window.query.positions
-    places = zip(positions.document.tolist(), positions.position.tolist(), window.query.token.tolist(), strict=True)
+    log_probability, query = scored.log_probability.tolist(), scored.window.query
+    parts, weights = columns(scored.parts()), columns(scored.weights())
+    places = zip(query.positions.document.tolist(), query.positions.position.tolist(), query.token.tolist(), strict=True)
     for number, (document, position, token) in enumerate(places):
         yield {
             "document": document,

@@ -41,7 +41,7 @@ class Forecast(pl.Callback):
         self.first = max(trainer.global_step, self.plain_updates) + WARM_UP
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
-        """Measure some updates, then log the forecast."""
+        """Measure MEASURED updates after the warm-up, then log the time of the remaining ones, once."""
         step = trainer.global_step
         if self.first is None or step < self.first:
             return
@@ -57,7 +57,7 @@ class Forecast(pl.Callback):
 
 def duration(seconds: float) -> str:
     """Return a duration in words, in minutes, hours or days."""
-    for unit, size in (("days", 172800), ("hours", 7200)):
-        if seconds > size:
-            return f"{seconds / (size / 2):.1f} {unit}"
+    for unit, size in (("days", 86400), ("hours", 3600)):
+        if seconds > 2 * size:
+            return f"{seconds / size:.1f} {unit}"
     return f"{seconds / 60:.0f} minutes"
