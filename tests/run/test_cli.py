@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from tests.conftest import ROOT, composed
+from tests.conftest import NO_PICTURES, ROOT, composed
 from tests.fairseq_translation import Released
 from tests.golden.checkpoints import checkpoint, corpus_of, models
 from tests.golden.texts import DATA
@@ -192,6 +192,7 @@ def test_readme_command_runs(
         "evaluate.tokens=200",
         f"paths.data={session_folder}/data",
         f"paths.outputs={session_folder}/outputs",
+        *NO_PICTURES,
     ]
     if "stages=[audit]" in words:  # of a finished run
         monkeypatch.setattr("sys.argv", ["cli.py", *(word for word in words if not word.startswith("stages=")), *tiny])
@@ -223,7 +224,8 @@ def test_make_targets_run_on_files_of_the_same_form(target: str, session_folder:
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     command = shlex.split(next(line for line in dry.splitlines() if "cli.py" in line))[1:]
-    fixed = ["logger=none", "train.updates=2", f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}/outputs"]
+    places = [f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}/outputs"]
+    fixed = ["logger=none", "train.updates=2", *places, *NO_PICTURES]
     done = subprocess.run([sys.executable, *command, *fixed], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "results: " in done.stdout and ("bits/char" in done.stdout) is (target == "enwik8")

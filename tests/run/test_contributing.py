@@ -18,7 +18,7 @@ import pytest
 from coverage import CoverageData
 from omegaconf import OmegaConf
 
-from tests.conftest import ROOT
+from tests.conftest import NO_PICTURES, ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # Runs each example's commands and notes, by example, which lines of the examples' files ran: one process starts only once.
@@ -81,7 +81,7 @@ def test_examples_are_used(project: Path, tmp_path: Path) -> None:
     """Each command ends in results that show the example, and together they call every function that it defines."""
     texts = sections()
     commands = [
-        (title, [*words, f"paths.outputs={tmp_path / str(number)}"])
+        (title, [*words, f"paths.outputs={tmp_path / str(number)}", *NO_PICTURES])
         for number, title in enumerate(EXAMPLES)
         for words in commands_of(texts[title])
     ]

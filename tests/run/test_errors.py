@@ -14,6 +14,7 @@ import torch
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 
+from tests.conftest import NO_PICTURES
 from trime.plan.language_model import Plan
 from trime.run import command_line
 from trime.run.runner import run
@@ -276,7 +277,7 @@ def test_a_sweep_goes_on_after_a_failed_run(
 ) -> None:
     """Commands of one process share nothing: a second sweep reports its own runs and its own failures alone."""
     places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
-    fixed = ["size=tiny", "logger=none", "train.updates=2", "trainer.enable_progress_bar=false", *places]
+    fixed = ["size=tiny", "logger=none", "train.updates=2", "trainer.enable_progress_bar=false", *places, *NO_PICTURES]
     for experiments, failures, finished in (("trime_ext,trime", 2, 2), ("trime", 1, 1)):
         monkeypatch.setattr("sys.argv", ["cli.py", "-m", *fixed, f"experiment={experiments}", "memory.drop_local=2,0"])
         assert command_line.main() == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from tests.conftest import NO_PICTURES
 from trime.plan.language_model import Plan
 from trime.report.results import read_run, write_results
 from trime.run import command_line
@@ -59,7 +60,7 @@ def test_a_run_is_compared_with_its_baseline(
     """The baseline is trained once, with the settings of the command that it has as well."""
     fixed = ["size=tiny", "train.updates=2", "logger=none", "report.samples.passages=0", "evaluate.tokens=1500"]
     places = [f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}"]
-    command = ["cli.py", "experiment=trime", "memory.temperature=2.0", "report.baseline=vanilla", *fixed, *places]
+    command = ["cli.py", "experiment=trime", "memory.temperature=2.0", "report.baseline=vanilla", *fixed, *places, *NO_PICTURES]
     monkeypatch.setattr("sys.argv", command)
     assert command_line.main() == 0
     rows = [*csv.DictReader((tmp_path / "reports" / "latest" / "table.csv").open())]

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from tests.conftest import NO_PICTURES
 from tests.torture.outcome import Case, attempt
 from trime.pipeline.compose import compose_config
 from trime.pipeline.manifest import MANIFEST
@@ -21,7 +22,14 @@ from trime.report.results import read_run
 from trime.run.runner import run
 
 STAGES = "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]"
-SMALL = ("size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", "logger=none", "report.samples.passages=0")
+SMALL = (
+    "size=tiny",
+    "train.updates=2",
+    "trainer.enable_progress_bar=false",
+    "logger=none",
+    "report.samples.passages=0",
+    *NO_PICTURES,
+)
 RUNS = {
     "trime_ext": ("experiment=trime_ext", "evaluate.memories=[local,long,external,ngram,ngram_document]", "dataset.modules=20"),
     "ivf": ("experiment=knn_lm", "index=ivf", "dataset.modules=20", "datastore.tokens=4k"),

@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from trime.io import write_atomically
 from trime.report.figures.canvas import BLUE, COLOURS, Panel, draw_svg
+from trime.report.figures.passages import largest_memory, memory_share
 from trime.report.tables import Lines, is_numeric
 
 SHOWN_BEFORE = 400  # characters of the text before a passage
@@ -92,14 +93,12 @@ def passage_content(sample: dict[str, Any]) -> dict[str, Any]:
 def token_content(token: dict[str, Any]) -> dict[str, Any]:
     """Return a token for the template, with the parts of its probability as a bar and the share that came from memories."""
     probability, parts = token["probability"], token["parts"]
-    from_memories = probability - parts["vocabulary"]
-    largest = max((name for name in parts if name != "vocabulary"), key=parts.__getitem__, default="vocabulary")
     return token | {
         "open": False,
         "text": "end of line" if "\n" in token["text"] else token["text"].strip() or "space",
-        "from_memories": from_memories,
-        "colour": COLOURS.get(largest, BLUE),
-        "share": min(1.0, max(0.0, from_memories / probability)) if probability else 0.0,
+        "from_memories": probability - parts["vocabulary"],
+        "colour": COLOURS.get(largest_memory(parts), BLUE),
+        "share": memory_share(token),
         "split": ", ".join(f"{name} {part:.4f}" for name, part in parts.items()),
         "bars": [{"width": 100 * part / (probability or 1), "colour": COLOURS.get(name, BLUE)} for name, part in parts.items()],
     }

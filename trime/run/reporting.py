@@ -13,6 +13,7 @@ from trime.io import copy_file, plain, write_atomically
 from trime.plan.language_model import Plan
 from trime.report.answers import answers_table
 from trime.report.figures.base import Figure, configured_figures
+from trime.report.figures.passages import save_passages
 from trime.report.figures.several import replay_picture
 from trime.report.groups import is_fitted
 from trime.report.memories import memories_section, memories_text
@@ -62,7 +63,10 @@ def report_run(plan: Plan) -> RunReport:
         write_atomically(folder / "analysis.md", text)
         print(f"\n{text}")
     figures = configured_figures(config.report.figures)
-    drawn = draw_figures(figures, results, folder)
+    headline = f"{results['name']} on {evaluated_text(results).title}, seed {results['seed']}"
+    drawn = draw_figures(figures, results, folder, headline)
+    if samples and figures:
+        drawn["passages"] = save_passages(samples, headline, folder / "passages.png")
     page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], samples), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {text_facts(results)}\n\n{table}")
     print(f"results: {folder / 'results.json'}")
@@ -72,9 +76,8 @@ def report_run(plan: Plan) -> RunReport:
     return RunReport(results, samples, drawn)
 
 
-def draw_figures(figures: dict[str, Figure], results: dict[str, Any], folder: Path) -> dict[str, Path]:
+def draw_figures(figures: dict[str, Figure], results: dict[str, Any], folder: Path, headline: str) -> dict[str, Path]:
     """Draw every figure that has panels for a run into the run's folder; return the file of each by its name."""
-    headline = f"{results['name']} on {evaluated_text(results).title}, seed {results['seed']}"
     drawn = {}
     for name, figure in figures.items():
         if panels := figure.panels(results, folder / "metrics.csv"):

@@ -1,0 +1,65 @@
+"""The picture of passages: every token on the colour of the memory that contributed most to it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trime.report.figures.canvas import COLOURS
+from trime.report.figures.passages import WIDTH, entry_lines, memory_share, passage_lines, save_passages
+
+
+def token(shown: str, entry: str = "", **parts: float) -> dict[str, Any]:
+    """Return a token with the parts of its probability; ``entry`` is the memory of its only entry."""
+    share = parts.get(entry, 0.0)
+    entries = [{"memory": entry, "share": share, "text": "what stood before", "place": "a.txt, token 7"}] if entry else []
+    return {"text": shown.strip(), "shown": shown, "probability": sum(parts.values()), "parts": parts, "entries": entries}
+
+
+@pytest.fixture()
+def sample() -> dict[str, Any]:
+    return {
+        "document": "a.txt",
+        "row": "trime",
+        "before": "what was\nread before",
+        "tokens": [
+            token("the", vocabulary=0.3, local=0.0, external=0.0),
+            token(" $cat$", "external", vocabulary=0.1, local=0.1, external=0.3),
+            token("↵\n", vocabulary=0.0, local=0.5, external=0.0),
+            token("sat", "local", vocabulary=0.1, local=0.5, external=0.1),
+            token(" " + "long" * WIDTH, vocabulary=0.1, local=0.2, external=0.1),
+            token(" 漢", vocabulary=0.0, local=0.0, external=0.0),
+        ],
+    }
+
+
+def test_tokens_stand_on_the_colour_of_their_largest_memory(sample: dict[str, Any]) -> None:
+    """The paper is as opaque as the memories' share is large; lines break where the text does, and where they are full."""
+    lines = passage_lines(sample)
+    assert [piece.text for line in lines[:2] for piece in line] == ["a.txt", "what was read before"]
+    placed = [[piece.text[:6] for piece in line] for line in lines[2:]]
+    assert placed == [["the", " $cat$", "↵"], ["sat"], [" longl"], [" 漢"]]
+    assert all(sum(len(piece.text) for piece in line) <= WIDTH for line in lines)
+    the, cat, _ = lines[2]
+    assert the.share == 0 and cat.paper == COLOURS["external"] and cat.share == pytest.approx(0.85 * 0.8)
+    assert lines[3][0].paper == COLOURS["local"] and memory_share(sample["tokens"][-1]) == 0
+
+
+def test_the_best_entry_of_a_word_is_named(sample: dict[str, Any]) -> None:
+    """Words alone are named, the one that owes most to memories first."""
+    ((name, said),) = [line for line in entry_lines(sample) if line]
+    assert name.text == " sat " and name.paper == COLOURS["local"]
+    assert said.text == " p = 0.70, of which 0.50 by …what stood before (a.txt, token 7)"
+    assert entry_lines(sample | {"tokens": sample["tokens"][:1]}) == []
+
+
+def test_a_picture_is_drawn_of_any_text(sample: dict[str, Any], tmp_path: Path) -> None:
+    """Letters that the font lacks, and signs of formulas, are neither errors nor warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = save_passages([sample, sample], "two passages", tmp_path / "passages.png")
+    assert path.stat().st_size > 5000
+    assert {file.suffix for file in tmp_path.iterdir()} == {".png", ".svg", ".pdf"}

@@ -1,0 +1,112 @@
+"""Passages of text as a picture: each token on the colour of the memory that contributed most to it."""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trime.report.figures.canvas import BLUE, COLOURS, GREY, canvas, save_picture
+
+WIDTH = 96  # characters of a line
+FONT_SIZE, LINE, MARGIN = 9.4, 0.19, 0.15  # points, inches, inches; a letter of DejaVu Sans Mono then has 11 pixels at 140 dpi
+CHARACTER = 0.602 * FONT_SIZE / 72  # inches: the letter is 0.602 em wide
+SHOWN_BEFORE = 2 * WIDTH  # characters of the text before a passage
+ENTRIES = 3  # tokens of a passage whose best entry is shown
+
+
+class Piece(NamedTuple):
+    """A piece of a line, in ``ink`` on ``paper``; no paper: on white."""
+
+    text: str
+    paper: str | None = None
+    share: float = 0.0  # opacity of the paper
+    ink: str = "black"
+    weight: str = "normal"
+
+
+Lines = list[list[Piece]]
+
+
+def memory_share(token: dict[str, Any]) -> float:
+    """Return the share of a token's probability that came from memories."""
+    probability = token["probability"]
+    return min(1.0, max(0.0, (probability - token["parts"]["vocabulary"]) / probability)) if probability else 0.0
+
+
+def largest_memory(parts: dict[str, float]) -> str:
+    """Return the memory that contributed most, and ``vocabulary`` if there is none."""
+    return max((name for name in parts if name != "vocabulary"), key=parts.__getitem__, default="vocabulary")
+
+
+def save_passages(samples: list[dict[str, Any]], headline: str, path: Path) -> Path:
+    """Draw passages with the memories that contributed to each token, and the best entries, as PNG, SVG and PDF."""
+    lines: Lines = [[Piece(headline, weight="bold")], legend_of(samples[0])]
+    for sample in samples:
+        lines += [[], *passage_lines(sample), *entry_lines(sample)]
+    width, height = WIDTH * CHARACTER + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
+    figure, (axis,) = canvas(width, height, 1)
+    figure.set_layout_engine("none")
+    axis.set_position((MARGIN / width, MARGIN / height, 1 - 2 * MARGIN / width, 1 - 2 * MARGIN / height))
+    axis.set(xlim=(0, WIDTH), ylim=(len(lines), 0))
+    axis.axis("off")
+    for row, line in enumerate(lines):
+        draw_line(axis, row, line)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # of a letter that the font lacks: an empty box is drawn
+        return save_picture(figure, path)
+
+
+def draw_line(axis: Any, row: int, line: Sequence[Piece]) -> None:
+    """Draw the pieces of a line one after the other; an axis has a unit for each character and each line."""
+    from matplotlib.patches import Rectangle
+
+    column = 0
+    for piece in line:
+        if piece.paper:
+            place, size = (column, row + 0.05), (len(piece.text), 0.9)
+            axis.add_patch(Rectangle(place, *size, facecolor=piece.paper, alpha=piece.share, linewidth=0))
+        style: dict[str, Any] = {"family": "monospace", "fontsize": FONT_SIZE, "color": piece.ink, "weight": piece.weight}
+        axis.text(column, row + 0.5, piece.text, va="center_baseline", parse_math=False, **style)
+        column += len(piece.text)
+
+
+def legend_of(sample: dict[str, Any]) -> list[Piece]:
+    """Return the line that names the colour of each memory."""
+    pieces = [Piece("largest share of the memories: ", ink=GREY)]
+    for name in sample["tokens"][0]["parts"]:
+        if name != "vocabulary":
+            pieces += [Piece(f" {name} ", COLOURS.get(name, BLUE), 0.6), Piece(" ")]
+    return [*pieces, Piece("the darker, the larger", ink=GREY)]
+
+
+def passage_lines(sample: dict[str, Any]) -> Lines:
+    """Return the lines of a passage: its document, the end of the text before it in grey, and its tokens on their colours."""
+    before = textwrap.wrap(" ".join(sample["before"].split())[-SHOWN_BEFORE:], WIDTH)
+    lines: Lines = [[Piece(sample["document"][:WIDTH], weight="bold")], *([Piece(line, ink=GREY)] for line in before)]
+    lines.append([])
+    for token in sample["tokens"]:
+        parts = token["parts"]
+        colour, share = COLOURS.get(largest_memory(parts), BLUE), memory_share(token)
+        for number, text in enumerate(token["shown"].split("\n")):
+            if number or sum(len(piece.text) for piece in lines[-1]) + len(text) > WIDTH:
+                lines.append([])
+            if text:
+                lines[-1].append(Piece(text[:WIDTH], colour, 0.85 * share))
+    return lines if lines[-1] else lines[:-1]
+
+
+def entry_lines(sample: dict[str, Any]) -> Lines:
+    """Return a line for the best entry of each of the words that owe most to memories."""
+    words = {token["text"].strip(): token for token in sample["tokens"] if token["entries"] and token["text"].strip().isalpha()}
+    ranked = sorted(words.items(), key=lambda word: word[1]["probability"] - word[1]["parts"]["vocabulary"], reverse=True)
+    lines: Lines = []
+    for text, token in ranked[:ENTRIES]:
+        entry = token["entries"][0]
+        name, place = f" {text} ", f" ({entry['place']})"
+        label = f" p = {token['probability']:.2f}, of which {entry['share']:.2f} by …"
+        context = " ".join(entry["text"].split())[len(name + label + place) - WIDTH :]
+        lines.append([Piece(name, COLOURS.get(entry["memory"], BLUE), 0.6), Piece(label + context + place, ink="#555555")])
+    return [[], *lines] if lines else []
