@@ -35,7 +35,7 @@ def site_link(link: re.Match[str], here: str) -> str:
         return link[0]
     name = (ROOT / here / path).resolve().relative_to(ROOT).as_posix()
     if name.endswith(".png"):
-        return f"{mark}[{text}]({name})"
+        return f"{mark}[{text}]({name.removeprefix('docs/')})"
     if name == "README.md":
         return f"[{text}](index.md{'#' * bool(anchor)}{anchor})"
     return f"[{text}]({name.removeprefix('docs/')}{'#' * bool(anchor)}{anchor})" if name.startswith("docs/") else text

@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig
 
 import trime
-from tests.conftest import ROOT
+from tests.conftest import NO_PICTURES, ROOT
 from tests.helpers.pretrained import save_model
 from trime.errors import UserError
 from trime.plan.language_model import Plan
@@ -81,6 +81,30 @@ def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-1500:]
     names = (tmp_path / "installed" / f"trime-{trime.__version__}.dist-info" / "entry_points.txt").read_text()
     assert "trime = trime.run.command_line:main" in names and (tmp_path / "data" / "prepared").is_dir()
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """Its cells one after the other as they are printed, but for two updates and no pictures of the run."""
+    notebook = json.loads((ROOT / "examples" / "first_steps.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    small = ", ".join(repr(word) for word in ["size=tiny", "train.updates=2", "report.samples.passages=0", *NO_PICTURES])
+    code = "\n".join(cells).replace('"size=tiny"', small)
+    environment = os.environ | {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-1500:]
+    (written,) = tmp_path.glob("*/outputs/runs/*/*/results.json")
+    for row in json.loads(written.read_text())["metrics"]["test"]:
+        assert f"{row['memories']:<50} {row['perplexity']:10.2f}" in done.stdout
+    assert " p = " in done.stdout and ": …" in done.stdout
+
+
+def test_the_notebook_shows_what_it_printed() -> None:
+    """It was kept as it ran: every cell in its order, no error, and a picture."""
+    cells = json.loads((ROOT / "examples" / "first_steps.ipynb").read_text())["cells"]
+    ran = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in ran] == [*range(1, len(ran) + 1)]
+    kinds = [output["output_type"] for cell in ran for output in cell["outputs"]]
+    assert "error" not in kinds and any("image/png" in output.get("data", {}) for cell in ran for output in cell["outputs"])
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

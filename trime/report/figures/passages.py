@@ -15,6 +15,7 @@ FONT_SIZE, LINE, MARGIN = 9.4, 0.19, 0.15  # points, inches, inches; a letter of
 CHARACTER = 0.602 * FONT_SIZE / 72  # inches: the letter is 0.602 em wide
 SHOWN_BEFORE = 2 * WIDTH  # characters of the text before a passage
 ENTRIES = 3  # tokens of a passage whose best entry is shown
+PASSAGES = 2  # in a picture; a page has all
 
 
 class Piece(NamedTuple):
@@ -42,9 +43,9 @@ def largest_memory(parts: dict[str, float]) -> str:
 
 
 def save_passages(samples: list[dict[str, Any]], headline: str, path: Path) -> Path:
-    """Draw passages with the memories that contributed to each token, and the best entries, as PNG, SVG and PDF."""
+    """Draw the first passages with the memories that contributed to each token, and the best entries: PNG, SVG and PDF."""
     lines: Lines = [[Piece(headline, weight="bold")], legend_of(samples[0])]
-    for sample in samples:
+    for sample in samples[:PASSAGES]:
         lines += [[], *passage_lines(sample), *entry_lines(sample)]
     width, height = WIDTH * CHARACTER + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
     figure, (axis,) = canvas(width, height, 1)
