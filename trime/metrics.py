@@ -37,6 +37,14 @@ MEASURES: dict[str, Callable[[float], float]] = {"perplexity": perplexity, "bits
 ARRAY_MEASURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"perplexity": perplexities, "bits/char": bits}
 
 
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of ``count`` independent cases, such as rightly answered questions."""
+    z = 1.96
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 class ResourceUsage:
     """Elapsed seconds and peak memory since construction: of the GPU if there is one, otherwise of the process."""
 

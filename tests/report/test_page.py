@@ -211,7 +211,7 @@ def test_wandb_gets_tables_and_pictures(session_folder: Path, tmp_path: Path) ->
     tables = {file.name.split("_")[0]: json.loads(file.read_text()) for file in media.glob("table/*.json")}
     assert tables["results"]["columns"][0] == "memories" and len(tables["results"]["data"]) == 3
     assert len(tables["samples"]["data"]) == 8
-    assert {file.name.split("_")[0] for file in media.glob("images/*.png")} == {"picture", "memories"}
+    assert {file.name.split("_")[0] for file in media.glob("images/*.png")} == {"picture", "memories", "passages"}
     run(config)
     assert len([*Plan(config).run_folder.glob("wandb/offline-run-*")]) == 1, "a finished run is not logged twice"
     (name,) = [path.name for path in Plan(config).run_folder.glob("wandb/offline-run-*")]

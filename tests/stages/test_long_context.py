@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import random
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from omegaconf import DictConfig
 from tests.helpers.experiments import EVERY
 from tests.helpers.questions import BABI
 from trime.errors import UserError
+from trime.inspection.readings import Readings, answer_places
+from trime.metrics import share_interval
 from trime.plan.language_model import Plan
 from trime.report.answers import match_by_policy
 from trime.run.runner import run
@@ -157,3 +160,42 @@ def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, settings: list[
 def test_mistakes(options: list[str], message: str, tiny: Tiny, settings: list[str]) -> None:
     with pytest.raises(UserError, match=message):
         run(tiny("experiment=attendre_decoder", *settings, *options))
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("fifo", "last"), ("sink", "first and last")])
+def test_a_page_shows_what_was_kept(
+    policy: str, kept: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FIFO keeps the last entries of a context in every layer, a sink the first ones as well; the page names the question."""
+    config = tiny("experiment=attendre_decoder", *settings, f"eviction={policy}", "model.query_size=0", pictures=True)
+    run(config)
+    plan = Plan(config)
+    (folder,) = Path(config.paths.outputs).glob("runs/attendre_decoder/*")
+    page = (folder / "page.html").read_text()
+    assert {"kept.png", "kept.svg", "table.csv"} <= {file.name for file in folder.iterdir()}
+    readings = Readings(plan).summary()
+    answers = [json.loads(line) for line in (plan.answer.path() / "answers.jsonl").read_text().splitlines()]
+    assert {reading["right"] for reading in readings} == {answer["right"] for answer in answers}
+    for reading in readings:
+        assert html.escape(reading["question"]) in page and 90 < len(reading["kept"]) < 200
+        held = [place for place, share in enumerate(reading["kept"]) if share]
+        assert len(held) == 24 and {reading["kept"][place] for place in held} == {1.0}
+        assert held[-1] == len(reading["kept"]) - 1 and (held[0] == 0) == ("first" in kept)
+        assert reading["answer_at"] and any(answer in reading["excerpt"] for answer in reading["answers"])
+    (answer,) = {round(100 * sum(answer["right"] for answer in answers) / len(answers), 2)}
+    assert f"{answer:.2f}" in page and "95 % interval" in page
+
+
+def test_places_of_answers_in_any_spacing() -> None:
+    """Tokens may begin with a space or lack it, and an answer may go over several."""
+    texts = ["The", " kit", "chen", " is", " New", "York", "."]
+    assert answer_places(texts, ("kitchen",)) == [1]
+    assert answer_places(texts, ("new york", "York")) == [4, 5]
+    assert answer_places(texts, ("bath", "")) == []
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    """As Wilson (1927): the two shares whose distance to the measured one is 1.96 of their own standard errors."""
+    for share, count in ((0.0, 10), (0.3, 10), (0.5, 200), (1.0, 7)):
+        for end in share_interval(share, count):
+            assert abs(end - share) == pytest.approx(1.96 * (end * (1 - end) / count) ** 0.5, abs=1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import itertools
 import json
 import math
@@ -399,10 +400,22 @@ def parallel(tmp_path: Path) -> Path:
 
 
 def test_own_text_is_translated(parallel: Path, tiny: Tiny, tmp_path: Path) -> None:
+    """Its page shows sentences of test with every row's translation."""
     overrides = ["dataset=parallel", f"dataset.path={parallel}", f"paths.outputs={tmp_path}", "dataset.cut=true"]
-    run(tiny("experiment=trime_mt", *overrides))
+    config = tiny("experiment=trime_mt", *overrides, "report.samples.passages=3")
+    run(config)
     (results,) = tmp_path.glob("runs/trime_mt/*/results.json")
-    assert json.loads(results.read_text())["metrics"]["test"][-1]["sentences"] == 6
+    rows = json.loads(results.read_text())["metrics"]["test"]
+    assert rows[-1]["sentences"] == 6
+    translations = TranslationPlan(config).evaluate.translations
+    page, examples = (results.parent / "page.html").read_text(), translations.examples(3)
+    sources, references = ((parallel / f"test.{language}").read_text().splitlines() for language in ("de", "en"))
+    places = [references.index(reference) for _, reference, *_ in examples]
+    assert len(places) == 3 and places == sorted(set(places))
+    for place, (source, reference, *texts) in zip(places, examples, strict=True):
+        words = zip(source.split(), sources[place].split(), strict=True)
+        assert len(texts) == len(rows) and all(word in (known, "<unk>") for word, known in words)
+        assert all(html.escape(text) in page for text in (source, reference, *texts))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ class Split(NamedTuple):
         """Return the number of tokens of each document."""
         return np.diff(self.offsets)
 
+    def document(self, number: int) -> np.ndarray:
+        """Return the tokens of one document."""
+        return self.tokens[self.offsets[number] : self.offsets[number + 1]]
+
 
 class Corpus:
     """A prepared corpus on disk."""

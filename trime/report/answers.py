@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trime.report.figures.canvas import GREY, Panel, fill_axes, finish_size_axis, panel_grid, save_picture
+from trime.metrics import share_interval
+from trime.report.figures.canvas import BLUE, GREY, ORANGE, Panel, fill_axes, finish_size_axis, panel_grid, save_picture
+from trime.report.figures.canvas import LINES as GRID
 from trime.report.tables import Lines
 
 Runs = list[dict[str, Any]]
+BINS = 160  # bars of a picture of what was kept
 
 
 def answers_table(runs: Runs) -> tuple[list[str], Lines]:
     """Return header and lines of the table of runs, the best first."""
-    header = ["run", "seed", "exact match, %", "questions", "M", "N", "truncated to", "eviction", "tokens/s", "peak MB"]
+    of_answers = ["exact match, %", "95 % interval", "questions"]
+    header = ["run", "seed", *of_answers, "M", "N", "truncated to", "eviction", "tokens/s", "peak MB"]
     lines = []
     for run in runs:
         row = result_row(run)
@@ -24,8 +29,10 @@ def answers_table(runs: Runs) -> tuple[list[str], Lines]:
             f"{100 * row['exact_match']:.2f}",
             f"last {row['max_prompt_tokens']:,}" if row["max_prompt_tokens"] else "",
         )
+        low, high = (100 * end for end in share_interval(row["exact_match"], row["questions"]))
+        matches = [match, f"[{low:.1f}, {high:.1f}]", f"{row['questions']:,}"]
         sizes = [str(row["memory_size"]), query_size_text(row)]
-        lines.append([run["name"], str(run["seed"]), match, f"{row['questions']:,}", *sizes, last, row["eviction"], *costs])
+        lines.append([run["name"], str(run["seed"]), *matches, *sizes, last, row["eviction"], *costs])
     return header, sorted(lines, key=lambda line: -float(line[2]))
 
 
@@ -112,3 +119,34 @@ def answers_panel(axis: Any, matches: dict[tuple[Any, ...], dict[str, float]], k
     axis.set(xlabel="entries M per layer", ylabel="exact match, %", ylim=(0, 105))
     axis.set_title(f"{name}, {words or 'all'} words, N {queries}", fontsize=10)
     finish_size_axis(axis, sorted(by_size))
+
+
+def kept_panel(axis: Any, reading: dict[str, Any]) -> None:
+    """Draw the share of layers whose memory holds each position at the end of a context, and where an answer stands."""
+    kept = reading["kept"]
+    width = max(1, -(-len(kept) // BINS))
+    begins = range(0, len(kept), width)
+    shares = [100 * mean(kept[begin : begin + width]) for begin in begins]
+    axis.bar([*begins], shares, width=width, align="edge", color=BLUE, label="kept")
+    for number, place in enumerate(reading["answer_at"]):
+        axis.axvline(place, color=ORANGE, lw=1.2, alpha=0.8, label="an accepted answer" if number == 0 else None)
+    axis.set(xlabel="position in the prompt, tokens", ylabel="kept by layers, %", ylim=(0, 105), xlim=(0, len(kept)))
+    axis.set_title(
+        f"{textwrap.shorten(reading['question'], 70)}\nanswered {'rightly' if reading['right'] else 'wrongly'}", fontsize=10
+    )
+    axis.grid(axis="y", color=GRID, lw=0.8)
+    axis.set_axisbelow(True)
+    axis.legend(frameon=False, fontsize=8, loc="upper left")
+
+
+def reading_note(reading: dict[str, Any]) -> str:
+    """Return what a reader has to know of one question: what was asked, accepted and answered, and the text around it."""
+    accepted = " or ".join(f"“{answer}”" for answer in reading["answers"][:5])
+    held = [reading["kept"][place] for place in reading["answer_at"]]
+    count = sum(share > 0 for share in held)
+    places = f"{len(held)} place{'s' * (len(held) != 1)}"
+    stood = f"An accepted answer stands in {places} of the prompt; at least one layer kept {count} of them."
+    return (
+        f"{reading['name']}: {reading['question']} Accepted: {accepted}; answered: “{reading['answer']}”. "
+        f"{stood if held else 'No accepted answer stands in the prompt.'} Context: {reading['excerpt']}"
+    )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
+from trime.inspection.readings import Readings
 from trime.inspection.samples import Samples, make_samples
 from trime.io import copy_file, plain, write_atomically
 from trime.plan.language_model import Plan
-from trime.report.answers import answers_table
+from trime.plan.translation import TranslationPlan
+from trime.report.answers import answers_table, kept_panel, reading_note
 from trime.report.figures.base import Figure, configured_figures
+from trime.report.figures.canvas import Panel, save_panels
 from trime.report.figures.passages import save_passages
 from trime.report.figures.several import replay_picture
 from trime.report.groups import is_fitted
@@ -67,7 +71,8 @@ def report_run(plan: Plan) -> RunReport:
     drawn = draw_figures(figures, results, folder, headline)
     if samples and figures:
         drawn["passages"] = save_passages(samples, headline, folder / "passages.png")
-    page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], samples), folder / "page.html")
+    examples = translations_section(plan, results) if isinstance(plan, TranslationPlan) else sample_sections(samples)
+    page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], examples), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {text_facts(results)}\n\n{table}")
     print(f"results: {folder / 'results.json'}")
     tokens = [("tokens", plan.per_token.path() / FILE)] if plan.per_token else []
@@ -85,8 +90,17 @@ def draw_figures(figures: dict[str, Figure], results: dict[str, Any], folder: Pa
     return drawn
 
 
-def run_page(results: dict[str, Any], history: Path, figures: list[Figure], samples: list[dict[str, Any]]) -> Page:
-    """Return the page of a run: results, memories, figures, samples and its command."""
+def translations_section(plan: TranslationPlan, results: dict[str, Any]) -> list[Section]:
+    """Return a section of test sentences with their translations as a list, which is empty if none are to be shown."""
+    count, rows = plan.config.report.samples.passages, [row["memories"] for row in results["metrics"]["test"]]
+    examples = plan.evaluate.translations.examples(count) if count else []
+    tables = [Table(["", "text"], [*map(list, zip(["source", "reference", *rows], texts, strict=True))]) for texts in examples]
+    note = "Sentences spread over test: the source, its reference, and the translation by each row of the table."
+    return [Section("Translations", note, tables)] if tables else []
+
+
+def run_page(results: dict[str, Any], history: Path, figures: list[Figure], examples: list[Section]) -> Page:
+    """Return the page of a run: results, memories, figures, examples of its text and its command."""
     train, machine = results["train"], results["hardware"]
     facts = [
         text_facts(results),
@@ -106,7 +120,7 @@ def run_page(results: dict[str, Any], history: Path, figures: list[Figure], samp
             Section("Results", note, [table]),
             *memories_section(results),
             *(section for figure in figures for section in picture_sections(figure.title, figure.panels(results, history))),
-            *sample_sections(samples),
+            *examples,
             commands_section([results]),
         ],
         ["results.json", "config.yaml", "table.csv", "metrics.csv", "log.txt"],
@@ -138,7 +152,7 @@ def report_replay(plan: Plan) -> None:
 
 
 def report_answers(plan: Plan) -> Path:
-    """Write results.json of an answering run and print its table line; return the run's folder."""
+    """Write results.json, table, picture and page of an answering run, and print its table; return the run's folder."""
     config, folder = plan.config, plan.answers_folder
     folder.mkdir(parents=True, exist_ok=True)
     row = plan.answer.summary() | plan.answer.reading()
@@ -154,5 +168,30 @@ def report_answers(plan: Plan) -> Path:
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", results)
     header, lines = answers_table([results])
+    write_atomically(folder / "table.csv", to_csv(header, lines))
     print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, lines)}\nresults: {folder / 'results.json'}")
+    readings = Readings(plan)
+    readings.make()
+    panels: list[Panel] = [partial(kept_panel, reading=reading) for reading in readings.summary()]
+    if configured_figures(config.report.figures):
+        print(f"kept: {save_panels(panels, folder / 'kept.png', config.name)}")
+    print(f"page: {write_page(answers_page(results, readings.summary(), panels), folder / 'page.html')}")
     return folder
+
+
+def answers_page(results: dict[str, Any], readings: list[dict[str, Any]], panels: list[Panel]) -> Page:
+    """Return the page of an answering run: its result, and what memories kept of the contexts of some questions."""
+    facts = [
+        f"seed {results['seed']}",
+        f"split {results['answering']['split']}",
+        f"commit {(results['commit'] or 'unknown')[:12]}",
+    ]
+    note = "Exact match with Wilson's interval over questions. M and N are entries and waiting queries of each layer's memory."
+    titles = [f"A question that was answered {'rightly' if reading['right'] else 'wrongly'}" for reading in readings]
+    examples = zip(titles, panels, readings, strict=True)
+    sections = [
+        Section("Results", note, [Table(*answers_table([results]))]),
+        *(section for title, panel, reading in examples for section in picture_sections(title, [panel], reading_note(reading))),
+        commands_section([results]),
+    ]
+    return Page(results["name"], facts, sections, ["results.json", "config.yaml", "table.csv"])

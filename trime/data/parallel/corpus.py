@@ -41,8 +41,7 @@ class ParallelCorpus(Corpus):
 
     def with_source(self, batch: Batch, source: Split) -> Batch:
         """Return a batch of targets with the source sentences that they translate."""
-        offsets, documents = source.offsets, batch.document.tolist()
-        rows: list[Any] = [source.tokens[offsets[d] : offsets[d + 1]] if d >= 0 else [] for d in documents]
+        rows: list[Any] = [source.document(number) if number >= 0 else [] for number in batch.document.tolist()]
         width = max(1, max(map(len, rows)))
         padded = np.full((len(rows), width), self.vocabulary.special_ids.pad, np.int64)
         for number, row in enumerate(rows):

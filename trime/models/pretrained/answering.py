@@ -22,6 +22,7 @@ class AnswerSession(Protocol):
 
     rows: int
     device: Any
+    kept: list[Int[Tensor, "b m"]]  # by layer, the positions of the prompts that its memory held at the end; -1: empty slot
 
     def next_logits(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
         """Return the logits of each row's next token; ``so_far`` grows by one token at a time."""
@@ -72,7 +73,7 @@ class DecoderSession:
             last.update(hidden)
         for hidden in self.reader.end(reading.ending):
             last.update(hidden)
-        self.x = last.x[:, None]
+        self.x, self.kept = last.x[:, None], self.reader.kept()
 
     @torch.no_grad()
     def next_logits(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
@@ -98,10 +99,10 @@ class EncoderDecoderAnswerer:
 
     def read(self, prompts: list[list[int]], record_attention: bool = False) -> EncoderDecoderSession:
         """Read prompts of any lengths as a batch."""
-        return EncoderDecoderSession(self.family, self.encode(prompts))
+        return EncoderDecoderSession(self.family, *self.encode(prompts))
 
-    def encode(self, prompts: list[list[int]]) -> MemoryState:
-        """Return the memory of the encoder's outputs."""
+    def encode(self, prompts: list[list[int]]) -> tuple[MemoryState, list[Int[Tensor, "b m"]]]:
+        """Return the memory of the encoder's outputs, and the positions that the memory of each of its layers holds."""
         reader, entries = self.reading.reader(self.family), None
         tokens, position = pad_prompts(prompts, self.family.model.device)
         for outputs in (lambda: reader.feed(tokens, position), lambda: reader.end(self.reading.ending)):
@@ -109,13 +110,14 @@ class EncoderDecoderAnswerer:
                 entries = self.memory.empty((hidden.x,)) if entries is None else entries
                 entries = self.memory.update(entries, (hidden.x,), hidden.position)
         assert entries is not None
-        return entries
+        return entries, reader.kept()
 
 
 class EncoderDecoderSession:
     """A decoder that attends to an encoder's outputs."""
 
-    def __init__(self, family: T5Encoder, entries: MemoryState):
+    def __init__(self, family: T5Encoder, entries: MemoryState, kept: list[Int[Tensor, "b m"]]):
+        self.kept = kept
         order = entries.ranking.position.argsort(1)
         self.family, self.rows, self.device = family, len(order), order.device
         self.encoded = entries.columns[0].gather(1, order[..., None].expand_as(entries.columns[0]))

@@ -105,6 +105,10 @@ class LongReader:
         self.state, hidden = self.stack.forward(self.state, hidden, first)
         return hidden
 
+    def kept(self) -> list[Int[Tensor, "b m"]]:
+        """Return the positions of the entries that each layer's memory holds; -1 is an empty slot."""
+        return [layer.keys.ranking.position for layer in self.state]
+
     def end(self, how: str) -> Iterator[Hidden]:
         """Let all waiting queries attend, by ``flush`` or ``drain``; queries of later (generated) tokens attend at once."""
         yield from {"flush": self.flush, "drain": self.drain}[how]()

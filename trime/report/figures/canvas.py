@@ -93,11 +93,12 @@ def draw_svg(panel: Panel) -> str:
 
 def fit_narrow(figure: Any, axis: Any) -> None:
     """Wrap the title and the labels of an axis, put its legend below it, and give every line of its names room."""
-    figure.suptitle(textwrap.fill(axis.get_title(), TITLE_WIDTH), fontsize=10)
+    title = textwrap.fill(axis.get_title(), TITLE_WIDTH)
+    figure.suptitle(title, fontsize=10)
     axis.set_title("")
     axis.set_xlabel(textwrap.fill(axis.get_xlabel(), LABEL_WIDTH), fontsize=9)
     names = [textwrap.fill(label.get_text(), NAME_WIDTH) for label in axis.get_yticklabels()]
-    height = SVG_HEIGHT
+    height = SVG_HEIGHT + 0.17 * title.count("\n")
     if axis.yaxis.get_gid() == NAMED:
         axis.set_yticks(axis.get_yticks(), names, fontsize=8)
         height = max(height, 0.9 + 0.14 * (len(names) + sum(1 + name.count("\n") for name in names)))

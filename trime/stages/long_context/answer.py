@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from trime.data.questions.base import Example, exact_match, prompt
+from trime.data.questions.base import Example, Questions, exact_match, prompt
 from trime.errors import UserError
 from trime.io import append_json_lines, plain, read_json_lines
 from trime.metrics import ResourceUsage
@@ -62,13 +62,8 @@ class Answer(Artefact):
         }
 
     def build(self, folder: Path) -> None:
-        model = str(self.small_model.path()) if self.small_model else self.config.model.name
-        questions = instantiate(self.config.questions, _convert_="all")
-        examples = list(questions.examples(self.config.answering.split))
-        if not examples:
-            raise UserError(f"questions: there are none in split {self.config.answering.split}")
-        tokenizer = load_tokenizer(model)
-        answerer = build_answerer(self.config, load_pretrained(model, self.config.model.dtype))
+        questions, examples = self.examples()
+        tokenizer, answerer = self.model()
         file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch_size
         done = read_json_lines(file)
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
@@ -90,11 +85,28 @@ class Answer(Artefact):
             content["missing_evidence"] = missing  # number of missing files, which makes some contexts shorter
         (folder / "answer.json").write_text(json.dumps(content, indent=1))
 
+    def examples(self) -> tuple[Questions, list[Example]]:
+        """Return the set of questions, and those of the split; UserError if there are none."""
+        questions = instantiate(self.config.questions, _convert_="all")
+        examples = list(questions.examples(self.config.answering.split))
+        if not examples:
+            raise UserError(f"questions: there are none in split {self.config.answering.split}")
+        return questions, examples
+
+    def model(self) -> tuple[Any, Answerer]:
+        """Return the model's tokenizer, and the model with its memories."""
+        name = str(self.small_model.path()) if self.small_model else self.config.model.name
+        return load_tokenizer(name), build_answerer(self.config, load_pretrained(name, self.config.model.dtype))
+
+    def prompt_tokens(self, row: Example, tokenizer: Any) -> list[int]:
+        """Return an example's prompt, or as much of its end as is read."""
+        settings = self.config.answering
+        return encode_prompt(tokenizer, prompt(row, settings.question_first))[-(settings.max_prompt_tokens or 0) :]
+
     def answer(self, rows: list[Example], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to a batch of examples, with whether they are right."""
         settings = self.config.answering
-        prompts = [encode_prompt(tokenizer, prompt(row, settings.question_first)) for row in rows]
-        prompts = [tokens[-settings.max_prompt_tokens :] if settings.max_prompt_tokens else tokens for tokens in prompts]
+        prompts = [self.prompt_tokens(row, tokenizer) for row in rows]
         generated = greedy(answerer.read(prompts), tokenizer.eos_token_id, settings.max_new_tokens)
         texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in generated]
         return [

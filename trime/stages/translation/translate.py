@@ -102,6 +102,20 @@ class Translate(Artefact):
         texts = read_json_lines(self.path() / f"row-{number}.jsonl")
         return bleu_statistics(texts, corpus.references(self.encoded.split)[: len(texts)])
 
+    def examples(self, count: int) -> list[list[str]]:
+        """Return sentences that are spread over the split, each with its source, its reference and every row's translation."""
+        corpus, split = self.encoded.corpus.corpus(), self.encoded.split
+        assert isinstance(corpus, ParallelCorpus)
+        source, symbols, eos = corpus.sources.split(split), corpus.vocabulary.symbols, corpus.vocabulary.special_ids.eos
+        rows = [read_json_lines(self.path() / f"row-{number}.jsonl") for number in range(len(self.scores()))]
+        references = corpus.references(split)[: len(rows[0])]
+        chosen = dict.fromkeys((2 * number + 1) * len(references) // (2 * count) for number in range(count))
+        return [
+            [corpus.tokenizer.text([symbols[token] for token in source.document(number) if token != eos]), references[number]]
+            + [row[number] for row in rows]
+            for number in chosen
+        ]
+
 
 def bleu_statistics(texts: list[str], references: list[str]) -> list[list[int]]:
     """Return for each text its matching n-grams, all its n-grams (n = 1 to 4), its length and the reference's length."""
@@ -144,7 +158,7 @@ class Translator:
         """Yield the translations of the sentences from ``first`` to before ``end`` of a source text, batch by batch."""
         for start in range(first, end, self.batch_size):
             numbers = range(start, min(start + self.batch_size, end))
-            sentences = [source.tokens[source.offsets[n] : source.offsets[n + 1]].tolist() for n in numbers]
+            sentences = [source.document(n).tolist() for n in numbers]
             yield self(sentences, torch.tensor(numbers))
 
     @torch.no_grad()

@@ -1,0 +1,83 @@
+"""readings: what the memories of a model kept of some contexts, and where in them an accepted answer stands."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import torch
+
+from trime.data.questions.base import Example
+from trime.io import read_json_lines
+from trime.pipeline.artefact import Artefact
+from trime.plan.language_model import Plan
+
+EXCERPT = 200  # characters around the last place of an answer
+
+
+class Readings(Artefact):
+    """``readings.json``: the first rightly and the first wrongly answered question, read once more."""
+
+    kind, stage, depends_on = "readings", "answer", ()
+    summary_file = "readings.json"
+    unhashed = ("answering", "questions", "model", "eviction")
+
+    def __init__(self, plan: Plan):
+        super().__init__(plan.config)
+        self.plan = plan
+
+    def needs(self) -> list[Artefact]:
+        return [self.plan.answer]
+
+    def build(self, folder: Path) -> None:
+        answers = read_json_lines(self.plan.answer.path() / "answers.jsonl")
+        chosen = {answer["right"]: number for number, answer in reversed([*enumerate(answers)])}
+        _, examples = self.plan.answer.examples()
+        tokenizer, answerer = self.plan.answer.model()
+        readings = []
+        for right in sorted(chosen, reverse=True):
+            example, answer = examples[chosen[right]], answers[chosen[right]]
+            tokens = self.plan.answer.prompt_tokens(example, tokenizer)
+            texts = [tokenizer.decode([token]) for token in tokens]
+            readings.append(
+                {
+                    "name": example.name,
+                    "question": example.question,
+                    "answers": [*example.answers],
+                    "answer": answer["answer"],
+                    "right": right,
+                    "kept": kept_shares(answerer.read([tokens]).kept, len(tokens)),
+                    "answer_at": answer_places(texts, example.answers),
+                    "excerpt": excerpt(example),
+                }
+            )
+        (folder / "readings.json").write_text(json.dumps(readings, indent=1, ensure_ascii=False))
+
+
+def kept_shares(kept: list[torch.Tensor], length: int) -> list[float]:
+    """Return for each position of the only prompt the share of layers whose memory holds it."""
+    counts = torch.zeros(length)
+    for positions in kept:
+        held = positions[0][positions[0] >= 0].cpu()
+        counts[held[held < length].unique()] += 1
+    return [round(share, 4) for share in (counts / max(len(kept), 1)).tolist()]
+
+
+def answer_places(texts: list[str], answers: tuple[str, ...]) -> list[int]:
+    """Return the positions of the tokens with which an accepted answer begins, in any case and spacing of its letters."""
+    owners = [position for position, text in enumerate(texts) for letter in text if not letter.isspace()]
+    letters = "".join(letter.lower()[:1] for text in texts for letter in text if not letter.isspace())
+    wanted = {"".join(answer.lower().split()) for answer in answers} - {""}
+    places = {owners[found.start()] for answer in wanted for found in re.finditer(re.escape(answer), letters)}
+    return sorted(places)
+
+
+def excerpt(example: Example) -> str:
+    """Return the context around the last place of an accepted answer, or its end if no answer stands in it."""
+    lowered = example.context.lower()
+    place = max((lowered.rfind(answer.lower()) for answer in example.answers if answer), default=-1)
+    middle = place if place >= 0 else len(lowered)
+    begin, end = max(0, middle - EXCERPT // 2), middle + EXCERPT // 2
+    shown = " ".join(example.context[begin:end].split())
+    return ("… " if begin else "") + shown + (" …" if end < len(lowered) else "")
