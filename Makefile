@@ -69,7 +69,7 @@ tables: install ## the papers' tables in small (SIZE=small; each resumes), their
 	  $(RUN) experiment=ablation/$$name size=$(SIZE) report.name=$$name report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
 
 BENCHMARKS := objective step packing external datastore startup memorizing attendre mixture
-bench: install ## every claim of speed, side by side, into benchmarks/results (under 20 minutes)
+bench: install ## every claim of speed, side by side, into benchmarks/results (35 minutes on 2 cores)
 	for name in $(BENCHMARKS); do $(VENV)/bin/python -m benchmarks $$name --device cpu || exit 1; done
 
 bench-gpu: install ## the same on the CUDA device

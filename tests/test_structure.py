@@ -20,7 +20,7 @@ BELOW = {
     "choices": "",
     "quantities": "",
     "config": "errors choices quantities",
-    "io": "types",
+    "io": "errors types",
     "kernels": "types",
     "eviction": "types",
     "optim": "",

@@ -21,6 +21,7 @@ import xxhash
 from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
+from trime.errors import UserError
 from trime.types import Tensor
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,14 @@ def checksum_of(content: Any) -> str:
     """Return the XXH3 checksum of content as it is read back from JSON, whatever the layout of the file."""
     read_back = json.loads(json.dumps(content))
     return xxhash.xxh3_128(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
+
+
+def check_room(folder: Path, needed: float, what: str, remedy: str = "set paths.outputs") -> None:
+    """Raise UserError if the disk of a folder has less room than the bytes that ``what`` needs, with what one can set."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        left = f"{folder.parent} has {free / 2**20:,.0f} MiB left"
+        raise UserError(f"{left}, but {what} need up to {needed / 2**20:,.0f} MiB: free space, or {remedy}")
 
 
 @contextmanager

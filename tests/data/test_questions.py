@@ -15,7 +15,8 @@ from tests.conftest import ROOT
 from tests.helpers.questions import BABI
 from trime.data.questions.babi import Cast, Story, cast_of, stories, swap_names
 from trime.data.questions.babilong import Babilong
-from trime.data.questions.base import Example, exact_match, normalized, prompt
+from trime.data.questions.base import Example, contains_answer, exact_match, normalized, prompt
+from trime.data.questions.passkey import Passkey
 from trime.data.questions.rooms import Rooms
 from trime.data.questions.triviaqa import TriviaQA, from_hub
 from trime.errors import UserError
@@ -224,3 +225,49 @@ def test_prompt() -> None:
     example = Example("q", "Who?", "Text.", ("he",))
     assert prompt(example) == "Question: Who?\n\n Context: Text.\n\n Answer:"
     assert prompt(example, question_first=False) == "Context: Text.\n\n Question: Who?\n\n Answer:"
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+@pytest.mark.parametrize("depth", [0.0, 0.4, 1.0, None])
+def test_a_pass_key_stands_where_it_is_asked_for(keys: int, depth: float | None, tmp_path: Path) -> None:
+    """The asked number stands once in a text of the asked length, within a sentence of its depth; the others elsewhere."""
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "a.txt").write_text("It was the best of times. It was the worst of times. " * 40)
+    questions = Passkey(300, depth=depth, keys=keys, background=str(tmp_path), count=8)
+    for number, example in enumerate(questions.examples("test")):
+        words = example.context.split()
+        (answer,) = example.answers
+        assert 290 < len(words) <= 300 and example.name == f"test-{number}"
+        assert len(re.findall(r"\d{5}", example.context)) >= keys
+        assert example.context.count(f"{example.question[12:-1]} is {answer}. Remember it.") == 1
+        place = example.context[: example.context.index(f"The {example.question[12:-1]} is {answer}")].split()
+        own = len(f"The {example.question[12:-1]} is {answer}. Remember it.".split())
+        assert example.depth == pytest.approx(len(place) / (len(words) - own), abs=1e-4)
+        assert depth is None or abs(example.depth - depth) < 0.02
+
+
+def test_a_text_holds_the_same_pass_key_at_every_depth(tmp_path: Path) -> None:
+    """So that cells of a table by depth differ in nothing else; other splits and seeds have others."""
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "a.txt").write_text("It was the best of times. It was the worst of times. " * 40)
+    shallow, deep = ([*Passkey(100, depth=depth, background=str(tmp_path), count=3).examples("test")] for depth in (0.1, 0.9))
+    assert [example.answers for example in shallow] == [example.answers for example in deep]
+    assert all(sorted(one.context.split()) == sorted(other.context.split()) for one, other in zip(shallow, deep, strict=True))
+    assert all("best of times" in example.context for example in shallow)
+    others = [[*Passkey(100, count=3, seed=1).examples("test")], [*Passkey(100, count=3).examples("valid")]]
+    assert all(example.answers != one.answers for each in others for example, one in zip(each, shallow, strict=True))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"words": -1}, {"depth": 1.5}, {"keys": 0}, {"keys": 13}, {"count": 0}, {"background": "nowhere"}]
+)
+def test_an_impossible_pass_key_is_refused(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(UserError, match=name):
+        Passkey(**({"words": 100} | wrong))
+
+
+def test_an_answer_may_contain_the_accepted_one() -> None:
+    example = Example("q", "What?", "", ("71432", "The Attic"))
+    assert all(contains_answer(answer, example) for answer in ("The pass key is 71432.", "attic", "in the attic, I think"))
+    assert not any(contains_answer(answer, example) for answer in ("714325", "attics", ""))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trime.config.reproduce import PREFIX, PublishedRow, read_table, tables
@@ -10,6 +11,7 @@ from trime.config.table_source import GROUP
 from trime.config.walk import Entry, schema_entries
 from trime.config.wording import written
 
+Choices = dict[str, Path | PublishedRow]  # of a group, by name
 HEADER = """\
 TRIME Lab: train, compare and use language models with local, long-term and external memory.
 
@@ -44,26 +46,36 @@ Often changed:
 
 
 def help_text(conf: Path, topic: str | None = None) -> str:
-    """Return the whole help, or that of one section or group; of an unknown one, which there are."""
+    """Return the whole help, or that of one section, setting or group; of an unknown one, what it may have meant."""
     named = groups(conf)
-    sections = {entry.key: entry for entry in schema_entries() if "." not in entry.key}
+    known = {entry.key: entry for entry in schema_entries()}
     if topic is None:
         choices = [f"  {name}: {', '.join(each)}" for name, each in named.items()]
-        settings = [f"  {name:<14} {entry.help}" for name, entry in sections.items()]
+        settings = [f"  {name:<14} {entry.help}" for name, entry in known.items() if "." not in name]
         return "\n".join([HEADER, "Settings:", *settings, "", "Groups and their choices:", *choices, "", FOOTER])
-    lines = [*lines_of_section(topic, sections), *lines_of_group(topic, named.get(topic, {}))]
-    return (
-        "\n".join(lines) if lines else f"there is no section or group {topic}: choose from {', '.join({**sections, **named})}"
-    )
+    lines = [*lines_of_setting(topic, known), *lines_of_group(topic, named.get(topic, {}))]
+    return "\n".join(lines) or no_topic(topic, known, named)
 
 
-def lines_of_section(topic: str, sections: dict[str, Entry]) -> Iterator[str]:
-    """Yield a section's settings, one a line: key, default, help, bounds."""
-    if topic in sections:
-        section = sections[topic]
-        yield f"{topic}: {section.help}"
-        below = schema_entries(section.kind, f"{topic}.") if section.is_section else [section]
-        yield from (f"  {described(entry)}" for entry in below if not entry.is_section)
+def no_topic(topic: str, known: Mapping[str, Entry], named: Mapping[str, Choices]) -> str:
+    """Return what to say of a topic that is none: the group of that name, or the nearest topics that there are."""
+    group = topic.rpartition(".")[2]
+    if group in named:
+        return "\n".join([f"{topic}: its settings are those of the choice", *lines_of_group(group, named[group])])
+    near = difflib.get_close_matches(topic, [*known, *named], 3)
+    advice = f"is it {' or '.join(near)}?" if near else "python cli.py --help lists them"
+    return f"there is no section, setting or group {topic}: {advice}"
+
+
+def lines_of_setting(topic: str, known: Mapping[str, Entry]) -> Iterator[str]:
+    """Yield a setting, or a section's settings, one a line: key, default, help, bounds."""
+    if topic not in known:
+        return
+    entry = known[topic]
+    if entry.is_section:
+        yield f"{topic}: {entry.help}"
+    settings = schema_entries(entry.kind, f"{topic}.") if entry.is_section else [entry]
+    yield from (f"  {described(setting)}" for setting in settings if not setting.is_section)
 
 
 def described(entry: Entry) -> str:
@@ -73,12 +85,12 @@ def described(entry: Entry) -> str:
     return f"{entry.key}={written(entry.default)}  {entry.help}{bounds}"
 
 
-def groups(conf: Path) -> dict[str, dict[str, Path | PublishedRow]]:
+def groups(conf: Path) -> dict[str, Choices]:
     """Return the choices of each group by their names: files, or rows of a published table."""
     folders = [
         folder for folder in conf.rglob("*") if folder.is_dir() and folder.parts[len(conf.parts)] not in (PREFIX, "hydra")
     ]
-    found: dict[str, dict[str, Path | PublishedRow]] = {
+    found: dict[str, Choices] = {
         folder.relative_to(conf).as_posix(): {file.stem: file for file in sorted(folder.glob("*.yaml"))} for folder in folders
     }
     for table, path in tables(conf / PREFIX).items():
@@ -86,7 +98,7 @@ def groups(conf: Path) -> dict[str, dict[str, Path | PublishedRow]]:
     return {name: choices for name, choices in sorted(found.items()) if choices}
 
 
-def lines_of_group(topic: str, choices: dict[str, Path | PublishedRow]) -> Iterator[str]:
+def lines_of_group(topic: str, choices: Choices) -> Iterator[str]:
     """Yield a group's choices, each with its help."""
     if choices:
         yield f"{topic}=NAME, one of:"

@@ -19,7 +19,7 @@ BINS = 160  # bars of a picture of what was kept
 
 def answers_table(runs: Runs) -> tuple[list[str], Lines]:
     """Return header and lines of the table of runs, the best first."""
-    of_answers = ["exact match, %", "95 % interval", "questions"]
+    of_answers = ["exact match, %", "95 % interval", "contained, %", "questions"]
     header = ["run", "seed", *of_answers, "M", "N", "truncated to", "eviction", "tokens/s", "peak MB"]
     lines = []
     for run in runs:
@@ -30,7 +30,8 @@ def answers_table(runs: Runs) -> tuple[list[str], Lines]:
             f"last {row['max_prompt_tokens']:,}" if row["max_prompt_tokens"] else "",
         )
         low, high = (100 * end for end in share_interval(row["exact_match"], row["questions"]))
-        matches = [match, f"[{low:.1f}, {high:.1f}]", f"{row['questions']:,}"]
+        contained = f"{100 * row['contained']:.2f}" if "contained" in row else ""
+        matches = [match, f"[{low:.1f}, {high:.1f}]", contained, f"{row['questions']:,}"]
         sizes = [str(row["memory_size"]), query_size_text(row)]
         lines.append([run["name"], str(run["seed"]), *matches, *sizes, last, row["eviction"], *costs])
     return header, sorted(lines, key=lambda line: -float(line[2]))
@@ -47,7 +48,7 @@ def query_size_text(row: dict[str, Any]) -> str:
     return "default" if row["query_size"] is None else str(row["query_size"])
 
 
-RESULTS = {"exact_match", "questions", "tokens", "tokens_per_second", "peak_memory_mb", "missing_evidence"}
+RESULTS = {"exact_match", "contained", "questions", "tokens", "tokens_per_second", "peak_memory_mb", "missing_evidence"}
 OWN_COLUMNS = {"memory_size", "query_size", "eviction", "max_prompt_tokens"}
 
 

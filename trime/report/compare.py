@@ -85,7 +85,7 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
         "memories": row["memories"],
         "M": " or ".join(map(size_text, sizes)),
         "eviction": row.get("eviction") or "",
-        "params": f"{run['parameters'] / 1e6:.1f}M" if run["parameters"] else "",
+        "params": count_text(run["parameters"]) if run["parameters"] else "",
         "search": row["search"] or "",
         "recall": format_optional(recall, ".2f"),
         "train tok/s": format_optional(group.average(lambda run: run["train"].get("tokens_per_second")), ",.0f"),
@@ -93,6 +93,14 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
         "memory MB": format_optional(group.average_cell("peak_memory_mb"), ",.0f"),
         f"tuned to an edge {EDGE}": edge_settings(group.dev),
     }
+
+
+def count_text(count: int) -> str:
+    """Return a count of parameters as tables print it: ``950``, ``14.3k`` or ``247.0M``."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
 
 
 def format_optional(value: float | None, specification: str) -> str:

@@ -111,7 +111,7 @@ def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path
 
 
 def warn_of_baseline(groups: list[Group], against: str) -> None:
-    """Print that no run is the baseline, if none is."""
+    """Print that no run of several is the baseline, if none is."""
     names = {group.first["name"] for group in groups} | {group.policy for group in groups if group.policy}
-    if against not in names:
+    if len(groups) > 1 and against not in names:
         print(f"report: no run is named {against}, so none is compared with it: set report.against={'|'.join(sorted(names))}")

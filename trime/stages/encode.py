@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -25,7 +24,7 @@ from trime.data.corpus import Corpus, content_hash
 from trime.data.module import sequential_batches
 from trime.data.segments import Segments
 from trime.errors import UserError
-from trime.io import complete_lines, write_tensors
+from trime.io import check_room, complete_lines, write_tensors
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
 from trime.metrics import ResourceUsage
@@ -147,12 +146,7 @@ class Encode(Artefact):
             f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
             f"and {size / 2**20:,.0f} MiB",
         )
-        free = shutil.disk_usage(folder).free
-        if size > free:
-            raise UserError(
-                f"{folder.parent} has {free / 2**20:,.0f} MiB left, but {size / 2**20:,.0f} MiB are needed: "
-                "free space, set paths.outputs, datastore.tokens=N or datastore.dtype=int8"
-            )
+        check_room(folder, size, "contexts", "set paths.outputs, datastore.tokens=N or datastore.dtype=int8")
 
     @torch.no_grad()
     def estimate_cost(self, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> tuple[float, float]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 from trime.data.datasets.folder import Folder
 from trime.data.questions.babi import Story, cast_of, stories, swap_names, task_file
 from trime.data.questions.base import Example
-from trime.data.questions.scatter import scatter_facts, split_sentences
+from trime.data.questions.scatter import scatter_facts, sentences_of_novel
 from trime.data.tokenizers import Whitespace
 from trime.errors import UserError
 
@@ -70,23 +69,12 @@ class Babilong:
 
     def context(self, story: Story, split: str, rng: random.Random) -> str:
         """Scatter the facts over a passage of one of the split's novels; UserError where there is no novel."""
-        files = self.background.files(split)
-        if not files:
-            raise UserError(f"questions.background={self.background.location} holds no text for {split}")
+        sentences = sentences_of_novel(self.background, split, rng)
         words = self.words if self.least is None else rng.randint(self.least, self.words)
-        return scatter_facts(list(story.facts), sentences_of(rng.choice(files)), words, rng)
+        return scatter_facts(list(story.facts), sentences, words, rng)
 
 
 def mentions_people_once(story: Story) -> bool:
     """Return True if each person that a supporting fact begins with begins no other fact."""
     first = [fact.split()[0] for fact in story.facts]
     return all(first.count(first[number]) == 1 for number in story.supporting)
-
-
-@cache
-def sentences_of(path: Path) -> list[str]:
-    """Return the sentences of a text file; UserError where there are none."""
-    sentences = split_sentences(path.read_text(encoding="utf-8", errors="replace"))
-    if not sentences:
-        raise UserError(f"{path} holds no sentence: remove it or put text into it")
-    return sentences

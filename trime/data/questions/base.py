@@ -15,6 +15,7 @@ class Example(NamedTuple):
     question: str
     context: str
     answers: tuple[str, ...]
+    depth: float | None = None  # where in the context the answer stands, from 0 to 1, if that is known
 
 
 @runtime_checkable
@@ -47,3 +48,9 @@ def normalized(answer: str) -> str:
 def exact_match(answer: str, example: Example) -> bool:
     """Return True if an answer is one of the accepted ones after normalization."""
     return normalized(answer) in {normalized(accepted) for accepted in example.answers}
+
+
+def contains_answer(answer: str, example: Example) -> bool:
+    """Return True if an accepted answer stands in an answer after normalization, as whole words."""
+    words = f" {normalized(answer)} "
+    return any(f" {normalized(accepted)} " in words for accepted in example.answers)

@@ -1,9 +1,14 @@
-"""Scatter facts, in their order, at random places among consecutive sentences of a text."""
+"""Put facts among consecutive sentences of a text: at random places in their order, or one at a depth that is asked for."""
 
 from __future__ import annotations
 
 import random
 import re
+from functools import cache
+from pathlib import Path
+
+from trime.data.datasets.folder import Folder
+from trime.errors import UserError
 
 END = re.compile(r"(?<=[.!?])[\"'”’]*\s+")
 
@@ -25,6 +30,21 @@ def scatter_facts(facts: list[str], sentences: list[str], words: int, rng: rando
     return " ".join(filter(None, parts))
 
 
+def place_fact(fact: str, others: list[str], background: list[str], depth: float, rng: random.Random) -> tuple[str, float]:
+    """Return a text of sentences with ``fact`` before the sentence that begins nearest to ``depth``, and its depth there.
+
+    ``depth`` is a share of the text's words, 0 at its beginning and 1 at its end; the other facts stand at random places.
+    """
+    parts = [*background]
+    for other in others:
+        parts.insert(rng.randint(0, len(parts)), other)
+    begins = [0]
+    for part in parts:
+        begins.append(begins[-1] + len(part.split()))
+    place = min(range(len(begins)), key=lambda number: abs(begins[number] - depth * begins[-1]))
+    return " ".join([*parts[:place], fact, *parts[place:]]), begins[place] / max(begins[-1], 1)
+
+
 def random_passage(sentences: list[str], words: int, rng: random.Random) -> list[str]:
     """Return consecutive sentences of at most ``words`` words from a random start, continuing from the text's beginning."""
     start, passage, remaining = rng.randrange(len(sentences)), [], words
@@ -35,3 +55,20 @@ def random_passage(sentences: list[str], words: int, rng: random.Random) -> list
             break
         passage.append(sentence)
     return passage
+
+
+def sentences_of_novel(background: Folder, split: str, rng: random.Random) -> list[str]:
+    """Return the sentences of one of a split's files; UserError where there is none."""
+    files = background.files(split)
+    if not files:
+        raise UserError(f"questions.background={background.location} holds no text for {split}")
+    return sentences_of(rng.choice(files))
+
+
+@cache
+def sentences_of(path: Path) -> list[str]:
+    """Return the sentences of a text file; UserError where there are none."""
+    sentences = split_sentences(path.read_text(encoding="utf-8", errors="replace"))
+    if not sentences:
+        raise UserError(f"{path} holds no sentence: remove it or put text into it")
+    return sentences

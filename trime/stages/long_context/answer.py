@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from trime.data.questions.base import Example, Questions, exact_match, prompt
+from trime.data.questions.base import Example, Questions, contains_answer, exact_match, prompt
 from trime.errors import UserError
 from trime.io import append_json_lines, plain, read_json_lines
 from trime.metrics import ResourceUsage
@@ -41,6 +41,7 @@ class Answer(Artefact):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
     kind, depends_on = "answer", ("questions", "eviction", "answering")
+    format = 2  # answers.jsonl says of each answer whether it contains an accepted one, and how deep that stands
     summary_file = "answer.json"
     unhashed = ("answering.batch_size", "model", *DEVICE)
 
@@ -76,6 +77,7 @@ class Answer(Artefact):
         tokens = sum(line["tokens"] for line in done)
         content = {
             "exact_match": sum(line["right"] for line in done) / len(done),
+            "contained": sum(line["contained"] for line in done) / len(done),
             "questions": len(done),
             "tokens": tokens,
             "tokens_per_second": round(tokens / max(meter.seconds, 1e-9), 1),  # exact if no run was killed
@@ -110,6 +112,7 @@ class Answer(Artefact):
         generated = greedy(answerer.read(prompts), tokenizer.eos_token_id, settings.max_new_tokens)
         texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in generated]
         return [
-            {"name": row.name, "answer": text, "right": exact_match(text, row), "tokens": len(tokens)}
+            {"name": row.name, "answer": text, "right": exact_match(text, row), "contained": contains_answer(text, row)}
+            | {"depth": row.depth, "tokens": len(tokens)}
             for row, text, tokens in zip(rows, texts, prompts, strict=True)
         ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from pathlib import Path
 
 import pytorch_lightning as pl
 
-from trime.errors import UserError
+from trime.io import check_room
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +31,8 @@ class Forecast(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Raise UserError if the disk is too small for the checkpoints."""
         needed = COPIES * sum(part.numel() * part.element_size() for part in pl_module.parameters() if part.requires_grad)
-        free = shutil.disk_usage(self.folder).free
-        if trainer.is_global_zero and needed > free:
-            raise UserError(
-                f"{self.folder.parent} has {free / 2**20:,.0f} MiB left, but checkpoints need up to {needed / 2**20:,.0f} MiB: "
-                "free space, or set paths.outputs"
-            )
+        if trainer.is_global_zero:
+            check_room(self.folder, needed, "checkpoints")
         self.first = max(trainer.global_step, self.plain_updates) + WARM_UP
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
