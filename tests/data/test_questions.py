@@ -227,13 +227,19 @@ def test_prompt() -> None:
     assert prompt(example, question_first=False) == "Context: Text.\n\n Question: Who?\n\n Answer:"
 
 
-@pytest.mark.parametrize("keys", [1, 3])
-@pytest.mark.parametrize("depth", [0.0, 0.4, 1.0, None])
-def test_a_pass_key_stands_where_it_is_asked_for(keys: int, depth: float | None, tmp_path: Path) -> None:
-    """The asked number stands once in a text of the asked length, within a sentence of its depth; the others elsewhere."""
+@pytest.fixture()
+def novels(tmp_path: Path) -> str:
+    """Return a folder with one text of short sentences for test."""
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "a.txt").write_text("It was the best of times. It was the worst of times. " * 40)
-    questions = Passkey(300, depth=depth, keys=keys, background=str(tmp_path), count=8)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+@pytest.mark.parametrize("depth", [0.0, 0.4, 1.0, None])
+def test_a_pass_key_stands_where_it_is_asked_for(keys: int, depth: float | None, novels: str) -> None:
+    """The asked number stands once in a text of the asked length, within a sentence of its depth; the others elsewhere."""
+    questions = Passkey(300, depth=depth, keys=keys, background=novels, count=8)
     for number, example in enumerate(questions.examples("test")):
         words = example.context.split()
         (answer,) = example.answers
@@ -246,11 +252,9 @@ def test_a_pass_key_stands_where_it_is_asked_for(keys: int, depth: float | None,
         assert depth is None or abs(example.depth - depth) < 0.02
 
 
-def test_a_text_holds_the_same_pass_key_at_every_depth(tmp_path: Path) -> None:
+def test_a_text_holds_the_same_pass_key_at_every_depth(novels: str) -> None:
     """So that cells of a table by depth differ in nothing else; other splits and seeds have others."""
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "a.txt").write_text("It was the best of times. It was the worst of times. " * 40)
-    shallow, deep = ([*Passkey(100, depth=depth, background=str(tmp_path), count=3).examples("test")] for depth in (0.1, 0.9))
+    shallow, deep = ([*Passkey(100, depth=depth, background=novels, count=3).examples("test")] for depth in (0.1, 0.9))
     assert [example.answers for example in shallow] == [example.answers for example in deep]
     assert all(sorted(one.context.split()) == sorted(other.context.split()) for one, other in zip(shallow, deep, strict=True))
     assert all("best of times" in example.context for example in shallow)

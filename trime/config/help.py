@@ -69,13 +69,10 @@ def no_topic(topic: str, known: Mapping[str, Entry], named: Mapping[str, Choices
 
 def lines_of_setting(topic: str, known: Mapping[str, Entry]) -> Iterator[str]:
     """Yield a setting, or a section's settings, one a line: key, default, help, bounds."""
-    if topic not in known:
-        return
-    entry = known[topic]
-    if entry.is_section:
-        yield f"{topic}: {entry.help}"
-    settings = schema_entries(entry.kind, f"{topic}.") if entry.is_section else [entry]
-    yield from (f"  {described(setting)}" for setting in settings if not setting.is_section)
+    if topic in known and known[topic].is_section:
+        yield f"{topic}: {known[topic].help}"
+    below = (entry for key, entry in known.items() if f"{key}.".startswith(f"{topic}."))
+    yield from (f"  {described(entry)}" for entry in below if not entry.is_section)
 
 
 def described(entry: Entry) -> str:

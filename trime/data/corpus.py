@@ -34,7 +34,7 @@ class Split(NamedTuple):
         return np.diff(self.offsets)
 
     def document(self, number: int) -> np.ndarray:
-        """Return the tokens of one document."""
+        """Return the tokens [n] of the document of this number."""
         return self.tokens[self.offsets[number] : self.offsets[number + 1]]
 
 

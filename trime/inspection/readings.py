@@ -21,7 +21,6 @@ class Readings(Artefact):
 
     kind, stage, depends_on = "readings", "answer", ()
     summary_file = "readings.json"
-    unhashed = ("answering", "questions", "model", "eviction")
 
     def __init__(self, plan: Plan):
         super().__init__(plan.config)

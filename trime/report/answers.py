@@ -9,8 +9,17 @@ from statistics import mean
 from typing import Any
 
 from trime.metrics import share_interval
-from trime.report.figures.canvas import BLUE, GREY, ORANGE, Panel, fill_axes, finish_size_axis, panel_grid, save_picture
-from trime.report.figures.canvas import LINES as GRID
+from trime.report.figures.canvas import (
+    BLUE,
+    GREY,
+    ORANGE,
+    Panel,
+    draw_grid,
+    fill_axes,
+    finish_size_axis,
+    panel_grid,
+    save_picture,
+)
 from trime.report.tables import Lines
 
 Runs = list[dict[str, Any]]
@@ -132,12 +141,14 @@ def kept_panel(axis: Any, reading: dict[str, Any]) -> None:
     for number, place in enumerate(reading["answer_at"]):
         axis.axvline(place, color=ORANGE, lw=1.2, alpha=0.8, label="an accepted answer" if number == 0 else None)
     axis.set(xlabel="position in the prompt, tokens", ylabel="kept by layers, %", ylim=(0, 105), xlim=(0, len(kept)))
-    axis.set_title(
-        f"{textwrap.shorten(reading['question'], 70)}\nanswered {'rightly' if reading['right'] else 'wrongly'}", fontsize=10
-    )
-    axis.grid(axis="y", color=GRID, lw=0.8)
-    axis.set_axisbelow(True)
+    axis.set_title(f"{textwrap.shorten(reading['question'], 70)}\n{judged(reading)}", fontsize=10)
+    draw_grid(axis, "y")
     axis.legend(frameon=False, fontsize=8, loc="upper left")
+
+
+def judged(reading: dict[str, Any]) -> str:
+    """Return whether a question was answered rightly, in words."""
+    return f"answered {'rightly' if reading['right'] else 'wrongly'}"
 
 
 def reading_note(reading: dict[str, Any]) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from trime.io import write_atomically
-from trime.report.figures.canvas import BLUE, COLOURS, Panel, draw_svg
-from trime.report.figures.passages import largest_memory, memory_share
+from trime.report.figures.canvas import Panel, colour_of, draw_svg
+from trime.report.figures.passages import from_memories, largest_memory, memory_share
 from trime.report.tables import Lines, is_numeric
 
 SHOWN_BEFORE = 400  # characters of the text before a passage
@@ -76,7 +76,7 @@ def sample_sections(samples: list[dict[str, Any]]) -> list[Section]:
         "is, the larger the share of all memories. Select one to see each share and the entries that contributed most."
     )
     memories = [name for name in samples[0]["tokens"][0]["parts"] if name != "vocabulary"]
-    colours = {name: COLOURS.get(name, BLUE) for name in memories}
+    colours = {name: colour_of(name) for name in memories}
     passages = [passage_content(sample) for sample in samples]
     return [Section("Samples with their memories", note, passages=passages, colours=colours)]
 
@@ -96,11 +96,11 @@ def token_content(token: dict[str, Any]) -> dict[str, Any]:
     return token | {
         "open": False,
         "text": "end of line" if "\n" in token["text"] else token["text"].strip() or "space",
-        "from_memories": probability - parts["vocabulary"],
-        "colour": COLOURS.get(largest_memory(parts), BLUE),
+        "from_memories": from_memories(token),
+        "colour": colour_of(largest_memory(parts)),
         "share": memory_share(token),
         "split": ", ".join(f"{name} {part:.4f}" for name, part in parts.items()),
-        "bars": [{"width": 100 * part / (probability or 1), "colour": COLOURS.get(name, BLUE)} for name, part in parts.items()],
+        "bars": [{"width": 100 * part / (probability or 1), "colour": colour_of(name)} for name, part in parts.items()],
     }
 
 

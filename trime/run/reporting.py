@@ -14,7 +14,7 @@ from trime.inspection.samples import Samples, make_samples
 from trime.io import copy_file, plain, write_atomically
 from trime.plan.language_model import Plan
 from trime.plan.translation import TranslationPlan
-from trime.report.answers import answers_table, kept_panel, reading_note
+from trime.report.answers import answers_table, judged, kept_panel, reading_note
 from trime.report.figures.base import Figure, configured_figures
 from trime.report.figures.canvas import Panel, save_panels
 from trime.report.figures.passages import save_passages
@@ -72,7 +72,8 @@ def report_run(plan: Plan) -> RunReport:
     if samples and figures:
         drawn["passages"] = save_passages(samples, headline, folder / "passages.png")
     examples = translations_section(plan, results) if isinstance(plan, TranslationPlan) else sample_sections(samples)
-    page = write_page(run_page(results, folder / "metrics.csv", [*figures.values()], examples), folder / "page.html")
+    shown = Table(header, lines, emphasise_last=True)
+    page = write_page(run_page(results, shown, folder / "metrics.csv", [*figures.values()], examples), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {text_facts(results)}\n\n{table}")
     print(f"results: {folder / 'results.json'}")
     tokens = [("tokens", plan.per_token.path() / FILE)] if plan.per_token else []
@@ -99,7 +100,7 @@ def translations_section(plan: TranslationPlan, results: dict[str, Any]) -> list
     return [Section("Translations", note, tables)] if tables else []
 
 
-def run_page(results: dict[str, Any], history: Path, figures: list[Figure], examples: list[Section]) -> Page:
+def run_page(results: dict[str, Any], table: Table, history: Path, figures: list[Figure], examples: list[Section]) -> Page:
     """Return the page of a run: results, memories, figures, examples of its text and its command."""
     train, machine = results["train"], results["hardware"]
     facts = [
@@ -108,11 +109,10 @@ def run_page(results: dict[str, Any], history: Path, figures: list[Figure], exam
         *([f"{results['parameters']:,} parameters"] if results["parameters"] else []),
         *([f"{train['updates']:,} updates"] if train.get("updates") else []),
         f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores",
-        f"commit {(results['commit'] or 'unknown')[:12]}",
+        commit_fact(results),
     ]
     note = "The last row is the experiment's own. Temperatures, weights and sizes were tuned on dev; test was scored once."
     note = " ".join([note, *run_notes(results)])
-    table = Table(*run_table(results), emphasise_last=True)
     return Page(
         results["name"],
         facts,
@@ -125,6 +125,11 @@ def run_page(results: dict[str, Any], history: Path, figures: list[Figure], exam
         ],
         ["results.json", "config.yaml", "table.csv", "metrics.csv", "log.txt"],
     )
+
+
+def commit_fact(results: dict[str, Any]) -> str:
+    """Return the commit of a run's code as pages name it."""
+    return f"commit {(results['commit'] or 'unknown')[:12]}"
 
 
 def run_notes(results: dict[str, Any]) -> list[str]:
@@ -170,28 +175,28 @@ def report_answers(plan: Plan) -> Path:
     header, lines = answers_table([results])
     write_atomically(folder / "table.csv", to_csv(header, lines))
     print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, lines)}\nresults: {folder / 'results.json'}")
-    readings = Readings(plan)
-    readings.make()
-    panels: list[Panel] = [partial(kept_panel, reading=reading) for reading in readings.summary()]
+    made = Readings(plan)
+    made.make()
+    readings = made.summary()
+    panels: list[Panel] = [partial(kept_panel, reading=reading) for reading in readings]
     if configured_figures(config.report.figures):
         print(f"kept: {save_panels(panels, folder / 'kept.png', config.name)}")
-    print(f"page: {write_page(answers_page(results, readings.summary(), panels), folder / 'page.html')}")
+    print(f"page: {write_page(answers_page(results, Table(header, lines), readings, panels), folder / 'page.html')}")
     return folder
 
 
-def answers_page(results: dict[str, Any], readings: list[dict[str, Any]], panels: list[Panel]) -> Page:
+def answers_page(results: dict[str, Any], table: Table, readings: list[dict[str, Any]], panels: list[Panel]) -> Page:
     """Return the page of an answering run: its result, and what memories kept of the contexts of some questions."""
-    facts = [
-        f"seed {results['seed']}",
-        f"split {results['answering']['split']}",
-        f"commit {(results['commit'] or 'unknown')[:12]}",
-    ]
+    facts = [f"seed {results['seed']}", f"split {results['answering']['split']}", commit_fact(results)]
     note = "Exact match with Wilson's interval over questions. M and N are entries and waiting queries of each layer's memory."
-    titles = [f"A question that was answered {'rightly' if reading['right'] else 'wrongly'}" for reading in readings]
-    examples = zip(titles, panels, readings, strict=True)
+    examples = zip(panels, readings, strict=True)
     sections = [
-        Section("Results", note, [Table(*answers_table([results]))]),
-        *(section for title, panel, reading in examples for section in picture_sections(title, [panel], reading_note(reading))),
+        Section("Results", note, [table]),
+        *(
+            section
+            for panel, reading in examples
+            for section in picture_sections(f"A question that was {judged(reading)}", [panel], reading_note(reading))
+        ),
         commands_section([results]),
     ]
     return Page(results["name"], facts, sections, ["results.json", "config.yaml", "table.csv"])

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from trime.data.datasets.folder import Folder
 from trime.data.questions.babi import Story, cast_of, stories, swap_names, task_file
 from trime.data.questions.base import Example
-from trime.data.questions.scatter import scatter_facts, sentences_of_novel
-from trime.data.tokenizers import Whitespace
+from trime.data.questions.scatter import context_words, open_background, scatter_facts, sentences_of_novel
 from trime.errors import UserError
 
 
@@ -40,15 +38,14 @@ class Babilong:
         swap: bool = False,
         once: bool = False,
     ):
-        for name, place in {"babi": babi, "background": background}.items():
-            if place is None or not Path(place).expanduser().is_dir():
-                raise UserError(f"questions.{name}={place}: name a folder, babi of bAbI's files and background of novels")
-        self.babi, self.tasks, self.words, self.least = Path(str(babi)).expanduser(), tasks, words, least
+        if babi is None or not Path(babi).expanduser().is_dir():
+            raise UserError(f"questions.babi={babi}: name a folder of bAbI's files")
+        self.background = open_background(background)
+        self.babi, self.tasks, self.words, self.least = Path(babi).expanduser(), tasks, words, least
         self.count, self.seed, self.swap = count, seed, swap
         self.once = once
         if not tasks or words < 0:
             raise UserError(f"questions.tasks={tasks}, questions.words={words}: name tasks of bAbI, and 0 words or more")
-        self.background = Folder(background, Whitespace(), "questions.background")
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
         """Yield ``count`` questions in an order given by the seed; each has its own random state for novel and places."""
@@ -70,7 +67,7 @@ class Babilong:
     def context(self, story: Story, split: str, rng: random.Random) -> str:
         """Scatter the facts over a passage of one of the split's novels; UserError where there is no novel."""
         sentences = sentences_of_novel(self.background, split, rng)
-        words = self.words if self.least is None else rng.randint(self.least, self.words)
+        words = context_words(self.words, self.least, rng)
         return scatter_facts(list(story.facts), sentences, words, rng)
 
 

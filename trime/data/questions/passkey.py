@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
 
-from trime.data.datasets.folder import Folder
 from trime.data.questions.base import Example
 from trime.data.questions.rooms import prose
-from trime.data.questions.scatter import place_fact, random_passage, sentences_of_novel
-from trime.data.tokenizers import Whitespace
+from trime.data.questions.scatter import context_words, open_background, place_fact, random_passage, sentences_of_novel
 from trime.errors import UserError
 
 NAMES = ("Ada", "Boris", "Chloe", "Dinah", "Emil", "Farah", "Greta", "Hugo", "Irene", "Jonas", "Klara", "Lionel")
@@ -47,17 +44,15 @@ class Passkey:
         ):
             rules = f"0 words or more, a depth in [0, 1] or null, 1 to {len(NAMES)} keys, and a count of 1 or more, or null"
             raise UserError(f"questions: words={words}, depth={depth}, keys={keys}, count={count} must be {rules}")
-        if background is not None and not Path(background).expanduser().is_dir():
-            raise UserError(f"questions.background={background}: name a folder of text")
         self.words, self.least, self.depth, self.keys, self.count, self.seed = words, least, depth, keys, count, seed
-        self.background = Folder(background, Whitespace(), "questions.background") if background else None
+        self.background = None if background is None else open_background(background)
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
         """Yield the questions of a split; number and text of each depend on its own number, not on the depth."""
         for number in range(self.count or COUNTS[split]):
             rng = random.Random(f"{self.seed} {draw} {split} {number}")
             names, numbers = rng.sample(NAMES, self.keys), rng.sample(range(10000, 100000), self.keys)
-            drawn, words = rng.random(), self.words if self.least is None else rng.randint(self.least, self.words)
+            drawn, words = rng.random(), context_words(self.words, self.least, rng)
             whose = [f" of {name}" for name in names] if self.keys > 1 else [""]
             facts = [f"The pass key{of} is {key}. Remember it." for of, key in zip(whose, numbers, strict=True)]
             sentences = sentences_of_novel(self.background, split, rng) if self.background else prose()

@@ -8,7 +8,7 @@ from functools import cache
 from typing import ClassVar
 
 from trime.data.questions.base import Example
-from trime.data.questions.scatter import scatter_facts, split_sentences
+from trime.data.questions.scatter import context_words, scatter_facts, split_sentences
 from trime.errors import UserError
 
 PEOPLE = ("Ada", "Boris", "Chloe", "Dinah", "Emil", "Farah")
@@ -36,7 +36,7 @@ class Rooms:
             person = rng.choice(moves)[0]
             room = dict(moves)[person]
             facts = [f"{mover} {rng.choice(MOVES)} the {place}." for mover, place in moves]
-            words = self.words if self.least is None else rng.randint(self.least, self.words)
+            words = context_words(self.words, self.least, rng)
             yield Example(f"{split}-{number}", f"Where is {person}?", scatter_facts(facts, prose(), words, rng), (room,))
 
 

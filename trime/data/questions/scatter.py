@@ -8,9 +8,22 @@ from functools import cache
 from pathlib import Path
 
 from trime.data.datasets.folder import Folder
+from trime.data.tokenizers import Whitespace
 from trime.errors import UserError
 
 END = re.compile(r"(?<=[.!?])[\"'”’]*\s+")
+
+
+def context_words(words: int, least: int | None, rng: random.Random) -> int:
+    """Return the length of a context: drawn from ``least`` to ``words`` words, or exactly ``words``."""
+    return words if least is None else rng.randint(least, words)
+
+
+def open_background(folder: str | None) -> Folder:
+    """Open ``questions.background``; UserError if it is no folder."""
+    if folder is None or not Path(folder).expanduser().is_dir():
+        raise UserError(f"questions.background={folder}: name a folder of novels or other text")
+    return Folder(folder, Whitespace(), "questions.background")
 
 
 def split_sentences(text: str) -> list[str]:

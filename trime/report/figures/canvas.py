@@ -29,6 +29,11 @@ UNDATED: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": 
 SCALES = {"perplexity": "log", "bits/char": "linear"}
 
 
+def colour_of(memory: str) -> str:
+    """Return the colour of a memory in pictures and pages; memories of one's own share one."""
+    return COLOURS.get(memory, BLUE)
+
+
 def canvas(width: float, height: float, columns: int, lines: int = 1, line_heights: list[float] | None = None) -> Any:
     """Return a figure that needs no display, and its axes, line by line."""
     import matplotlib
@@ -111,6 +116,12 @@ def fit_narrow(figure: Any, axis: Any) -> None:
     figure.set_size_inches(SVG_WIDTH, height)
 
 
+def draw_grid(axis: Any, across: str) -> None:
+    """Draw thin lines at the ticks of the ``x`` or the ``y`` axis, behind everything else."""
+    axis.grid(axis=across, color=LINES, lw=0.8)
+    axis.set_axisbelow(True)
+
+
 def draw_dots(
     axis: Any,
     names: list[str],
@@ -133,8 +144,7 @@ def draw_dots(
     axis.set_yticks(range(len(names)), names)
     axis.yaxis.set_gid(NAMED)
     axis.set_ylim(len(names) - 0.5, -0.7)
-    axis.grid(axis="x", color=LINES, lw=0.8)
-    axis.set_axisbelow(True)
+    draw_grid(axis, "x")
     better = f"{'higher' if metric == 'BLEU' else 'lower'} is better"
     lines = "; lines: 95 %" if any(intervals) else ""
     axis.set_xlabel(f"test {metric} ({better}{lines})")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trime.report.figures.canvas import BLUE, COLOURS, GREY, canvas, save_picture
+from trime.report.figures.canvas import GREY, canvas, colour_of, save_picture
 
 WIDTH = 96  # characters of a line
 FONT_SIZE, LINE, MARGIN = 9.4, 0.19, 0.15  # points, inches, inches; a letter of DejaVu Sans Mono then has 11 pixels at 140 dpi
@@ -31,10 +31,14 @@ class Piece(NamedTuple):
 Lines = list[list[Piece]]
 
 
+def from_memories(token: dict[str, Any]) -> float:
+    """Return how much of a token's probability came from memories."""
+    return token["probability"] - token["parts"]["vocabulary"]
+
+
 def memory_share(token: dict[str, Any]) -> float:
-    """Return the share of a token's probability that came from memories."""
-    probability = token["probability"]
-    return min(1.0, max(0.0, (probability - token["parts"]["vocabulary"]) / probability)) if probability else 0.0
+    """Return the share of a token's probability that came from memories, in [0, 1]."""
+    return min(1.0, max(0.0, from_memories(token) / token["probability"])) if token["probability"] else 0.0
 
 
 def largest_memory(parts: dict[str, float]) -> str:
@@ -79,7 +83,7 @@ def legend_of(sample: dict[str, Any]) -> list[Piece]:
     pieces = [Piece("largest share of the memories: ", ink=GREY)]
     for name in sample["tokens"][0]["parts"]:
         if name != "vocabulary":
-            pieces += [Piece(f" {name} ", COLOURS.get(name, BLUE), 0.6), Piece(" ")]
+            pieces += [Piece(f" {name} ", colour_of(name), 0.6), Piece(" ")]
     return [*pieces, Piece("the darker, the larger", ink=GREY)]
 
 
@@ -89,8 +93,7 @@ def passage_lines(sample: dict[str, Any]) -> Lines:
     lines: Lines = [[Piece(sample["document"][:WIDTH], weight="bold")], *([Piece(line, ink=GREY)] for line in before)]
     lines.append([])
     for token in sample["tokens"]:
-        parts = token["parts"]
-        colour, share = COLOURS.get(largest_memory(parts), BLUE), memory_share(token)
+        colour, share = colour_of(largest_memory(token["parts"])), memory_share(token)
         for number, text in enumerate(token["shown"].split("\n")):
             if number or sum(len(piece.text) for piece in lines[-1]) + len(text) > WIDTH:
                 lines.append([])
@@ -102,12 +105,12 @@ def passage_lines(sample: dict[str, Any]) -> Lines:
 def entry_lines(sample: dict[str, Any]) -> Lines:
     """Return a line for the best entry of each of the words that owe most to memories."""
     words = {token["text"].strip(): token for token in sample["tokens"] if token["entries"] and token["text"].strip().isalpha()}
-    ranked = sorted(words.items(), key=lambda word: word[1]["probability"] - word[1]["parts"]["vocabulary"], reverse=True)
+    ranked = sorted(words.items(), key=lambda word: from_memories(word[1]), reverse=True)
     lines: Lines = []
     for text, token in ranked[:ENTRIES]:
         entry = token["entries"][0]
         name, place = f" {text} ", f" ({entry['place']})"
         label = f" p = {token['probability']:.2f}, of which {entry['share']:.2f} by …"
         context = " ".join(entry["text"].split())[len(name + label + place) - WIDTH :]
-        lines.append([Piece(name, COLOURS.get(entry["memory"], BLUE), 0.6), Piece(label + context + place, ink="#555555")])
+        lines.append([Piece(name, colour_of(entry["memory"]), 0.6), Piece(label + context + place, ink="#555555")])
     return [[], *lines] if lines else []
