@@ -166,7 +166,7 @@ def test_a_finished_run_scores_and_explains_text(tiny: Callable[..., DictConfig]
     run(config)
     plan = Plan(config)
     model = trime.load(plan.run_folder)
-    lines = [json.loads(line) for line in (plan.per_token.path() / "tokens.jsonl").open()]  # type: ignore[union-attr]
+    lines = [json.loads(line) for line in (plan.run_folder / "tokens.jsonl").open()]
     name = lines[0]["document"]
     corpus = plan.evaluated_corpus.corpus()
     text, number = corpus.split("test"), corpus.names("test").index(name)

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
 from tests.helpers.results import made
-from trime.inspection.samples import Samples, make_samples, passages
+from trime.inspection.samples import Samples, passages
 from trime.plan.language_model import Plan
 from trime.report.page import Page, Section, Table, sample_sections, write_page
 from trime.run.runner import run
@@ -106,7 +106,7 @@ def test_pictures_have_the_colours_of_the_page(ran: tuple[Plan, str]) -> None:
 
 def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> None:
     plan, _ = ran
-    (sample,) = make_samples(plan)
+    (sample,) = Samples(plan).summary()
     corpus = plan.corpus.corpus()
     wanted = {"passages": 1, "tokens": 8, "before": Samples(plan).before()}
     ((document, begin, middle, end),) = passages(corpus.split("test").offsets, wanted)
@@ -128,7 +128,7 @@ def test_a_passage_may_be_read_without_the_tokens_before_it(tiny: Tiny) -> None:
     config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1", pictures=True)
     config.report.samples.before = 0
     run(config)
-    (sample,) = make_samples(Plan(config))
+    (sample,) = Samples(Plan(config)).summary()
     assert sample["before"] == "" and len(sample["tokens"]) == 8
 
 
@@ -167,7 +167,10 @@ def test_text_is_never_markup(tmp_path: Path) -> None:
         "entries": [{"memory": "local", "share": 0.1, "text": HOSTILE, "place": HOSTILE}],
     }
     sample = {"document": HOSTILE, "row": HOSTILE, "before": HOSTILE, "tokens": [token]}
-    sections = [Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE]), *sample_sections([sample])]
+    sections = [
+        Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE]),
+        *sample_sections([sample], HOSTILE),
+    ]
     text = write_page(Page(HOSTILE, [HOSTILE], sections), tmp_path / "page.html").read_text()
     assert text.count("<script>") == 1 and 'document.title="x"' not in text
 

@@ -83,8 +83,9 @@ def test_every_scored_token_is_written(mixture: str, tiny: Tiny, capsys: pytest.
     config = tiny("experiment=trime_ext", f"mixture={mixture}", "evaluate.per_token=true")
     run(config)
     plan = Plan(config)
-    assert plan.per_token is not None and str(plan.per_token.path() / "tokens.jsonl") in capsys.readouterr().out
-    lines = [json.loads(line) for line in (plan.per_token.path() / "tokens.jsonl").read_text().splitlines()]
+    file = plan.run_folder / "tokens.jsonl"
+    assert str(file) in capsys.readouterr().out and "tokens.jsonl" in (plan.run_folder / "page.html").read_text()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
     row = read_run(plan.run_folder / "results.json")["metrics"]["test"][-1]
     assert len(lines) == row["tokens"]
     assert -sum(line["log_probability"] for line in lines) / len(lines) == pytest.approx(row["loss"], abs=1e-5)

@@ -30,6 +30,7 @@ from trime.data.parallel.side import JointBPE, PresegmentedText, sentences
 from trime.data.segments import cut
 from trime.errors import UserError
 from trime.evaluation.beam import Beam
+from trime.inspection.translation_samples import TranslationSamples
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.backbones.encoder_decoder import EncoderDecoder
 from trime.models.layers.embeddings import PlainInput
@@ -40,7 +41,8 @@ from trime.report.differences import bleu_difference, corpus_bleu
 from trime.report.groups import Group
 from trime.report.tables import EDGE
 from trime.run.runner import run
-from trime.stages.translation.translate import Translator, bleu_statistics
+from trime.stages.translation.translate import bleu_statistics
+from trime.stages.translation.translator import Translator
 from trime.types import Contexts
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
@@ -69,13 +71,29 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
     config = tiny(*f"experiment={words}".split())
     run(config)
     plan = TranslationPlan(config)
-    corpus = plan.corpus.corpus()
     network, _ = open_network(plan.model.path(), config)
-    for number, row in enumerate(plan.tune.rows()):
-        index = plan.tune.for_row(number).memories.sources.index
-        nearest = index.knn_memory(plan.test.summary()) if row.memories and index else None
-        translator = Translator(network, row, nearest, corpus, config)
-        check_search(plan, network, translator, plan.evaluate.rows()[number]["documents"])
+    for number in range(len(plan.tune.rows())):
+        check_search(plan, network, plan.evaluate.translations.translator(number), plan.evaluate.rows()[number]["documents"])
+
+
+@pytest.mark.parametrize("words", ["knn_mt", "trime_mt", "trime_mt mixture=adaptive mixture.model.history=[]"])
+def test_pages_show_the_memory_in_translations(words: str, tiny: Tiny) -> None:
+    """Pieces shown are the translation that was scored; parts sum up; entries come from training pairs."""
+    config = tiny(*f"experiment={words}".split(), "report.samples.passages=2")
+    run(config)
+    plan = TranslationPlan(config)
+    samples = TranslationSamples(plan).summary()
+    written = plan.evaluate.translations.examples(2)
+    assert len(samples) == 2
+    for sample, (source, _, *translations) in zip(samples, written, strict=True):
+        assert sample["before"] == f"{source} → "
+        assert "".join(token["shown"] for token in sample["tokens"]).strip() == translations[-1].strip()
+        for token in sample["tokens"]:
+            assert token["probability"] == pytest.approx(sum(token["parts"].values()))
+            assert sum(entry["share"] for entry in token["entries"]) <= token["parts"]["external"] + 1e-6
+            assert all(entry["place"].startswith("train, sentence ") for entry in token["entries"])
+    assert any(token["entries"] for sample in samples for token in sample["tokens"])
+    assert "Samples with their memories" in (plan.run_folder / "page.html").read_text()
 
 
 def check_search(plan: TranslationPlan, network: Network, translator: Translator, scored: list[list[float]]) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trime.evaluation.generation import Step
-from trime.inspection.generate import extend_shown
-from trime.inspection.writers import Writer, last_row_memories
+from trime.inspection.annotated import annotate
+from trime.inspection.translation_samples import TranslationSamples
+from trime.inspection.writers import GeneratedToken, Writer, last_row_memories
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.pretrained import is_pretrained
 from trime.plan.language_model import Plan
-
-BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}
+from trime.plan.translation import TranslationPlan
 
 
 class Samples(Artefact):
@@ -53,38 +54,31 @@ class Samples(Artefact):
     def passage(self, document: int, before: list[int], tokens: list[int]) -> dict[str, Any]:
         """Return a passage whose tokens are annotated with their attribution, given the tokens before it."""
         writer = Writer(self.plan)
-        annotated: list[dict[str, Any]] = []
+        writer.continuation.read(before)
+        described = self.described(writer, tokens)
+        texts = (writer.text(before + tokens[:count]) for count in range(1, len(tokens) + 1))
+        annotated = annotate(described, texts, writer.text(before))
+        name = self.plan.evaluated_corpus.corpus().names("test")[document]
+        return {"document": name, "row": writer.label, "before": writer.text(before), "tokens": annotated}
+
+    def described(self, writer: Writer, tokens: list[int]) -> Iterator[GeneratedToken]:
+        """Yield the attribution of each token of a text that is being read."""
         continuation = writer.continuation
-        continuation.read(before)
-        shown = text_before = writer.text(before)
-        for count, token in enumerate(tokens, 1):
+        for token in tokens:
             attribution, entries = continuation.next()
             step = Step(token, attribution, entries, continuation.network.attention_trace())
-            new, shown = extend_shown(shown, writer.text(before + tokens[:count]))
-            if annotated and annotated[-1]["shown"] in BLANKS.values():  # the white space was shown by its mark already
-                new = new.lstrip()
-            described = writer.describe_step(step, self.config.report.samples.entries)
-            annotated.append(described._asdict() | {"shown": new or blank_mark(described.text)})
+            yield writer.describe_step(step, self.config.report.samples.entries)
             continuation.read([token])
-        name = self.plan.evaluated_corpus.corpus().names("test")[document]
-        return {"document": name, "row": writer.label, "before": text_before, "tokens": annotated}
 
 
-def blank_mark(text: str) -> str:
-    """Return a visible mark for a token that is white space or a part of a character."""
-    return next((mark for blank, mark in BLANKS.items() if blank in text), "·")
-
-
-def make_samples(plan: Plan) -> list[dict[str, Any]]:
-    """Return a run's samples, made if missing; none if its last row has no memories or one that holds the test text."""
+def samples_of(plan: Plan) -> Samples | TranslationSamples | None:
+    """Return a run's samples; None if its last row has no memories or one that holds the test text."""
     config = plan.config
-    if config.task == "translation" or not config.report.samples.passages or not last_row_memories(plan) or holds_test(plan):
-        return []
-    if is_pretrained(config) and plain(config.model.memory_size):
-        return []
-    samples = Samples(plan)
-    samples.make()
-    return samples.summary()
+    if not config.report.samples.passages or not last_row_memories(plan) or holds_test(plan):
+        return None
+    if isinstance(plan, TranslationPlan):
+        return TranslationSamples(plan)
+    return None if is_pretrained(config) and plain(config.model.memory_size) else Samples(plan)
 
 
 def holds_test(plan: Plan) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -75,6 +75,19 @@ def locate_in_text(writer: PromptWriter, tokens: list[int], position: int) -> tu
 def describe_entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
     """Return an entry as reports show it."""
     return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": place}
+
+
+def describe_step(
+    step: Step, count: int, text: Callable[[list[int]], str], locate: Callable[[str, int], tuple[str, str]]
+) -> GeneratedToken:
+    """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind.
+
+    ``text`` returns tokens as text, ``locate`` text and place of a memory's entry, given its number.
+    """
+    parts = {name: float(part[step.token]) for name, part in step.attribution.parts.items()}
+    top = [*top_entries(step, count), *top_attention(step, count)] if count else []
+    entries = [describe_entry(memory, share, *locate(memory, number)) for memory, share, number in top]
+    return GeneratedToken(text([step.token]), float(step.attribution.probability[step.token]), parts, entries)
 
 
 def last_row_memories(plan: Plan) -> set[str]:
@@ -197,16 +210,12 @@ class Writer:
 
     def describe_step(self, step: Step, count: int) -> GeneratedToken:
         """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind."""
-        parts = {name: float(part[step.token]) for name, part in step.attribution.parts.items()}
-        top = [*top_entries(step, count), *top_attention(step, count)] if count else []
-        entries = [self.entry(*entry) for entry in top]
-        return GeneratedToken(self.text([step.token]), float(step.attribution.probability[step.token]), parts, entries)
+        return describe_step(step, count, self.text, self.locate)
 
-    def entry(self, memory: str, share: float, number: int) -> dict[str, Any]:
-        """Return an entry with its text and place; ``number`` is its position in the memory's source."""
+    def locate(self, memory: str, number: int) -> tuple[str, str]:
+        """Return an entry's text and place; ``number`` is its position in the memory's source."""
         source = self.sources.get(memory)
-        located = source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
-        return describe_entry(memory, share, *located)
+        return source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
 
     def text(self, tokens: list[int]) -> str:
         """Return tokens as text."""

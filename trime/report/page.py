@@ -67,12 +67,12 @@ def picture_sections(title: str, panels: list[Panel], note: str = "") -> list[Se
     return [Section(title, note, pictures=[draw_svg(panel) for panel in panels])] if panels else []
 
 
-def sample_sections(samples: list[dict[str, Any]]) -> list[Section]:
-    """Return a section of passages as a list, which is empty if there are no samples."""
+def sample_sections(samples: list[dict[str, Any]], what: str) -> list[Section]:
+    """Return a section of passages as a list, which is empty if there are no samples; ``what`` they are: test text, scored."""
     if not samples:
         return []
     note = (
-        f"Test text, scored by {samples[0]['row']}. A token has the colour of the memory that contributed most; the darker it "
+        f"{what} by {samples[0]['row']}. A token has the colour of the memory that contributed most; the darker it "
         "is, the larger the share of all memories. Select one to see each share and the entries that contributed most."
     )
     memories = [name for name in samples[0]["tokens"][0]["parts"] if name != "vocabulary"]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from trime.inspection.readings import Readings
-from trime.inspection.samples import Samples, make_samples
+from trime.inspection.samples import samples_of
 from trime.io import copy_file, plain, write_atomically
 from trime.plan.language_model import Plan
 from trime.plan.translation import TranslationPlan
@@ -48,12 +48,17 @@ def report_run(plan: Plan) -> RunReport:
     """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, and print the table and the paths."""
     config, folder = plan.config, plan.run_folder
     folder.mkdir(parents=True, exist_ok=True)
-    samples = make_samples(plan)
-    results = keep_provenance(folder / "results.json", collect_results(plan, [Samples(plan)] if samples else []))
+    sampled = samples_of(plan)
+    if sampled:
+        sampled.make()
+    samples = sampled.summary() if sampled else []
+    results = keep_provenance(folder / "results.json", collect_results(plan, [sampled] if sampled else []))
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", results)
     if config.logger.history:
         copy_file(plan.model.path() / "metrics.csv", folder / "metrics.csv")
+    if plan.per_token:
+        copy_file(plan.per_token.path() / FILE, folder / FILE)
     header, lines = run_table(results)
     table = "\n".join([markdown(header, lines), *(f"{note}\n" for note in run_notes(results))])
     write_atomically(folder / "table.md", table)
@@ -71,12 +76,13 @@ def report_run(plan: Plan) -> RunReport:
     drawn = draw_figures(figures, results, folder, headline)
     if samples and figures:
         drawn["passages"] = save_passages(samples, headline, folder / "passages.png")
-    examples = translations_section(plan, results) if isinstance(plan, TranslationPlan) else sample_sections(samples)
+    translations = translations_section(plan, results) if isinstance(plan, TranslationPlan) else []
+    examples = [*translations, *sample_sections(samples, "Translations" if translations else "Test text, scored")]
     shown = Table(header, lines, emphasise_last=True)
     page = write_page(run_page(results, shown, folder / "metrics.csv", [*figures.values()], examples), folder / "page.html")
     print(f"\n{config.name}, seed {config.seed}, on {text_facts(results)}\n\n{table}")
     print(f"results: {folder / 'results.json'}")
-    tokens = [("tokens", plan.per_token.path() / FILE)] if plan.per_token else []
+    tokens = [("tokens", folder / FILE)] if plan.per_token else []
     for name, path in [*tokens, *drawn.items(), ("page", page)]:
         print(f"{name}: {path}")
     return RunReport(results, samples, drawn)
@@ -123,7 +129,7 @@ def run_page(results: dict[str, Any], table: Table, history: Path, figures: list
             *examples,
             commands_section([results]),
         ],
-        ["results.json", "config.yaml", "table.csv", "metrics.csv", "log.txt"],
+        ["results.json", "config.yaml", "table.csv", "metrics.csv", FILE, "log.txt"],
     )
 
 

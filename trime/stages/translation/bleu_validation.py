@@ -9,7 +9,8 @@ from omegaconf import DictConfig
 
 from trime.data.parallel.corpus import ParallelCorpus
 from trime.evaluation.rows import MixtureSpec
-from trime.stages.translation.translate import Translator, score_translations
+from trime.stages.translation.translate import score_translations
+from trime.stages.translation.translator import Translator
 
 MODEL_ALONE = MixtureSpec((), ())
 

@@ -1,0 +1,76 @@
+"""samples of a translation run: sentences of test, with the share of the memory in each piece and the entries used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trime.data.parallel.corpus import ParallelCorpus
+from trime.inspection.annotated import annotate
+from trime.inspection.stored_text import DatastoreText
+from trime.inspection.writers import describe_step
+from trime.memory.retrieval.datastore import Datastore
+from trime.pipeline.artefact import Artefact
+from trime.plan.translation import TranslationPlan
+from trime.stages.translation.translate import spread
+from trime.stages.translation.translator import Translator
+
+
+class TranslationSamples(Artefact):
+    """``samples.json``: translations of the report page, with the last row's memory and tuned settings."""
+
+    kind, stage, depends_on = "samples", "report", ("report.samples.passages", "report.samples.entries")
+    summary_file = "samples.json"
+
+    def __init__(self, plan: TranslationPlan):
+        super().__init__(plan.config)
+        self.plan, self.translations = plan, plan.evaluate.translations
+
+    def needs(self) -> list[Artefact]:
+        return [self.translations]
+
+    def build(self, folder: Path) -> None:
+        rows = self.translations.tune.rows()
+        translator = self.translations.translator(len(rows) - 1)
+        count, wanted = self.translations.scores()[-1]["sentences"], self.config.report.samples.passages
+        samples = [self.translation(translator, number, rows[-1].label) for number in spread(count, wanted)]
+        (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
+
+    def translation(self, translator: Translator, number: int, row: str) -> dict[str, Any]:
+        """Return a sentence's translation, whose pieces are annotated with their attribution."""
+        assert translator.nearest is not None
+        corpus, entries = translator.corpus, PairText(self.plan, translator.nearest.store)
+        steps = translator.steps(corpus.sources.split("test").document(number).tolist(), number)
+        described = [
+            describe_step(step, self.config.report.samples.entries, translator.text, lambda _, entry: entries.locate(entry))
+            for step in steps
+        ]
+        written = [step.token for step in steps]
+        texts = [translator.text(written[:end]) for end in range(1, len(written) + 1)]
+        name, before = corpus.names("test")[number], f"{source_text(corpus, 'test', number)} → "
+        return {"document": name, "row": row, "before": before, "tokens": annotate(described, texts, "")}
+
+
+class PairText(DatastoreText):
+    """The target sentences of a datastore, with the sources that they translate."""
+
+    def __init__(self, plan: TranslationPlan, store: Datastore):
+        super().__init__(plan, store)
+        self.pairs = plan.corpus.corpus()
+        self.tokenizer = self.pairs.tokenizer
+
+    def locate(self, number: int) -> tuple[str, str]:
+        """Return the text of an entry up to its target, and its sentence with the source of that."""
+        text, place = super().locate(number)
+        if not self.known:
+            return text, place
+        source = source_text(self.pairs, self.split, int(self.store.document[number]))
+        return text, f"{self.split}, {place}: {source}"
+
+
+def source_text(corpus: ParallelCorpus, split: str, number: int) -> str:
+    """Return a source sentence as text."""
+    vocabulary = corpus.sources.vocabulary
+    pieces = [vocabulary.symbols[piece] for piece in corpus.sources.split(split).document(number)]
+    return corpus.tokenizer.text([piece for piece in pieces if piece != vocabulary.symbols[vocabulary.special_ids.eos]])
