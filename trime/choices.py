@@ -15,3 +15,5 @@ TopKSearch = Literal["exact", "buckets"]  # of the entries that a query of a pre
 TOP_K_SEARCHES = get_args(TopKSearch)
 CachedKeys = Literal["before_rope", "after_rope"]  # rotary position embedding
 CACHED_KEYS = get_args(CachedKeys)
+ORDERS = ("first", "last", "both")  # where a question stands: before its context, after it, or both
+ASKED = ("one", "all")  # of the keys that a text hides

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.helpers.questions import BABI
+from trime.choices import ORDERS
 from trime.data.questions.babi import Cast, Story, cast_of, stories, swap_names
 from trime.data.questions.babilong import Babilong
-from trime.data.questions.base import Example, contains_answer, exact_match, normalized, prompt
+from trime.data.questions.base import Example, contains_answer, exact_match, normalized, prompt, prompt_parts
 from trime.data.questions.passkey import Passkey
 from trime.data.questions.rooms import Rooms
 from trime.data.questions.triviaqa import TriviaQA, from_hub
@@ -224,7 +226,9 @@ def test_normalized(answer: str, expected: str) -> None:
 def test_prompt() -> None:
     example = Example("q", "Who?", "Text.", ("he",))
     assert prompt(example) == "Question: Who?\n\n Context: Text.\n\n Answer:"
-    assert prompt(example, question_first=False) == "Context: Text.\n\n Question: Who?\n\n Answer:"
+    assert prompt(example, "last") == "Context: Text.\n\n Question: Who?\n\n Answer:"
+    assert prompt(example, "both") == "Question: Who?\n\n Context: Text.\n\n Question: Who?\n\n Answer:"
+    assert all(prompt_parts(example, order)[0].endswith("Text.") for order in ORDERS)
 
 
 @pytest.fixture()
@@ -233,6 +237,9 @@ def novels(tmp_path: Path) -> str:
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "a.txt").write_text("It was the best of times. It was the worst of times. " * 40)
     return str(tmp_path)
+
+
+FACT = re.compile(r"The pass key(?: of \w+)? is \d{5}\. Remember it\.")
 
 
 @pytest.mark.parametrize("keys", [1, 3])
@@ -247,9 +254,21 @@ def test_a_pass_key_stands_where_it_is_asked_for(keys: int, depth: float | None,
         assert len(re.findall(r"\d{5}", example.context)) >= keys
         assert example.context.count(f"{example.question[12:-1]} is {answer}. Remember it.") == 1
         place = example.context[: example.context.index(f"The {example.question[12:-1]} is {answer}")].split()
-        own = len(f"The {example.question[12:-1]} is {answer}. Remember it.".split())
-        assert example.depth == pytest.approx(len(place) / (len(words) - own), abs=1e-4)
+        before, background = (len(FACT.sub("", " ".join(text)).split()) for text in (place, words))
+        assert example.depth == pytest.approx(before / background, abs=1e-4)
         assert depth is None or abs(example.depth - depth) < 0.02
+
+
+def test_every_pass_key_of_a_text_can_be_asked_for(novels: str) -> None:
+    """A text is the same for all its questions, whose keys are spread over it; ``count`` counts questions."""
+    examples = [*Passkey(400, keys=4, ask="all", background=novels, count=10).examples("test")]
+    assert [len([*group]) for _, group in groupby(examples, lambda example: example.context)] == [4, 4, 2]
+    assert len({example.name for example in examples}) == 10
+    for first in (0, 4):
+        depths = sorted(example.depth or 0 for example in examples[first : first + 4])
+        assert all(abs(depth - (place + 0.5) / 4) < 0.15 for place, depth in enumerate(depths))
+        for example in examples[first : first + 4]:
+            assert f"The {example.question[12:-1]} is {example.answers[0]}." in example.context
 
 
 def test_a_text_holds_the_same_pass_key_at_every_depth(novels: str) -> None:
@@ -263,7 +282,8 @@ def test_a_text_holds_the_same_pass_key_at_every_depth(novels: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"words": -1}, {"depth": 1.5}, {"keys": 0}, {"keys": 13}, {"count": 0}, {"background": "nowhere"}]
+    "wrong",
+    [{"words": -1}, {"depth": 1.5}, {"keys": 0}, {"keys": 13}, {"ask": "none"}, {"count": 0}, {"background": "nowhere"}],
 )
 def test_an_impossible_pass_key_is_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong

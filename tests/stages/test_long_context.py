@@ -10,16 +10,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 
 from tests.helpers.experiments import EVERY
 from tests.helpers.questions import BABI
+from trime.choices import ORDERS
+from trime.data.questions.base import Example, prompt
 from trime.errors import UserError
 from trime.inspection.readings import Readings, answer_places
+from trime.io import read_json_lines
 from trime.metrics import share_interval
+from trime.models.pretrained.answering import greedy
+from trime.models.pretrained.tokenizer import train_word_level
 from trime.plan.language_model import Plan
 from trime.report.answers import match_by_policy
 from trime.run.runner import run
+from trime.stages.long_context.answer import solved_examples
+from trime.stages.long_context.prompts import PromptMaker
 from trime.stages.long_context.train_small import spread_positions
 from trime.tasks.answering import AnsweringModule, QuestionBatch, extend_positions
 
@@ -139,6 +147,77 @@ def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, settings: list[
     run(config)
     again = (answer.path() / "answers.jsonl").read_text().splitlines(keepends=True)
     assert json.loads(again[0])["answer"] == "kept" and again[1:] == lines[1:]
+
+
+def test_a_text_with_several_questions_is_read_once(tiny: Tiny, settings: list[str]) -> None:
+    """Each question is answered as if it were the only one."""
+    keys = ["questions=passkey", "questions.keys=3", "questions.words=60", "questions.count=7", "+small.questions.ask=one"]
+    reading = [one for one in settings if not one.startswith("questions")]
+    together = tiny("experiment=attendre_decoder", *reading, *keys, "questions.ask=all", "answering.order=last")
+    run(together)
+    plan = Plan(together)
+    lines = read_json_lines(plan.answer.path() / "answers.jsonl")
+    assert [line["read"] == line["tokens"] for line in lines] == [True, False, False, True, False, False, True]
+    assert all(line["read"] < 40 < line["tokens"] for line in lines[1:3])
+    assert plan.answer.summary()["tokens"] == sum(line["read"] for line in lines)
+    _, examples = plan.answer.examples()
+    tokenizer, answerer = plan.answer.model()
+    made = plan.answer.prompts(tokenizer)
+    for example, line in zip(examples, lines, strict=True):
+        session = answerer.start([made(example).shared]).ask([made(example).rest])
+        (tokens,) = greedy(session, tokenizer.eos_token_id, together.answering.max_new_tokens)
+        assert tokenizer.decode(tokens, skip_special_tokens=True).strip() == line["answer"]
+    partial = plan.answer.folder.with_name(plan.answer.folder.name + ".partial")
+    plan.answer.folder.rename(partial)
+    (partial / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
+    run(together)
+    again = read_json_lines(plan.answer.path() / "answers.jsonl")
+    assert [line["answer"] for line in again] == [line["answer"] for line in lines], "also where a kill cut a text's questions"
+
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>model:"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_prompts_of_every_order(order: str, template: str | None, tmp_path: Path) -> None:
+    """Within the chat template, after solved questions, and with the end of the text alone where there is a limit."""
+    from transformers import PreTrainedTokenizerFast
+
+    example, solved = Example("q", "Who is it?", "One two. It is Ann.", ("Ann",)), Example("p", "Why?", "So.", ("So",))
+    texts = ["<s> </s> user model xyzzy", prompt(example, "both"), prompt(solved, "both")]
+    tokenizer: PreTrainedTokenizerFast = train_word_level(texts, 100, tmp_path)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<s>"]})
+    tokenizer.chat_template = template
+    settings = OmegaConf.create({"order": order, "chat_template": None, "max_prompt_tokens": None})
+    made = PromptMaker(tokenizer, settings, [solved])(example)
+    text = f"{prompt(solved, order)} So\n\n {prompt(example, order)}"
+    whole = f"<s>user: {text}</s><s>model:" if template else text
+    assert made.tokens == tokenizer(whole, add_special_tokens=False).input_ids
+    assert bool(made.shared) == (order == "last")
+    assert "It is Ann ." in tokenizer.decode(made.shared or made.rest)
+    settings.max_prompt_tokens = len(made.tokens) - 2
+    shorter = PromptMaker(tokenizer, settings, [solved])(example)
+    start = next(place for place, pair in enumerate(zip(made.tokens, shorter.tokens, strict=False)) if pair[0] != pair[1])
+    assert made.tokens[:start] + made.tokens[start + 2 :] == shorter.tokens
+    assert tokenizer.decode(made.tokens[start : start + 2]) == ("Context :" if order == "last" else "Question :")
+    settings.max_prompt_tokens = 5
+    with pytest.raises(UserError, match="max_prompt_tokens=5"):
+        PromptMaker(tokenizer, settings, [solved])(example)
+    settings.chat_template = True
+    if template is None:
+        with pytest.raises(UserError, match="chat_template=true"):
+            PromptMaker(tokenizer, settings, [])
+
+
+@pytest.mark.parametrize("questions", ["babilong", "rooms", "passkey"])
+def test_solved_questions_are_facts_alone_of_train(questions: str, tiny: Tiny, settings: list[str]) -> None:
+    own = settings if questions == "babilong" else [f"questions={questions}", "questions.words=100"]
+    config = tiny("experiment=attendre_decoder", *own)
+    solved = solved_examples(config.questions, 2)
+    assert len(solved) == 2 and all(len(example.context.split()) < 60 and example.answers for example in solved)
+    asked = {example.name for example in instantiate(config.questions, _convert_="all").examples("test")}
+    assert questions == "babilong" or not asked & {example.name for example in solved}
 
 
 @pytest.mark.parametrize(

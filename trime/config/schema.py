@@ -8,7 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trime.choices import ANALYZERS, CACHED_KEYS, DTYPES, EXCLUDED, EXTENSIONS, INTERPOLATED, METRICS, TOP_K_SEARCHES
+from trime.choices import (
+    ANALYZERS,
+    ASKED,
+    CACHED_KEYS,
+    DTYPES,
+    EXCLUDED,
+    EXTENSIONS,
+    INTERPOLATED,
+    METRICS,
+    ORDERS,
+    TOP_K_SEARCHES,
+)
 from trime.config.fields import Rule, section, setting
 
 STAGES = ["import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report"]  # by default, in order
@@ -287,7 +298,7 @@ class Small:
     prompt_loss_weight: float = setting(
         0.2, "weight of the prompts in a decoder's loss; the answers have the rest", at_least=0, at_most=1
     )
-    question_first: Switch = switch(True, "the question stands before the context too")
+    order: str = setting("first", "where the question stands: before the context, after it, or both", choices=ORDERS)
     spread: Switch = switch(False, "spread a decoder's positions, up to model.longest, by gaps between sentences")
 
 
@@ -301,7 +312,17 @@ class Answering:
     max_prompt_tokens: int | None = setting(
         None, "read only this many last tokens of a prompt; null: all", at_least=1, whole=True, optional=True
     )
-    question_first: Switch = switch(True, "the question stands before the context too")
+    order: str = setting(
+        "first",
+        "where the question stands: before the context, after it (a context is then read once for all its questions), or both",
+        choices=ORDERS,
+    )
+    chat_template: Switch | None = setting(
+        None, "put prompts into the model's chat template; null: if its tokenizer has one", switch=True, optional=True
+    )
+    examples: int = setting(
+        0, "solved questions of train before each prompt, with their facts alone as context", at_least=0, whole=True
+    )
 
 
 @dataclass
@@ -524,6 +545,7 @@ PARTS = {
     "neighbours.exclude": Rule(choices=EXCLUDED),
     "mixture.model.history": Rule(at_least=0, at_most=1, many=True),
     "replay.policies": Rule(name=True, filled=True, many=True),
+    "questions.ask": Rule(choices=ASKED),
     "small.model.kind": Rule(choices=("decoder", "encdec")),
     "small.questions.least": Rule(at_least=0, whole=True, optional=True),
     "small.questions.words": COUNT,

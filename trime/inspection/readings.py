@@ -37,8 +37,9 @@ class Readings(Artefact):
         readings = []
         for right in sorted(chosen, reverse=True):
             example, answer = examples[chosen[right]], answers[chosen[right]]
-            tokens = self.plan.answer.prompt_tokens(example, tokenizer)
-            texts = [tokenizer.decode([token]) for token in tokens]
+            made = self.plan.answer.prompts(tokenizer)(example)
+            session = answerer.start([made.shared]).ask([made.rest])
+            texts = [tokenizer.decode([token]) for token in made.tokens]
             readings.append(
                 {
                     "name": example.name,
@@ -46,7 +47,7 @@ class Readings(Artefact):
                     "answers": [*example.answers],
                     "answer": answer["answer"],
                     "right": right,
-                    "kept": kept_shares(answerer.read([tokens]).kept, len(tokens)),
+                    "kept": kept_shares(session.kept, len(texts)),
                     "answer_at": answer_places(texts, example.answers),
                     "excerpt": excerpt(example),
                 }

@@ -29,10 +29,23 @@ class Questions(Protocol):
         """Yield the examples of a split; ``draw`` numbers the random draws."""
 
 
-def prompt(example: Example, question_first: bool = True) -> str:
-    """Return the prompt of Attendre section 4, with the question before or after the context."""
-    parts = [f"Question: {example.question}", f"Context: {example.context}"]
-    return "\n\n ".join([*(parts if question_first else reversed(parts)), "Answer:"])
+SEPARATOR = "\n\n "
+
+
+def prompt_parts(example: Example, order: str = "first") -> tuple[str, str]:
+    """Return the prompt of Attendre section 4 in two parts: as far as the end of the context, and what follows it.
+
+    ``order`` says where the question stands: before the context (first), after it (last), or both.
+    """
+    question, context = f"Question: {example.question}", f"Context: {example.context}"
+    before = [] if order == "last" else [question]
+    after = [] if order == "first" else [question]
+    return SEPARATOR.join([*before, context]), SEPARATOR.join(["", *after, "Answer:"])
+
+
+def prompt(example: Example, order: str = "first") -> str:
+    """Return the whole prompt of a question."""
+    return "".join(prompt_parts(example, order))
 
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import chain, islice
+from itertools import count as numbers_from
 from typing import ClassVar
 
+from trime.choices import ASKED
 from trime.data.questions.base import Example
 from trime.data.questions.rooms import prose
-from trime.data.questions.scatter import context_words, open_background, place_fact, random_passage, sentences_of_novel
+from trime.data.questions.scatter import context_words, open_background, place_facts, random_passage, sentences_of_novel
 from trime.errors import UserError
 
 NAMES = ("Ada", "Boris", "Chloe", "Dinah", "Emil", "Farah", "Greta", "Hugo", "Irene", "Jonas", "Klara", "Lionel")
@@ -17,10 +20,12 @@ COUNTS = {"train": 1000, "valid": 100, "test": 100}
 
 
 class Passkey:
-    """``count`` texts of ``least`` to ``words`` words (None: exactly ``words``) that hold ``keys`` numbers of five digits.
+    """``count`` questions about texts of ``least`` to ``words`` words (None: exactly ``words``) that hold ``keys`` numbers.
 
-    One of them is asked for, by a name if there are several; it stands at ``depth``, from 0 to 1 (None: drawn anew for each
-    question). ``background`` is a folder of text, in the form of a folder dataset; None: the text of Python's help.
+    Numbers have five digits. One is asked for, by a name if there are several; it stands at ``depth``, from 0 to 1 (None:
+    drawn anew for each text). ``ask="all"``: a text has a question for each number; ``depth`` is that of the first, and
+    without it the numbers are spread over the text. ``background`` is a folder of text, in the form of a folder dataset;
+    None: the text of Python's help.
     """
 
     name = "passkey"
@@ -32,6 +37,7 @@ class Passkey:
         least: int | None = None,
         depth: float | None = None,
         keys: int = 1,
+        ask: str = "one",
         background: str | None = None,
         count: int | None = None,
         seed: int = 0,
@@ -40,24 +46,39 @@ class Passkey:
             words < 0
             or not (depth is None or 0 <= depth <= 1)
             or not 1 <= keys <= len(NAMES)
+            or ask not in ASKED
             or (count is not None and count < 1)
         ):
-            rules = f"0 words or more, a depth in [0, 1] or null, 1 to {len(NAMES)} keys, and a count of 1 or more, or null"
-            raise UserError(f"questions: words={words}, depth={depth}, keys={keys}, count={count} must be {rules}")
-        self.words, self.least, self.depth, self.keys, self.count, self.seed = words, least, depth, keys, count, seed
+            rules = f"0 words or more, a depth in [0, 1] or null, 1 to {len(NAMES)} keys, one or all, and a count of 1 or more"
+            raise UserError(f"questions: words={words}, depth={depth}, keys={keys}, ask={ask}, count={count} must be {rules}")
+        self.words, self.least, self.depth, self.keys, self.ask = words, least, depth, keys, ask
+        self.count, self.seed = count, seed
         self.background = None if background is None else open_background(background)
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
-        """Yield the questions of a split; number and text of each depend on its own number, not on the depth."""
-        for number in range(self.count or COUNTS[split]):
+        """Yield the questions of a split; numbers and text of each depend on the text's own number, not on the depth."""
+        return islice(chain.from_iterable(self.texts(split, draw)), self.count or COUNTS[split])
+
+    def texts(self, split: str, draw: int) -> Iterator[list[Example]]:
+        """Yield the questions about each text, without end."""
+        for number in numbers_from():
             rng = random.Random(f"{self.seed} {draw} {split} {number}")
             names, numbers = rng.sample(NAMES, self.keys), rng.sample(range(10000, 100000), self.keys)
-            drawn, words = rng.random(), context_words(self.words, self.least, rng)
+            depths, words = self.depths(rng), context_words(self.words, self.least, rng)
             whose = [f" of {name}" for name in names] if self.keys > 1 else [""]
             facts = [f"The pass key{of} is {key}. Remember it." for of, key in zip(whose, numbers, strict=True)]
             sentences = sentences_of_novel(self.background, split, rng) if self.background else prose()
             passage = random_passage(sentences, words - sum(len(fact.split()) for fact in facts), rng)
-            depth = drawn if self.depth is None else self.depth
-            context, depth = place_fact(facts[0], facts[1:], passage, depth, rng)
-            question = f"What is the pass key{whose[0]}?"
-            yield Example(f"{split}-{number}", question, context, (str(numbers[0]),), round(depth, 4))
+            context, depths = place_facts(facts, depths, passage)
+            asked = [
+                Example(f"{split}-{number}{of}", f"What is the pass key{of}?", context, (str(key),), round(depth, 4))
+                for of, key, depth in zip(whose, numbers, depths, strict=True)
+            ]
+            yield asked if self.ask == "all" else [asked[0]._replace(name=f"{split}-{number}")]
+
+    def depths(self, rng: random.Random) -> list[float]:
+        """Draw the depth of each key; if all are asked for, they are spread over the text, in any order."""
+        if self.ask == "all" and self.depth is None:
+            return [(place + rng.random()) / self.keys for place in rng.sample(range(self.keys), self.keys)]
+        first, *others = (rng.random() for _ in range(self.keys))
+        return [first if self.depth is None else self.depth, *others]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 from trime.data.datasets.folder import Folder
@@ -43,19 +44,18 @@ def scatter_facts(facts: list[str], sentences: list[str], words: int, rng: rando
     return " ".join(filter(None, parts))
 
 
-def place_fact(fact: str, others: list[str], background: list[str], depth: float, rng: random.Random) -> tuple[str, float]:
-    """Return a text of sentences with ``fact`` before the sentence that begins nearest to ``depth``, and its depth there.
+def place_facts(facts: list[str], depths: list[float], background: list[str]) -> tuple[str, list[float]]:
+    """Return a text of sentences with each fact before the sentence that begins nearest to its depth, and their depths there.
 
-    ``depth`` is a share of the text's words, 0 at its beginning and 1 at its end; the other facts stand at random places.
+    Depths are shares of the background's words, 0 at its beginning and 1 at its end.
     """
-    parts = [*background]
-    for other in others:
-        parts.insert(rng.randint(0, len(parts)), other)
-    begins = [0]
-    for part in parts:
-        begins.append(begins[-1] + len(part.split()))
-    place = min(range(len(begins)), key=lambda number: abs(begins[number] - depth * begins[-1]))
-    return " ".join([*parts[:place], fact, *parts[place:]]), begins[place] / max(begins[-1], 1)
+    begins = [0, *accumulate(len(sentence.split()) for sentence in background)]
+    places = [min(range(len(begins)), key=lambda number: abs(begins[number] - depth * begins[-1])) for depth in depths]
+    parts: list[str] = []
+    for number in range(len(begins)):
+        parts += [fact for fact, place in zip(facts, places, strict=True) if place == number]
+        parts += background[number : number + 1]
+    return " ".join(parts), [begins[place] / max(begins[-1], 1) for place in places]
 
 
 def random_passage(sentences: list[str], words: int, rng: random.Random) -> list[str]:

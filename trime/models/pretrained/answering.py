@@ -32,11 +32,22 @@ class AnswerSession(Protocol):
 
 
 @runtime_checkable
+class Reading(Protocol):
+    """Texts that have been read as far as a question about them; several questions may follow, each as if it were the first."""
+
+    def ask(self, questions: list[list[int]]) -> AnswerSession:
+        """Read on with a question for each text; the texts themselves are not read again."""
+
+
+@runtime_checkable
 class Answerer(Protocol):
     """A model that reads prompts with memories and then answers."""
 
+    def start(self, texts: list[list[int]], record_attention: bool = False) -> Reading:
+        """Read the beginnings of prompts as a batch, of any lengths; ``record_attention`` keeps the attention of every step."""
+
     def read(self, prompts: list[list[int]], record_attention: bool = False) -> AnswerSession:
-        """Read prompts of any lengths as a batch; ``record_attention`` keeps the attention of every step."""
+        """Read whole prompts."""
 
 
 class ReadingConfig:
@@ -56,22 +67,40 @@ class DecoderAnswerer:
     def __init__(self, family: RopeDecoder, reading: ReadingConfig):
         self.family, self.reading = family, reading
 
+    def start(self, texts: list[list[int]], record_attention: bool = False) -> DecoderReading:
+        """Read the beginnings of prompts as a batch."""
+        reader = self.reading.reader(self.family, record_attention)
+        for _ in reader.feed(*pad_prompts(texts, self.family.model.device)):
+            pass
+        return DecoderReading(self.family, reader, self.reading.ending, [*map(len, texts)])
+
     def read(self, prompts: list[list[int]], record_attention: bool = False) -> DecoderSession:
-        """Read prompts of any lengths as a batch."""
-        return DecoderSession(self.family, self.reading, prompts, record_attention)
+        """Read whole prompts as a batch."""
+        return self.start([[]] * len(prompts), record_attention).ask(prompts)
+
+
+class DecoderReading:
+    """A decoder that has read texts of some ``lengths``."""
+
+    def __init__(self, family: RopeDecoder, reader: LongReader, ending: str, lengths: list[int]):
+        self.family, self.reader, self.ending, self.lengths = family, reader, ending, lengths
+
+    def ask(self, questions: list[list[int]]) -> DecoderSession:
+        """Read on with a question for each text."""
+        return DecoderSession(self.family, self.reader.fork(), self.ending, questions, self.lengths)
 
 
 class DecoderSession:
-    """A decoder that has read its prompts."""
+    """A decoder that has read its prompts, of which the last parts are ``questions``, after texts of some ``lengths``."""
 
-    def __init__(self, family: RopeDecoder, reading: ReadingConfig, prompts: list[list[int]], record_attention: bool):
-        self.family, self.reader, self.rows = family, reading.reader(family, record_attention), len(prompts)
-        tokens, position = pad_prompts(prompts, family.model.device)
+    def __init__(self, family: RopeDecoder, reader: LongReader, ending: str, questions: list[list[int]], lengths: list[int]):
+        self.family, self.reader, self.rows = family, reader, len(questions)
+        tokens, position = pad_prompts(questions, family.model.device, lengths)
         self.device, self.last_position = tokens.device, position.amax(1, keepdim=True)
         last = LastOutput(position.amax(1))
         for hidden in self.reader.feed(tokens, position):
             last.update(hidden)
-        for hidden in self.reader.end(reading.ending):
+        for hidden in self.reader.end(ending):
             last.update(hidden)
         self.x, self.kept = last.x[:, None], self.reader.kept()
 
@@ -97,20 +126,41 @@ class EncoderDecoderAnswerer:
     def __init__(self, family: T5Encoder, reading: ReadingConfig, outputs: int = 8192):
         self.family, self.reading, self.memory = family, reading, BoundedMemory(outputs, FIFO())
 
-    def read(self, prompts: list[list[int]], record_attention: bool = False) -> EncoderDecoderSession:
-        """Read prompts of any lengths as a batch."""
-        return EncoderDecoderSession(self.family, *self.encode(prompts))
+    def start(self, texts: list[list[int]], record_attention: bool = False) -> EncoderDecoderReading:
+        """Read the beginnings of prompts as a batch."""
+        empty = EncoderDecoderReading(self, self.reading.reader(self.family), None, [0] * len(texts))
+        return empty.feed(texts)
 
-    def encode(self, prompts: list[list[int]]) -> tuple[MemoryState, list[Int[Tensor, "b m"]]]:
-        """Return the memory of the encoder's outputs, and the positions that the memory of each of its layers holds."""
-        reader, entries = self.reading.reader(self.family), None
-        tokens, position = pad_prompts(prompts, self.family.model.device)
-        for outputs in (lambda: reader.feed(tokens, position), lambda: reader.end(self.reading.ending)):
-            for hidden in outputs():
-                entries = self.memory.empty((hidden.x,)) if entries is None else entries
-                entries = self.memory.update(entries, (hidden.x,), hidden.position)
-        assert entries is not None
-        return entries, reader.kept()
+    def read(self, prompts: list[list[int]], record_attention: bool = False) -> EncoderDecoderSession:
+        """Read whole prompts as a batch."""
+        return self.start([[]] * len(prompts), record_attention).ask(prompts)
+
+    def write(self, entries: MemoryState | None, hidden: Hidden) -> MemoryState:
+        """Return the memory of the encoder's outputs with those of a chunk."""
+        return self.memory.update(entries or self.memory.empty((hidden.x,)), (hidden.x,), hidden.position)
+
+
+class EncoderDecoderReading:
+    """An encoder that has read texts of some ``lengths``, and the memory of its outputs; None: before the first."""
+
+    def __init__(self, answerer: EncoderDecoderAnswerer, reader: LongReader, entries: MemoryState | None, lengths: list[int]):
+        self.answerer, self.reader, self.entries, self.lengths = answerer, reader, entries, lengths
+
+    def feed(self, texts: list[list[int]]) -> EncoderDecoderReading:
+        """Return the reading of these texts after the present ones, which stay as they are."""
+        reader, entries = self.reader.fork(), self.entries
+        for hidden in reader.feed(*pad_prompts(texts, self.answerer.family.model.device, self.lengths)):
+            entries = self.answerer.write(entries, hidden)
+        lengths = [length + len(text) for length, text in zip(self.lengths, texts, strict=True)]
+        return EncoderDecoderReading(self.answerer, reader, entries, lengths)
+
+    def ask(self, questions: list[list[int]]) -> EncoderDecoderSession:
+        """Read on with a question for each text."""
+        whole = self.feed(questions)
+        for hidden in whole.reader.end(self.answerer.reading.ending):
+            whole.entries = self.answerer.write(whole.entries, hidden)
+        assert whole.entries is not None
+        return EncoderDecoderSession(self.answerer.family, whole.entries, whole.reader.kept())
 
 
 class EncoderDecoderSession:
@@ -151,13 +201,18 @@ class LastOutput:
         self.x[rows] = hidden.x[rows, cells]
 
 
-def pad_prompts(prompts: list[list[int]], device: Any) -> tuple[Int[Tensor, "b l"], Int[Tensor, "b l"]]:
-    """Return tokens and positions, padded on the right with token 0 at position -1."""
-    width = max(map(len, prompts))
-    tokens = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts], device=device)
-    position = torch.arange(width, device=device).expand_as(tokens)
+def pad_prompts(
+    prompts: list[list[int]], device: Any, before: list[int] | None = None
+) -> tuple[Int[Tensor, "b l"], Int[Tensor, "b l"]]:
+    """Return tokens and positions, padded on the right with token 0 at position -1.
+
+    ``before`` are the numbers of tokens that precede the prompts; None: they begin at position 0.
+    """
+    width, starts = max(map(len, prompts)), before or [0] * len(prompts)
+    tokens = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts], dtype=torch.long, device=device)
+    place = torch.arange(width, device=device).expand_as(tokens)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    return tokens, position.masked_fill(position >= lengths[:, None], -1)
+    return tokens, (place + torch.tensor(starts, device=device)[:, None]).masked_fill(place >= lengths[:, None], -1)
 
 
 def greedy(session: AnswerSession, stop: int, longest: int) -> list[list[int]]:

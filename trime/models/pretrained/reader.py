@@ -6,6 +6,7 @@ flushed, one layer after another in a single step each, or drained by chunks of 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -86,6 +87,13 @@ class LongReader:
         self.stack, self.chunk = Stack(family, memories, record_attention), chunk
         self.state: list[AttendreState] = []
         self.read = 0  # positions so far, padding included
+
+    def fork(self) -> LongReader:
+        """Return a reader that has read the same; what either reads from now on is its own."""
+        other = copy.copy(self)
+        other.stack = copy.copy(self.stack)
+        other.stack.last_outputs = copy.copy(self.stack.last_outputs)
+        return other
 
     @torch.no_grad()
     def feed(

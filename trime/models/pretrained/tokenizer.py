@@ -11,6 +11,7 @@ from trime.models.pretrained.hub import hub_arguments
 from trime.models.pretrained.loading import check_version, load_error
 
 UNKNOWN, PADDING, END = "<unk>", "<pad>", "</s>"
+MESSAGE = "xyzzy"  # stands for the text of a prompt in a chat template
 
 
 def load_tokenizer(name: str) -> Any:
@@ -56,6 +57,25 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a prompt with the tokenizer's special tokens: a start token (Llama), or an end token (T5)."""
     return tokenizer(text).input_ids
+
+
+def prompt_frame(tokenizer: Any, chat_template: bool | None) -> tuple[list[int], list[int]]:
+    """Return the tokens before and after the text of a prompt: of the model's chat template, or its special tokens.
+
+    ``chat_template=None``: the template where the tokenizer has one. Raises UserError if it is asked for and there is none.
+    """
+    if chat_template and not tokenizer.chat_template:
+        raise UserError("answering.chat_template=true: the model's tokenizer has none, set it to null or false")
+    if tokenizer.chat_template and chat_template is not False:
+        messages = [{"role": "user", "content": MESSAGE}]
+        whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        parts = whole.split(MESSAGE)
+        if len(parts) != 2:
+            raise UserError("the model's chat template does not show a message as it is: set answering.chat_template=false")
+        return encode_text(tokenizer, parts[0]), encode_text(tokenizer, parts[1])
+    whole, text = encode_prompt(tokenizer, MESSAGE), encode_text(tokenizer, MESSAGE)
+    start = next(place for place in range(len(whole)) if whole[place : place + len(text)] == text)
+    return whole[:start], whole[start + len(text) :]
 
 
 class PieceTokenizer:

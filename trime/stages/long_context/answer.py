@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from trime.data.questions.base import Example, Questions, contains_answer, exact_match, prompt
+from trime.data.questions.base import Example, Questions, contains_answer, exact_match
 from trime.errors import UserError
 from trime.io import append_json_lines, plain, read_json_lines
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
+from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.pretrained import build_answerer, model_fingerprint
 from trime.pipeline.processes import DEVICE
+from trime.stages.long_context.prompts import Prompt, PromptMaker
+from trime.stages.long_context.train_small import batched
+
+Asked = tuple[Example, Prompt]
 
 READING = (
     "memory_size",
@@ -41,7 +47,7 @@ class Answer(Artefact):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
     kind, depends_on = "answer", ("questions", "eviction", "answering")
-    format = 2  # answers.jsonl says of each answer whether it contains an accepted one, and how deep that stands
+    format = 3  # answers.jsonl says how many tokens were read for each answer
     summary_file = "answer.json"
     unhashed = ("answering.batch_size", "model", *DEVICE)
 
@@ -66,15 +72,15 @@ class Answer(Artefact):
         questions, examples = self.examples()
         tokenizer, answerer = self.model()
         file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch_size
-        done = read_json_lines(file)
+        done, make_prompt = read_json_lines(file), self.prompts(tokenizer)
+        asked = ((example, make_prompt(example)) for example in examples[len(done) :])
         with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
-            for start in range(len(done), len(examples), size):
-                rows = examples[start : start + size]
-                answers = self.answer(rows, tokenizer, answerer)
+            for groups in batched(by_text(asked), size):
+                answers = self.answer(groups, tokenizer, answerer)
                 append_json_lines(file, answers)
                 done += answers
-                bar.update(len(rows))
-        tokens = sum(line["tokens"] for line in done)
+                bar.update(len(answers))
+        tokens = sum(line["read"] for line in done)
         content = {
             "exact_match": sum(line["right"] for line in done) / len(done),
             "contained": sum(line["contained"] for line in done) / len(done),
@@ -100,19 +106,51 @@ class Answer(Artefact):
         name = str(self.small_model.path()) if self.small_model else self.config.model.name
         return load_tokenizer(name), build_answerer(self.config, load_pretrained(name, self.config.model.dtype))
 
-    def prompt_tokens(self, row: Example, tokenizer: Any) -> list[int]:
-        """Return an example's prompt, or as much of its end as is read."""
+    def prompts(self, tokenizer: Any) -> PromptMaker:
+        """Return what makes the prompts of questions."""
         settings = self.config.answering
-        return encode_prompt(tokenizer, prompt(row, settings.question_first))[-(settings.max_prompt_tokens or 0) :]
+        return PromptMaker(tokenizer, settings, solved_examples(self.config.questions, settings.examples))
 
-    def answer(self, rows: list[Example], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
-        """Return the answers to a batch of examples, with whether they are right."""
-        settings = self.config.answering
-        prompts = [self.prompt_tokens(row, tokenizer) for row in rows]
-        generated = greedy(answerer.read(prompts), tokenizer.eos_token_id, settings.max_new_tokens)
-        texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in generated]
-        return [
-            {"name": row.name, "answer": text, "right": exact_match(text, row), "contained": contains_answer(text, row)}
-            | {"depth": row.depth, "tokens": len(tokens)}
-            for row, text, tokens in zip(rows, texts, prompts, strict=True)
-        ]
+    def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
+        """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
+        reading = answerer.start([group[0][1].shared for group in groups])
+        lines: list[list[dict[str, Any]]] = [[] for _ in groups]
+        for number in range(max(map(len, groups))):
+            rows = [group[min(number, len(group) - 1)] for group in groups]
+            session = reading.ask([made.rest for _, made in rows])
+            for place, tokens in enumerate(greedy(session, tokenizer.eos_token_id, self.config.answering.max_new_tokens)):
+                if number < len(groups[place]):
+                    example, made = rows[place]
+                    text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
+                    lines[place].append(answer_line(example, text, made, first=number == 0))
+        return [line for group in lines for line in group]
+
+
+def by_text(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
+    """Yield groups of consecutive questions whose prompts share their text; a prompt that shares nothing is alone."""
+    numbered = ((made.shared or [-1, number], (example, made)) for number, (example, made) in enumerate(asked))
+    for _, group in groupby(numbered, key=lambda one: one[0]):
+        yield [pair for _, pair in group]
+
+
+def answer_line(example: Example, text: str, made: Prompt, first: bool) -> dict[str, Any]:
+    """Return a line of ``answers.jsonl``: the answer, and how many tokens its prompt has and were read for it."""
+    return {
+        "name": example.name,
+        "answer": text,
+        "right": exact_match(text, example),
+        "contained": contains_answer(text, example),
+        "depth": example.depth,
+        "tokens": len(made.tokens),
+        "read": len(made.tokens) if first else len(made.rest),
+    }
+
+
+def solved_examples(questions: DictConfig, count: int) -> list[Example]:
+    """Return questions of train whose contexts are their facts alone; UserError if the set has no such contexts."""
+    if not count:
+        return []
+    if "words" not in questions:
+        raise UserError("answering.examples: these questions have no context of facts alone, set it to 0")
+    short = instantiate(OmegaConf.merge(questions, {"words": 0, "least": None, "count": count}), _convert_="all")
+    return [*islice(short.examples("train"), count)]

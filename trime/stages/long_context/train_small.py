@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain, count, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -28,12 +28,13 @@ from trime.pipeline.training import added_to_training, build_trainer, quiet, run
 from trime.tasks.answering import AnsweringModule, QuestionBatch
 from trime.types import Tensor
 
+Item = TypeVar("Item")
 log = logging.getLogger(__name__)
 
 SORTED_BATCHES = 16  # number of batches within which examples are sorted by length
 LEARNED = (  # settings of the model and of how it learns; small.updates is what experiments set train.updates to
     *("small.model", "small.questions", "small.vocabulary", "small.batch", "small.facts_only_share"),
-    *("small.prompt_loss_weight", "small.question_first", "small.spread", "optimizer", "schedule"),
+    *("small.prompt_loss_weight", "small.order", "small.spread", "optimizer", "schedule"),
 )
 
 
@@ -128,7 +129,7 @@ class ExampleLoader:
     def collate(self, rows: list[Example], draw: random.Random) -> QuestionBatch:
         """Return a batch: tokens of prompts, and of answers with the end of text; UserError if a prompt is too long."""
         tokenizer, settings = self.tokenizer, self.settings
-        prompts = [encode_prompt(tokenizer, prompt(row, settings.question_first)) for row in rows]
+        prompts = [encode_prompt(tokenizer, prompt(row, settings.order)) for row in rows]
         answers = [[*encode_text(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
         longest = max(map(len, prompts)) + (max(map(len, answers)) if settings.spread else 0)
         limit = settings.model.longest
@@ -147,7 +148,7 @@ class ExampleLoader:
         self.step = state["step"]
 
 
-def batched(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
+def batched(examples: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """Yield lists of ``size`` examples, the last of which may be shorter (itertools.batched of Python 3.12)."""
     iterator = iter(examples)
     while group := list(islice(iterator, size)):
