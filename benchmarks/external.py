@@ -24,8 +24,8 @@ from trime.memory.retrieval.factories import cell_count, complete_factory
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
 from trime.metrics import perplexity
 from trime.pipeline.compose import compose_config
-from trime.pipeline.mixture_specs import rows_of
 from trime.pipeline.processes import device_of
+from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.datastore import BuildIndex, uses_external

@@ -23,12 +23,12 @@ from trime.models.backbones.memorizing.transformer import AttentionConfig, memor
 from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.heads import Softmax
-from trime.models.layers.sliding import Window
+from trime.models.layers.sliding import SlidingWindow
 from trime.models.layers.topk_attention import Table, TopK, all_keys, exact_top, search
 from trime.models.network import Network
 
 WIDTH, DEPTH, HEADS, SEGMENT, BATCH, WORDS, TOP_K = 256, 6, 4, 512, 2, 256, 32
-EXACT, SCOUTS = 4096, 32  # largest memory with exact search, and candidates of a head beyond; queries that select them
+EXACT, OBSERVED = 4096, 32  # largest memory with exact search, and candidates of a head beyond; queries that select them
 TRAINED, ASKED = 100, 8  # training steps, and segments over which recall is measured
 BOUNDS = {"evaluation": 1.5, "training": 1.2}  # of a step with the smallest memory over one without
 LARGER = 1.5  # bound of a step with a larger memory over one with the smallest
@@ -47,12 +47,18 @@ def build_model(kind: Kind) -> Network:
     torch.manual_seed(0)
     table = PlainInput(WORDS, WIDTH)
     memory = partial(
-        KeyValueMemory, size=kind.size, policy=FIFO(), top_k=TOP_K, search=kind.search, candidates=EXACT, scouts=SCOUTS
+        KeyValueMemory,
+        size=kind.size,
+        policy=FIFO(),
+        top_k=TOP_K,
+        search=kind.search,
+        candidates=EXACT,
+        observation_queries=OBSERVED,
     )
     layers: list[int] | None = None if kind.size else []
     attention = AttentionConfig(normalize=True)
     backbone = memorizing_transformer(
-        table, DEPTH, HEADS, 4 * WIDTH, SEGMENT, memory, Window(SEGMENT), attention, memory_layers=layers
+        table, DEPTH, HEADS, 4 * WIDTH, SEGMENT, memory, SlidingWindow(SEGMENT), attention, memory_layers=layers
     )
     return Network(backbone, Softmax(table, tied=True))
 

@@ -17,8 +17,8 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.pipeline.compose import compose_config
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan

@@ -29,7 +29,7 @@ BELOW = {
     "data.batching": "errors data.segments",
     "data.datasets": "errors types io data.segments data.tokenizers",
     "data.parallel": "errors types io data.datasets data.tokenizers data.corpus data.module data.segments",
-    "data.questions": "errors types data.datasets data.tokenizers",
+    "data.questions": "errors types choices data.datasets data.tokenizers",
     "memory": "errors types choices kernels eviction",
     "memory.objective": "errors types kernels memory.similarity memory.visibility",
     "memory.retrieval": "errors types io kernels memory.similarity memory.objective.entries_cpu",
@@ -44,10 +44,11 @@ BELOW = {
     "stages": "errors config types io metrics data eviction memory models mixtures optim evaluation tasks pipeline",
     "plan": "errors types io data memory pipeline stages",
     "report": "errors types io metrics",
-    "report.figures": "io metrics report.tables report.groups report.texts report.differences",
+    "report.figures": "io metrics report.tables report.groups report.texts report.bootstrap",
     "inspection": "errors config types io metrics data evaluation memory models pipeline stages plan report",
-    "harness": "errors inspection",
-    "run": "errors config types io metrics kernels data evaluation models pipeline stages plan report inspection",
+    "bundle": "errors config types io data evaluation pipeline stages plan report inspection",
+    "harness": "errors bundle",
+    "run": "errors config types io metrics kernels data evaluation models pipeline stages plan report inspection bundle",
 }
 ONLY_IN = {
     "faiss": {

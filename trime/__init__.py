@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trime.bundle.loaded_model import load
     from trime.data.neighbours import Fast as BM25Neighbours
     from trime.evaluation.memory_mixture import MemoryMixture, window_of
     from trime.eviction.fifo import FIFO
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from trime.eviction.lru import LRU
     from trime.eviction.score_transform import Clipped, Raw, Softmax
     from trime.eviction.sink import Sink
-    from trime.inspection.loaded import load
     from trime.memory.base import Memory, Window
     from trime.memory.external import ExternalMemory
     from trime.memory.local import LocalMemory
@@ -106,7 +106,7 @@ DEFINED_IN = {
     "Window": "trime.memory.base",
     "interpolate": "trime.mixtures.interpolate",
     "joint": "trime.mixtures.joint",
-    "load": "trime.inspection.loaded",
+    "load": "trime.bundle.loaded_model",
     "trime_loss": "trime.tasks.trime_loss",
     "window_of": "trime.evaluation.memory_mixture",
 }

@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from trime.bundle.loaded_model import load
 from trime.errors import UserError, install_command
-from trime.inspection.loaded import load
 
 try:
     from lm_eval.__main__ import cli_evaluate

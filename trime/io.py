@@ -50,11 +50,21 @@ def checksum_of(content: Any) -> str:
 
 
 def check_room(folder: Path, needed: float, what: str, remedy: str = "set paths.outputs") -> None:
-    """Raise UserError if the disk of a folder has less room than the bytes that ``what`` needs, with what one can set."""
+    """Raise UserError if the disk of ``folder`` has fewer free bytes than ``what`` needs; the message ends with ``remedy``."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         left = f"{folder.parent} has {free / 2**20:,.0f} MiB left"
         raise UserError(f"{left}, but {what} need up to {needed / 2**20:,.0f} MiB: free space, or {remedy}")
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files below a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def megabytes(size: int) -> str:
+    """Return a number of bytes in megabytes."""
+    return f"{size / 1e6:,.1f}"
 
 
 @contextmanager

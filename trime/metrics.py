@@ -38,7 +38,7 @@ ARRAY_MEASURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"perplexity": p
 
 
 def share_interval(share: float, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of ``count`` independent cases, such as rightly answered questions."""
+    """Return Wilson's 95 % interval of a share of ``count`` independent cases, such as correctly answered questions."""
     z = 1.96
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.numbers.expression import NoValueError, evaluate
 from benchmarks.numbers.printed import is_rounded, rounded
-from trime.report.differences import Difference
+from trime.report.bootstrap import Difference
 
 
 def compare(printed: tuple[str, ...], expression: str, names: dict[str, Any]) -> Iterator[str]:

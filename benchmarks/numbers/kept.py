@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from trime.report import differences
-from trime.report.compare import PublishedResults, order_table
-from trime.report.differences import Difference
+from trime.report import bootstrap
+from trime.report.bootstrap import Difference
+from trime.report.comparison_table import PublishedResults, order_table
 from trime.report.groups import Group, fitted_part, group_runs, has_paper_and_fitted_rows, paper_part, split_by_mixture
 
 VERDICTS = ("agrees", "no difference shown", "disagrees")
@@ -37,7 +37,7 @@ class SourceFiles:
 
     def _difference(self, one: tuple[Path, ...], other: tuple[Path, ...], kind: str, mixtures: tuple[str, str]) -> Difference:
         """Compare two groups of runs by perplexity (or bits), or by BLEU; LookupError without statistics of BLEU."""
-        compare = differences.bleu_difference if kind == "BLEU" else differences.difference
+        compare = bootstrap.bleu_difference if kind == "BLEU" else bootstrap.difference
         pairs = zip((one, other), mixtures, strict=True)
         result = compare(*(Group([self.run(path, mixture) for path in paths]) for paths, mixture in pairs))
         if result is None:

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.numbers.given import GivenValues
 from benchmarks.numbers.kept import SourceFiles
 from trime.metrics import perplexity
-from trime.report.differences import Difference
+from trime.report.bootstrap import Difference
 from trime.report.frontier import External, frontier_points
 from trime.report.memories import memory_contribution
 from trime.report.tables import metric_value

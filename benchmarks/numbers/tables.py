@@ -10,7 +10,7 @@ from benchmarks.numbers.compare import differing, flat
 from benchmarks.numbers.expression import NoValueError, evaluate
 from benchmarks.numbers.markdown import UNMEASURED, Block, Cell
 from benchmarks.numbers.printed import numbers
-from trime.report.differences import Difference
+from trime.report.bootstrap import Difference
 
 NOT_SHOWN = re.compile(r"no\s+difference\s+shown")
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -109,3 +110,13 @@ def test_help_lists_the_rows_of_a_table() -> None:
     assert "{" not in "".join(row.help_text() for row in reproduced_rows().values())
     assert "  experiment/reproduce/table3: cache_long, trime, " in help_text(ROOT / "conf")
     assert "  reproduce: " not in help_text(ROOT / "conf")
+
+
+@pytest.mark.parametrize("name", ["models", *(f"table{number}" for number in (5, 7, 11, 12, 15))])
+def test_figures_beside_a_table_are_those_that_its_rows_reproduce(name: str) -> None:
+    """Each number of conf/published stands in conf/reproduce too, as the published result of a row."""
+    content = yaml.safe_load((ROOT / "conf/published" / f"{name}.yaml").read_text())
+    shown = {number for rows in content.values() for numbers in rows.values() for number in numbers}
+    cells = [cell for row in reproduced_rows().values() for cell in row.expected.values()]
+    expected = {cell["value"] if isinstance(cell, dict) else cell for cell in cells}
+    assert shown and not shown - expected

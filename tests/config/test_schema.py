@@ -94,7 +94,7 @@ def test_help_of_what_is_no_section(topic: str, said: str) -> None:
 def test_rules_of_groups_are_of_settings_that_exist() -> None:
     known = [
         plain(compose_config(*words))
-        for words in ((), ("experiment=trime_ext",), ("experiment=trime_mt",), ("dataset=folder",))
+        for words in ((), ("experiment=trime_ext",), ("experiment=trime_mt",), ("dataset=folder",), ("questions=passkey",))
     ]
     known += [plain(compose_config("model=pretrained", "+model.lora={rank: 1, alpha: 1, dropout: 0.0}", "model.name=x"))]
     for key in PARTS | PRETRAINED:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from trime.data.analyzers import STOP_WORDS, TermTable, english
 from trime.errors import UserError
 from trime.plan.language_model import Plan
-from trime.run.checks import check
+from trime.run.preflight import check
 
 STEMS = {  # examples from Porter (1980), at least one of each step
     "caresses": "caress",

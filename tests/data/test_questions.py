@@ -107,7 +107,7 @@ def test_the_built_in_questions_contain_their_answer() -> None:
             person = example.question.removeprefix("Where is ").removesuffix("?")
             moves = re.findall(rf"{person} (?:walked|ran|went back|hurried) to the (\w+)\.", example.context)
             assert moves[-1] == example.answers[0] and (words or len(example.context.split()) < 60)
-    assert {len(e.context.split()) > 200 for e in Rooms(words=300, least=0, count=40).examples("train")} == {True, False}
+    assert {len(e.context.split()) > 200 for e in Rooms(words=300, min_words=0, count=40).examples("train")} == {True, False}
     assert list(Rooms(words=0, count=9).examples("train")) != list(Rooms(words=0, count=9).examples("train", draw=1))
 
 

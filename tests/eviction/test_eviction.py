@@ -113,7 +113,7 @@ def test_a_fixed_number_counts_as_used_only_where_nothing_is_retrieved(retrieved
     for name in ("lru", "lfu"):
         policy = policy_of(name)
         assert isinstance(policy, LRU | LFU)
-        mask = retrieved_entries(AttentionBlock(score, torch.tensor([[60]]), hits), policy.top_k, policy.of_all)
+        mask = retrieved_entries(AttentionBlock(score, torch.tensor([[60]]), hits), policy.top_k, policy.fallback_top_k)
         assert int(mask.sum()) == count and (hits is None or torch.equal(mask, hits))
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tests.golden.checkpoints import network
 from tests.golden.published import PAD, ROOT, arrays, index
-from trime.evaluation.rows import Interpolation, MixtureSpec
+from trime.evaluation.mixture_spec import Interpolation, MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.eviction.fifo import FIFO
 from trime.memory.base import Memory, Window

@@ -21,7 +21,7 @@ from tests.golden.published import PAD, adaptive_head, arrays, index, names_in, 
 from trime.memory.distributed import gather_contexts
 from trime.memory.in_batch import InBatch
 from trime.models.network import Network
-from trime.tasks.language_model import LanguageModel, Training
+from trime.tasks.language_model import LanguageModel, UpdateSettings
 from trime.types import Batch, Encoding, positions_of
 
 INDEX = index("losses/index.json")
@@ -45,7 +45,9 @@ def task(case: dict, vectors: dict, published: bool) -> LanguageModel:
     head = adaptive_head(INDEX[case["softmax"]], arrays(f"losses/{case['softmax']}.npz"), published)
     backbone = FixedBackbone(*(torch.as_tensor(vectors[name]).double() for name in "fg"))
     memory = InBatch(CRITERIA[case["criterion"]](), case["cross_sent_ratio"] or 0.0, own_gradient_only=published)
-    return LanguageModel(Network(backbone, head), memory, Training(padding_is_memory=published), torch.optim.SGD, lambda _: 0.0)
+    return LanguageModel(
+        Network(backbone, head), memory, UpdateSettings(padding_is_memory=published), torch.optim.SGD, lambda _: 0.0
+    )
 
 
 def batch_of(vectors: dict, first: int = 0, document: int = 0) -> Batch:

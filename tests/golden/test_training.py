@@ -32,7 +32,7 @@ from trime.memory.in_batch import InBatch
 from trime.optim.adam import Adam
 from trime.optim.nag import NAG
 from trime.pipeline.training import quiet
-from trime.tasks.language_model import LanguageModel, Training
+from trime.tasks.language_model import LanguageModel, UpdateSettings
 
 FILES = {model: f"model/{model}/train_trajectory.json" for model in models()}
 RUNS = {model: index(file) for model, file in FILES.items() if (ROOT / file).is_file()}
@@ -82,7 +82,7 @@ def task(name: str) -> LanguageModel:
     run, words = RUNS[name], RUNS[name]["argv"]
     joint = run["criterion"] in CRITERIA
     memory = InBatch(CRITERIA[run["criterion"]](), run["cross_sent_ratio"] or 0.0) if joint else None
-    training = Training(seed=1, padding_is_memory=True)
+    training = UpdateSettings(seed=1, padding_is_memory=True)
     net = network(name, "checkpoint_init", published=joint)
     return LanguageModel(net.train(), memory, training, optimizer_of(words), schedule(words))
 

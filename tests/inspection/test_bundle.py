@@ -19,9 +19,9 @@ from omegaconf import DictConfig
 import trime
 from tests.conftest import ROOT
 from tests.helpers.pretrained import save_model
+from trime.bundle.export import BUNDLE, disclosed_memories
+from trime.bundle.loaded_model import LoadedModel
 from trime.errors import UserError
-from trime.inspection.bundle import BUNDLE, disclosed_memories
-from trime.inspection.loaded import LoadedModel
 from trime.io import checksum_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.evaluation.attribution import Entries, grid_attribution
 from trime.evaluation.generation import TokenSampler
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.inspection.generate import extend_shown
 from trime.inspection.writers import LongWriter, Writer, open_writer, tuned_last_row
 from trime.models.pretrained.answering import greedy
@@ -155,7 +155,7 @@ def test_parts_follow_the_equations() -> None:
 
 
 def layer(name: str) -> object:
-    from trime.evaluation.rows import Interpolation
+    from trime.evaluation.mixture_spec import Interpolation
 
     return Interpolation((name,), (1.0,), (0.5,))
 

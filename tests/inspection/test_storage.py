@@ -12,9 +12,9 @@ from filelock import FileLock
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.inspection.storage import artefact_folders
 from trime.report.results import read_run, write_results
 from trime.run.runner import run
+from trime.run.storage import artefact_folders
 
 Tiny = Callable[..., DictConfig]
 

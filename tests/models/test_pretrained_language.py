@@ -182,7 +182,7 @@ def test_experiments_continue_a_pretrained_model(
 
 def test_a_small_model_is_made_here(tiny: Tiny, tmp_path: Path) -> None:
     """Its tokenizer keeps every byte, and it is trained like any other."""
-    options = [f"paths.outputs={tmp_path}", "small.model.width=16", "small.model.longest=128", "small.vocabulary=400"]
+    options = [f"paths.outputs={tmp_path}", "small.model.width=16", "small.model.max_positions=128", "small.vocabulary=400"]
     config = tiny("stages=[init_small]", *options)
     run(config)
     (made,) = Plan(config).made_by("init_small")

@@ -19,7 +19,7 @@ from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.heads import Softmax
 from trime.models.network import Network, build_network
-from trime.tasks.language_model import LanguageModel, Training
+from trime.tasks.language_model import LanguageModel, UpdateSettings
 from trime.types import Batch, TokenPosition, contexts_of
 
 WORDS = 40
@@ -175,7 +175,7 @@ def test_the_previous_segment_is_memory_without_gradient() -> None:
     """Eq. 5 over the segment and the one before, whose representations are constants (TRIME Appendix E)."""
     backbone = model()
     network = Network(backbone, Softmax(backbone.embedding)).double()
-    module = LanguageModel(network, InBatch(Previous(), stale=1), Training(), torch.optim.SGD, lambda update: 1.0)
+    module = LanguageModel(network, InBatch(Previous(), stale=1), UpdateSettings(), torch.optim.SGD, lambda update: 1.0)
     seen = []
     for number in range(3):
         batch = segment_of(number)
@@ -195,7 +195,7 @@ def test_the_previous_segment_is_memory_without_gradient() -> None:
 def test_validation_leaves_the_carried_contexts_alone() -> None:
     backbone = model()
     network = Network(backbone, Softmax(backbone.embedding)).double()
-    module = LanguageModel(network, InBatch(Previous(), stale=1), Training(), torch.optim.SGD, lambda update: 1.0)
+    module = LanguageModel(network, InBatch(Previous(), stale=1), UpdateSettings(), torch.optim.SGD, lambda update: 1.0)
     module.losses(segment_of(0), 1.0, False)
     before = module.stale.batches[0].g
     module.on_validation_epoch_start()

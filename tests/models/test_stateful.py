@@ -173,7 +173,8 @@ def test_gradients_are_those_of_plain_indexing() -> None:
 
 PER_HEAD = ["model.backbone.memory.top_k=4", "model.backbone.memory.per_head=true"]
 FAISS = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=faiss", "candidates=16")]
-APPROXIMATE = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=approximate", "candidates=16", "scouts=4")]
+CHOSEN = ("top_k=4", "search=approximate", "candidates=16", "observation_queries=4")
+APPROXIMATE = [f"model.backbone.memory.{setting}" for setting in CHOSEN]
 CONTENT_GATE = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=content"]
 
 
@@ -221,7 +222,12 @@ def test_a_state_may_be_read_again(policy: EvictionPolicy) -> None:
 def test_approximate_search_is_exact_where_all_are_candidates(heads: dict[str, bool]) -> None:
     tokens, outputs = text(2, 96), []
     approximate: dict[str, Any] = {"search": "approximate", "candidates": 63}
-    for more in ({}, approximate, approximate | {"candidates": 20, "scouts": 3}, {"search": "faiss", "candidates": 64}):
+    for more in (
+        {},
+        approximate,
+        approximate | {"candidates": 20, "observation_queries": 3},
+        {"search": "faiss", "candidates": 64},
+    ):
         torch.manual_seed(0)
         memory = partial(KeyValueMemory, size=64, policy=FIFO(), top_k=4, **heads, **more)
         backbone = (
@@ -261,8 +267,8 @@ def test_cells_follow_a_table_that_is_written_to() -> None:
     assert recalls[0] == 1 and 0.3 < torch.stack(recalls[10:]).mean() < 1  # a table with few entries is searched exactly
 
 
-def test_candidates_are_those_of_the_scouts() -> None:
-    """Where the scouts are the queries themselves, no query's best entry is missed."""
+def test_candidates_are_those_of_the_observation_queries() -> None:
+    """Where the observation queries are the queries themselves, no query's best entry is missed."""
     torch.manual_seed(4)
     query = torch.randn(2, 3, 5, 8)
     table = Table(*torch.randn(2, 2, 200, 3, 8).unbind(0), torch.rand(2, 200) < 0.9)

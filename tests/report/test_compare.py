@@ -12,11 +12,11 @@ import torch
 from tests.helpers.results import made
 from trime.evaluation.loss_sums import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums
 from trime.memory.base import Window
+from trime.report.bootstrap import difference
 from trime.report.command_lines import without_paths
-from trime.report.compare import compare_table, order_table
-from trime.report.differences import difference
+from trime.report.comparison_table import compare_table, order_table
 from trime.report.figures.canvas import save_panels
-from trime.report.figures.several import policies_panels
+from trime.report.figures.comparison import policies_panels
 from trime.report.groups import Group, baseline_of, group_labels, group_runs, rank_groups
 from trime.report.tables import EDGE, run_table
 from trime.stages.tune import at_grid_edge

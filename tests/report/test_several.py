@@ -10,9 +10,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.helpers.results import made
-from trime.report.comparison import compare_runs, joined_table
 from trime.report.folder import report_folder, writing_report
-from trime.report.several import keep_results, report_several
+from trime.report.report_runs import keep_results, report_several
+from trime.report.text_comparison import compare_runs, joined_table
 from trime.report.texts import evaluated_text, group_by_text, smoke_test_note, text_facts
 
 PUBLISHED = {"a paper": {"a": [50.0], "b": [40.0]}}

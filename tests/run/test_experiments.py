@@ -23,7 +23,7 @@ from trime.data.parallel.base import Parallel
 from trime.errors import UserError
 from trime.memory.retrieval import factories
 from trime.models.network import build_network
-from trime.pipeline.mixture_specs import rows_of
+from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages import encode

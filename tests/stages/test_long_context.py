@@ -18,7 +18,7 @@ from tests.helpers.questions import BABI
 from trime.choices import ORDERS
 from trime.data.questions.base import Example, prompt
 from trime.errors import UserError
-from trime.inspection.readings import Readings, answer_places
+from trime.inspection.answer_samples import AnswerSamples, answer_places
 from trime.io import read_json_lines
 from trime.metrics import share_interval
 from trime.models.pretrained.answering import greedy
@@ -123,7 +123,7 @@ def test_spread_prompts_are_learned_at_their_positions(
         return decoder_loss(task, batch)
 
     monkeypatch.setattr(AnsweringModule, "decoder_loss", record_batch)
-    run(tiny("experiment=attendre_decoder", *settings, "small.spread=true", "small.model.longest=5000"))
+    run(tiny("experiment=attendre_decoder", *settings, "small.spread=true", "small.model.max_positions=5000"))
     assert len(seen) == 4 and 500 < max(int(part.max()) for part in seen) < 5000
 
 
@@ -231,7 +231,7 @@ def test_solved_questions_are_facts_alone_of_train(questions: str, tiny: Tiny, s
         (["model.position=far"], "position=far"),
         (["model.name=/nowhere"], "model.name=/nowhere"),
         (["small.model.kind=both"], "kind=both"),
-        (["small.questions.words=900"], "small.model.longest"),
+        (["small.questions.words=900"], "small.model.max_positions"),
         (["small.spread=true", "small.model.kind=encdec"], "small.spread"),
         (["answering.split=dev"], "answering.split=dev"),
     ],
@@ -252,15 +252,15 @@ def test_a_page_shows_what_was_kept(
     (folder,) = Path(config.paths.outputs).glob("runs/attendre_decoder/*")
     page = (folder / "page.html").read_text()
     assert {"kept.png", "kept.svg", "table.csv"} <= {file.name for file in folder.iterdir()}
-    readings = Readings(plan).summary()
+    samples = AnswerSamples(plan).summary()
     answers = [json.loads(line) for line in (plan.answer.path() / "answers.jsonl").read_text().splitlines()]
-    assert {reading["right"] for reading in readings} == {answer["right"] for answer in answers}
-    for reading in readings:
-        assert html.escape(reading["question"]) in page and 90 < len(reading["kept"]) < 200
-        held = [place for place, share in enumerate(reading["kept"]) if share]
-        assert len(held) == 24 and {reading["kept"][place] for place in held} == {1.0}
-        assert held[-1] == len(reading["kept"]) - 1 and (held[0] == 0) == ("first" in kept)
-        assert reading["answer_at"] and any(answer in reading["excerpt"] for answer in reading["answers"])
+    assert {sample["right"] for sample in samples} == {answer["right"] for answer in answers}
+    for sample in samples:
+        assert html.escape(sample["question"]) in page and 90 < len(sample["kept"]) < 200
+        held = [place for place, share in enumerate(sample["kept"]) if share]
+        assert len(held) == 24 and {sample["kept"][place] for place in held} == {1.0}
+        assert held[-1] == len(sample["kept"]) - 1 and (held[0] == 0) == ("first" in kept)
+        assert sample["answer_at"] and any(answer in sample["excerpt"] for answer in sample["answers"])
     (answer,) = {round(100 * sum(answer["right"] for answer in answers) / len(answers), 2)}
     assert f"{answer:.2f}" in page and "95 % interval" in page
 

@@ -16,8 +16,8 @@ from trime.plan.language_model import Plan
 from trime.report.figures.weights import weights_panel
 from trime.report.frontier import Point, advice, frontier_points, group_by_model, pareto_front
 from trime.report.memories import memories_table, memory_contribution
+from trime.report.report_runs import report_several
 from trime.report.results import find_runs, read_run, write_results
-from trime.report.several import report_several
 from trime.run.runner import report_sweep, run
 from trime.stages.analysis.subsets import select_memories, subsets
 from trime.stages.analysis.weights import Bins, Weights

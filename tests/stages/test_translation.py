@@ -22,11 +22,13 @@ from tests.helpers.experiments import TRANSLATE
 from trime.data.batching.budget import Budget, fill_batches
 from trime.data.batching.published import Published
 from trime.data.datasets.download import checksum
-from trime.data.parallel.base import Lines, Pair
+from trime.data.parallel.base import Pair
+from trime.data.parallel.folder import ParallelFolder
 from trime.data.parallel.iwslt14 import IWSLT14, TESTS
 from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases
-from trime.data.parallel.side import JointBPE, PresegmentedText, sentences
+from trime.data.parallel.side import sentences
+from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.segments import cut
 from trime.errors import UserError
 from trime.evaluation.beam import Beam
@@ -37,7 +39,7 @@ from trime.models.layers.embeddings import PlainInput
 from trime.models.network import Network
 from trime.pipeline.model_io import open_network
 from trime.plan.translation import TranslationPlan
-from trime.report.differences import bleu_difference, corpus_bleu
+from trime.report.bootstrap import bleu_difference, corpus_bleu
 from trime.report.groups import Group
 from trime.report.tables import EDGE
 from trime.run.runner import run
@@ -488,7 +490,7 @@ def test_mistakes(options: list[str], message: str, tiny: Tiny) -> None:
 
 
 def test_long_and_lopsided_pairs_are_left_out() -> None:
-    text = Lines(None, "de", "en", longest=4, ratio=1.5)
+    text = ParallelFolder(None, "de", "en", max_words=4, ratio=1.5)
     assert (
         text.fits(Pair("a b c d", "a b c"))
         and not text.fits(Pair("a b c d e", "a b c d"))
@@ -501,7 +503,7 @@ def test_lines_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.de").write_text("eins\n\ndrei\n")
         (tmp_path / f"{split}.en").write_text("one\ntwo\nthree\n")
-    text = Lines(str(tmp_path), "de", "en")
+    text = ParallelFolder(str(tmp_path), "de", "en")
     assert [*text.pairs("train")] == [Pair("eins", "one"), Pair("drei", "three")]
     with pytest.raises(UserError, match=r"line 2 of .*test\.de is empty"):
         [*text.pairs("test")]

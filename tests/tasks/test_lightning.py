@@ -22,7 +22,7 @@ from trime.data.tokenizers import Whitespace
 from trime.errors import UserError
 from trime.pipeline.config_hash import config_hash
 from trime.plan.language_model import Plan
-from trime.run.checks import check
+from trime.run.preflight import check
 from trime.tasks.optimization import check_scheduler_state
 
 Tiny = Callable[..., DictConfig]

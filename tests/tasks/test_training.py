@@ -29,7 +29,7 @@ from trime.models.network import Network, shard_weights
 from trime.pipeline.processes import free_port
 from trime.plan.language_model import Plan
 from trime.tasks import language_model
-from trime.tasks.language_model import LanguageModel, Training
+from trime.tasks.language_model import LanguageModel, UpdateSettings
 from trime.types import Batch
 
 Tiny = Callable[..., DictConfig]
@@ -41,7 +41,7 @@ def module(memory: InBatch | None) -> LanguageModel:
     backbone = Transformer(embedding, layers=1, heads=2, inner=16, positions=8)
     network = Network(backbone, AdaptiveSoftmax(embedding)).double()
     backbone.position = backbone.position.double()
-    return LanguageModel(network, memory, Training(), torch.optim.SGD, lambda update: 1.0)
+    return LanguageModel(network, memory, UpdateSettings(), torch.optim.SGD, lambda update: 1.0)
 
 
 def batch(seed: int, rows: int = 3, short: int = 0) -> Batch:

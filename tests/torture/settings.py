@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from tests.torture.outcome import Case, attempt
 from trime.io import plain
 from trime.pipeline.compose import compose_config
-from trime.run.checks import check
+from trime.run.preflight import check
 from trime.run.runner import requested_stages
 
 EXPERIMENTS = (

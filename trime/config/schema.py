@@ -29,9 +29,9 @@ SMALL_MODEL = {
     "width": 128,
     "layers": 4,
     "heads": 4,
-    "longest": 512,
+    "max_positions": 512,
 }
-SMALL_QUESTIONS = {"words": 128, "least": 0}
+SMALL_QUESTIONS = {"words": 128, "min_words": 0}
 
 Switch = Any  # not bool, because OmegaConf would convert `no`, 3 and the like to it
 
@@ -299,7 +299,7 @@ class Small:
         0.2, "weight of the prompts in a decoder's loss; the answers have the rest", at_least=0, at_most=1
     )
     order: str = setting("first", "where the question stands: before the context, after it, or both", choices=ORDERS)
-    spread: Switch = switch(False, "spread a decoder's positions, up to model.longest, by gaps between sentences")
+    spread: Switch = switch(False, "spread a decoder's positions, up to model.max_positions, by gaps between sentences")
 
 
 @dataclass
@@ -474,8 +474,8 @@ class Settings:
     initial_c: dict[str, float] = setting({}, "c of eviction policies whose new entries start at mean - c std")
     trained: str | None = setting(None, "set by trained_with=, for names of runs")
     tested: str | None = setting(None, "set by tested_with=, for names of runs")
-    choice: Any = setting(None, "set by ablations, for names of runs")
-    choices: Any = setting(None, "set by ablations, for names of runs")
+    choice: Any = setting(None, "set by ablations: the values that choice selects from, by name")
+    choices: Any = setting(None, "set by ablations: the values that choice selects from, by name")
 
     paths: Paths = section(Paths, "where things lie on this machine")
     artefacts: Artefacts = section(Artefacts, "outputs of stages, which later runs find again")
@@ -547,7 +547,7 @@ PARTS = {
     "replay.policies": Rule(name=True, filled=True, many=True),
     "questions.ask": Rule(choices=ASKED),
     "small.model.kind": Rule(choices=("decoder", "encdec")),
-    "small.questions.least": Rule(at_least=0, whole=True, optional=True),
+    "small.questions.min_words": Rule(at_least=0, whole=True, optional=True),
     "small.questions.words": COUNT,
     "mixture.model.hidden": COUNT,
     "mixture.model.epochs": COUNT,

@@ -54,7 +54,7 @@ class Corpus:
         """Open a split as a memory map; UserError where there is no such split or its file is truncated."""
         if name not in self.statistics["splits"]:
             splits = ", ".join(self.statistics["splits"])
-            where = f"dataset {self.statistics['name']} in {self.statistics['place']}"
+            where = f"dataset {self.statistics['name']} in {self.statistics['location']}"
             raise UserError(f"{where} has no split {name!r}, only {splits}: add its files there, or choose another split")
         path, dtype = self.folder / f"{name}.bin", np.dtype(self.statistics["dtype"])
         offsets = np.load(self.folder / f"{name}.offsets.npy")
@@ -180,7 +180,7 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
     vocabulary.save(folder / "vocabulary.json")
     content = {
         "name": dataset.name,
-        "place": str(dataset.location),
+        "location": str(dataset.location),
         "own": dataset.own,
         "characters": dataset.characters,
         "vocabulary": len(vocabulary),

@@ -50,10 +50,10 @@ class PlannedLoader:
         neighbours: Any,
         steps: int,
         special_ids: SpecialIds,
-        share: ProcessShard = SINGLE_PROCESS,
+        shard: ProcessShard = SINGLE_PROCESS,
     ):
         self.text, self.segments, self.batching, self.neighbours = text, segments, batching, neighbours
-        self.steps, self.special_ids, self.share, self.step = steps, special_ids, share, 0
+        self.steps, self.special_ids, self.shard, self.step = steps, special_ids, shard, 0
 
     def __len__(self) -> int:
         return self.steps
@@ -76,9 +76,9 @@ class PlannedLoader:
 
     def batch(self, plan: list[list[int]], number: int) -> Batch:
         """Return one batch of a plan; contiguous rows are continued within an epoch only."""
-        rows, previous = self.share.of(plan[number]), None
+        rows, previous = self.shard.of(plan[number]), None
         if self.batching.contiguous_rows:
-            previous = self.share.of(plan[number - 1] if number else [len(self.segments)] * len(plan[number]))
+            previous = self.shard.of(plan[number - 1] if number else [len(self.segments)] * len(plan[number]))
         return collate(self.text, self.segments, rows, self.special_ids, previous)
 
     def state_dict(self) -> dict[str, int]:
@@ -102,16 +102,16 @@ class WindowLoader:
         windows: Segments,
         plan: list[list[int]],
         special_ids: SpecialIds,
-        share: ProcessShard = SINGLE_PROCESS,
+        shard: ProcessShard = SINGLE_PROCESS,
     ):
-        self.text, self.windows, self.plan, self.special_ids, self.share = text, windows, plan, special_ids, share
+        self.text, self.windows, self.plan, self.special_ids, self.shard = text, windows, plan, special_ids, shard
 
     def __len__(self) -> int:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
         previous: list[int] | None = None
-        for rows in map(self.share.of, self.plan):
+        for rows in map(self.shard.of, self.plan):
             same_rows = previous if previous and len(previous) == len(rows) else None
             yield collate(self.text, self.windows, rows, self.special_ids, same_rows)
             previous = rows
@@ -142,7 +142,7 @@ class TextDataModule(pl.LightningDataModule):
     def prepare_data(self) -> None:
         """Tokenise the dataset, with a vocabulary of its training split, unless ``folder`` holds it.
 
-        UserError where the folder holds another text, or files that are no corpus.
+        UserError where the folder holds another text, or files that are not a corpus.
         """
         if self.dataset is None:
             return
@@ -151,7 +151,7 @@ class TextDataModule(pl.LightningDataModule):
                 raise UserError(f"{self.folder} holds another text than {self.dataset.name}: delete it, or name another folder")
             return
         if self.folder.is_dir() and any(self.folder.iterdir()):
-            raise UserError(f"{self.folder} holds files that are no corpus: name another folder")
+            raise UserError(f"{self.folder} holds files that are not a corpus: name another folder")
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(lock_of(self.folder), f"preparing {self.folder}"):
             if not (self.folder / "statistics.json").is_file():  # another process may have finished it
@@ -182,7 +182,7 @@ class TextDataModule(pl.LightningDataModule):
         return cut(document_offsets(self.valid, self.bounded), self.length, tokens=self.validate_tokens)
 
     @property
-    def share(self) -> ProcessShard:
+    def shard(self) -> ProcessShard:
         """The trainer's share of every batch: all of it without a trainer."""
         return ProcessShard(self.trainer.global_rank, self.trainer.world_size) if self.trainer else SINGLE_PROCESS
 
@@ -206,10 +206,10 @@ class TextDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> PlannedLoader:
         parts = (self.text, self.segments, self.batching, self.neighbours)
-        return PlannedLoader(*parts, self.steps, self.special_ids, self.share)
+        return PlannedLoader(*parts, self.steps, self.special_ids, self.shard)
 
     def val_dataloader(self) -> WindowLoader:
-        return WindowLoader(self.valid, self.windows, self.validation_plan(), self.special_ids, self.share)
+        return WindowLoader(self.valid, self.windows, self.validation_plan(), self.special_ids, self.shard)
 
     def validation_plan(self) -> list[list[int]]:
         """Return the windows of each validation batch; rows that are continued in training are continued here too."""

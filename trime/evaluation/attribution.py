@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.rows import MixtureSpec, scales
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec, scales
 from trime.memory.base import Entries
 from trime.types import Float, Int, Tensor
 

@@ -14,7 +14,7 @@ import torch
 
 from trime.types import Bool, Float, Int, Tensor
 
-Step = Callable[[Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n v"]]
+StepFunction = Callable[[Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n v"]]
 
 
 class Hypothesis(NamedTuple):
@@ -34,7 +34,7 @@ class Beam(NamedTuple):
     length_penalty: float
     min_length: int = 0
 
-    def search(self, step: Step, start: int, end: int, longest: list[int], device: torch.device) -> list[Hypothesis]:
+    def search(self, step: StepFunction, start: int, end: int, longest: list[int], device: torch.device) -> list[Hypothesis]:
         """Return the best finished hypothesis of each sentence, of ``min_length`` to ``longest`` tokens.
 
         ``step`` returns the log-probabilities of each row's next token; its arguments are the rows of the previous call

@@ -20,8 +20,8 @@ from trime.evaluation.attribution import (
     fitted_attribution,
     grid_attribution,
 )
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.rows import MixtureSpec, scales
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec, scales
 from trime.memory.base import Entries, Memory, Window
 from trime.mixtures.experts import ExpertMasses, History, stack_masses
 from trime.models.attention_trace import AttentionTrace
@@ -60,7 +60,7 @@ class WindowLengths:
     context: int
 
 
-class Step(NamedTuple):
+class AttributedToken(NamedTuple):
     """A generated token, the attribution of the distribution it was chosen from, and the entries of each memory."""
 
     token: int
@@ -192,13 +192,13 @@ class Continuation:
         features = copy.deepcopy(self.history).features(0, unknown)  # before the next token
         return fitted_attribution(row, experts, self.mixture.log_weights(experts.total[None].float(), features)[0])
 
-    def generate(self, count: int, sampler: TokenSampler, seed: int) -> Iterator[Step]:
+    def generate(self, count: int, sampler: TokenSampler, seed: int) -> Iterator[AttributedToken]:
         """Generate ``count`` tokens."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(count):
             attribution, entries = self.next()
             token = sampler(attribution.probability[: self.vocabulary], generator)
-            yield Step(token, attribution, entries, self.network.attention_trace())
+            yield AttributedToken(token, attribution, entries, self.network.attention_trace())
             self.read([token])
 
 
@@ -216,13 +216,13 @@ def encode(
     return encoding.f[0], Contexts(encoding.g[0].float(), torch.tensor(targets, device=device), positions), state
 
 
-def top_attention(step: Step, count: int) -> list[tuple[str, float, int]]:
+def top_attention(step: AttributedToken, count: int) -> list[tuple[str, float, int]]:
     """Return the most attended tokens in the form of ``top_entries``; position 0, the start symbol, is left out."""
     best = step.attention.top(count + 1) if step.attention else []
     return [("attention", share, position - 1) for share, position in best if position][:count]
 
 
-def top_entries(step: Step, count: int) -> list[tuple[str, float, int]]:
+def top_entries(step: AttributedToken, count: int) -> list[tuple[str, float, int]]:
     """Return the entries that contribute most to a step's token: memory, share of its probability, source."""
     contributions = [
         (name, float(weight[entry]), int(entries.source[entry]))

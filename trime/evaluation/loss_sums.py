@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.memory.base import Window
 from trime.metrics import perplexity
 from trime.types import Float, Tensor

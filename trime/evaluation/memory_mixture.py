@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec, MassCollector
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, MassCollector
 from trime.evaluation.scorer import Scorer
 from trime.memory.base import Memory, Window
 from trime.mixtures.adaptive import Adaptive

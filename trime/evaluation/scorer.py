@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec, FittedScorer
-from trime.evaluation.rows import GridScorer, MixtureSpec, scales
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
+from trime.evaluation.mixture_spec import GridScorer, MixtureSpec, scales
 from trime.memory.base import Memory, Window
 from trime.types import Float, Mass, Tensor
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.generation import WindowLengths, encode
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.memory.base import Memory, Window
 from trime.models.network import Network

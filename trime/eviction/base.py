@@ -31,7 +31,7 @@ class EvictionPolicy:
     """
 
     uses_attention: ClassVar[bool] = True  # False: the memory does not report attention to the policy
-    is_window: ClassVar[bool] = False  # True: always keeps the last entries, without gaps
+    keeps_newest: ClassVar[bool] = False  # True: always keeps the last entries, without gaps
 
     def __init__(self, initial: Initial, newest_first: bool = True):
         self.initial, self.newest_first = initial, newest_first
@@ -79,13 +79,13 @@ def last_position(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:
     return torch.maximum(summary.last, block.position.amax(1))
 
 
-def retrieved_entries(block: AttentionBlock, top_k: int | None, of_all: int | None) -> Bool[Tensor, "b h q m"]:
+def retrieved_entries(block: AttentionBlock, top_k: int | None, fallback_top_k: int | None) -> Bool[Tensor, "b h q m"]:
     """Return the mask of entries that each query retrieved; ``top_k`` limits it to the best of them.
 
-    A memory without a top-k of its own retrieves every visible entry; of these the ``of_all`` best count (None: all).
+    A memory without a top-k of its own retrieves every visible entry; of these the ``fallback_top_k`` best count (None: all).
     """
     hits = block.visible if block.retrieved is None else block.retrieved & block.visible
-    count = of_all if top_k is None and block.retrieved is None else top_k
+    count = fallback_top_k if top_k is None and block.retrieved is None else top_k
     return hits if count is None else hits & topk_mask(block.score, count)
 
 

@@ -10,7 +10,7 @@ class FIFO(EvictionPolicy):
     """A policy that keeps the newest entries, whatever their attention."""
 
     uses_attention = False
-    is_window = True
+    keeps_newest = True
 
     def __init__(self) -> None:
         super().__init__(OwnPosition())

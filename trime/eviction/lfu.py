@@ -14,7 +14,7 @@ UNITS = ("step", "query", "query_head")
 class LFU(EvictionPolicy):
     """Count the retrievals of each entry; ``count`` names the unit: steps, queries, or queries of each head.
 
-    ``top_k`` and ``of_all`` decide what counts as retrieved (see ``retrieved_entries``). ValueError for another unit.
+    ``top_k`` and ``fallback_top_k`` decide what counts as retrieved (see ``retrieved_entries``). ValueError for another unit.
     """
 
     def __init__(
@@ -23,15 +23,15 @@ class LFU(EvictionPolicy):
         top_k: int | None = None,
         count: str = "query",
         newest_first: bool = True,
-        of_all: int | None = None,
+        fallback_top_k: int | None = None,
     ):
         super().__init__(initial, newest_first)
         if count not in UNITS:
             raise ValueError(f"eviction.count={count}: choose one of {', '.join(UNITS)}")
-        self.top_k, self.count, self.of_all = top_k, count, of_all
+        self.top_k, self.count, self.fallback_top_k = top_k, count, fallback_top_k
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        hit = retrieved_entries(block, self.top_k, self.of_all)
+        hit = retrieved_entries(block, self.top_k, self.fallback_top_k)
         times = hit.sum((1, 2)) if self.count == "query_head" else hit.any(1).sum(1)
         return Summary(summary.value + times, summary.attended | (times > 0), last_position(summary, block))
 

@@ -10,14 +10,16 @@ from trime.types import AttentionBlock
 
 
 class LRU(EvictionPolicy):
-    """Score entries by their last retrieval; ``top_k`` and ``of_all`` decide what counts (see ``retrieved_entries``)."""
+    """Score entries by their last retrieval, as ``retrieved_entries`` decides with ``top_k`` and ``fallback_top_k``."""
 
-    def __init__(self, initial: Initial, top_k: int | None = None, newest_first: bool = True, of_all: int | None = None):
+    def __init__(
+        self, initial: Initial, top_k: int | None = None, newest_first: bool = True, fallback_top_k: int | None = None
+    ):
         super().__init__(initial, newest_first)
-        self.top_k, self.of_all = top_k, of_all
+        self.top_k, self.fallback_top_k = top_k, fallback_top_k
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        hit = retrieved_entries(block, self.top_k, self.of_all).any(1)
+        hit = retrieved_entries(block, self.top_k, self.fallback_top_k).any(1)
         position = block.position[:, :, None].double().expand(hit.shape).masked_fill(~hit, -1.0).amax(1)
         attended = summary.attended | hit.any(1)
         return Summary(torch.maximum(summary.value, position), attended, last_position(summary, block))

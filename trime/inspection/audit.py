@@ -24,7 +24,7 @@ from tqdm import tqdm
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
-from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.io import write_atomically
 from trime.memory.base import Window
 from trime.memory.external import ExternalMemory

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trime.evaluation.generation import Step
+from trime.evaluation.generation import AttributedToken
 from trime.inspection.annotated import annotate
 from trime.inspection.translation_samples import TranslationSamples
 from trime.inspection.writers import GeneratedToken, Writer, last_row_memories
@@ -66,7 +66,7 @@ class Samples(Artefact):
         continuation = writer.continuation
         for token in tokens:
             attribution, entries = continuation.next()
-            step = Step(token, attribution, entries, continuation.network.attention_trace())
+            step = AttributedToken(token, attribution, entries, continuation.network.attention_trace())
             yield writer.describe_step(step, self.config.report.samples.entries)
             continuation.read([token])
 

@@ -13,18 +13,18 @@ from omegaconf import DictConfig
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.generation import Continuation, Step, TokenSampler, WindowLengths, top_attention, top_entries
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.generation import AttributedToken, Continuation, TokenSampler, WindowLengths, top_attention, top_entries
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.text_scorer import TextScorer
 from trime.inspection.stored_text import CONTEXT, entry_sources
 from trime.io import plain
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
-from trime.pipeline.mixture_specs import rows_of
 from trime.pipeline.model_io import open_network
 from trime.pipeline.pretrained import build_answerer, is_pretrained
 from trime.pipeline.processes import device_of
+from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.stages.evaluate import policy_name
 
@@ -78,7 +78,7 @@ def describe_entry(memory: str, share: float, text: str, place: str) -> dict[str
 
 
 def describe_step(
-    step: Step, count: int, text: Callable[[list[int]], str], locate: Callable[[str, int], tuple[str, str]]
+    step: AttributedToken, count: int, text: Callable[[list[int]], str], locate: Callable[[str, int], tuple[str, str]]
 ) -> GeneratedToken:
     """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind.
 
@@ -208,7 +208,7 @@ class Writer:
             self.written.append(step.token)
             yield described
 
-    def describe_step(self, step: Step, count: int) -> GeneratedToken:
+    def describe_step(self, step: AttributedToken, count: int) -> GeneratedToken:
         """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind."""
         return describe_step(step, count, self.text, self.locate)
 

@@ -19,17 +19,23 @@ from trime.types import AttentionBlock, Contexts, Float, Int, Mass, Tensor, Toke
 
 
 class EvictingTokenMemory:
-    """A separate bounded memory for each of ``sizes``; cleared at the start of a document unless ``crossing``.
+    """A separate bounded memory for each of ``sizes``; cleared at the start of a document unless ``across_documents``.
 
-    The newest entries wait outside while a window itself contains them as context, unless ``repeats``.
+    The newest entries wait outside while a window itself contains them as context, unless ``include_window``.
     """
 
     def __init__(
-        self, sizes: list[int], policy: EvictionPolicy, crossing: bool = False, repeats: bool = False, metric: str = "ip"
+        self,
+        sizes: list[int],
+        policy: EvictionPolicy,
+        across_documents: bool = False,
+        include_window: bool = False,
+        metric: str = "ip",
     ):
-        self.sizes, self.crossing, self.repeats, self.metric = check_sizes(sizes), crossing, repeats, metric
+        self.sizes, self.metric = check_sizes(sizes), metric
+        self.across_documents, self.include_window = across_documents, include_window
         self.memories = [BoundedMemory(size, policy) for size in self.sizes]
-        self.visibility = Everything() if crossing else SameDocument()
+        self.visibility = Everything() if across_documents else SameDocument()
         self.reset()
 
     def reset(self) -> None:
@@ -72,9 +78,13 @@ class EvictingTokenMemory:
     def content_for(self, query: Contexts, overlap: int) -> Content:
         """Return the content that a query sees: nothing of another document, and the waiting entries that it may see."""
         waiting = self.content.waiting
-        if not self.crossing and waiting is not None and (waiting.positions.document[-1] != query.positions.document[0]):
+        if (
+            not self.across_documents
+            and waiting is not None
+            and (waiting.positions.document[-1] != query.positions.document[0])
+        ):
             return Content(None, None, 0)
-        ready = 0 if waiting is None else len(waiting.token) - (0 if self.repeats else overlap)
+        ready = 0 if waiting is None else len(waiting.token) - (0 if self.include_window else overlap)
         if waiting is None or ready <= 0:
             return self.content
         if self.cached is None or self.cached[0] != ready:

@@ -15,14 +15,14 @@ from trime.types import Contexts, Float, Mass, Tensor
 class FifoTokenMemory:
     """The ``max(sizes)`` contexts written last, first in, first out; all sizes are evaluated at once.
 
-    ``crossing`` shows entries of earlier documents too, as published. The ``overlap`` newest entries, which the window
-    itself contains as context, are skipped, and sizes count from there, unless ``repeats`` (as published, which counts
+    ``across_documents`` shows entries of earlier documents too, as published. The ``overlap`` newest entries, which the window
+    itself contains as context, are skipped, and sizes count from there, unless ``include_window`` (as published, which counts
     them twice).
     """
 
-    def __init__(self, sizes: list[int], crossing: bool = False, repeats: bool = False, metric: str = "ip"):
-        self.sizes, self.repeats, self.metric = check_sizes(sizes), repeats, metric
-        self.visibility = Everything() if crossing else SameDocument()
+    def __init__(self, sizes: list[int], across_documents: bool = False, include_window: bool = False, metric: str = "ip"):
+        self.sizes, self.include_window, self.metric = check_sizes(sizes), include_window, metric
+        self.visibility = Everything() if across_documents else SameDocument()
         self.contexts: Contexts | None = None
 
     def reset(self) -> None:
@@ -41,7 +41,7 @@ class FifoTokenMemory:
 
     def visible_count(self, overlap: int) -> int:
         """Return the number of entries that a window sees which itself contains the ``overlap`` newest."""
-        return 0 if self.contexts is None else max(0, len(self.contexts.token) - (0 if self.repeats else overlap))
+        return 0 if self.contexts is None else max(0, len(self.contexts.token) - (0 if self.include_window else overlap))
 
     def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
         """Return the entries that queries of a document see at the largest size."""

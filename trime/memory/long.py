@@ -33,7 +33,7 @@ class LongMemory(Memory):
         selective: bool = False,
     ):
         self.memory: FifoTokenMemory | EvictingTokenMemory
-        if policy.is_window and not selective:
+        if policy.keeps_newest and not selective:
             self.memory = FifoTokenMemory(sizes, across_documents, include_window, metric)
         else:
             self.memory = EvictingTokenMemory(sizes, policy, across_documents, include_window, metric)

@@ -71,7 +71,7 @@ def check_manifest(folder: Path, artefact: str, remedy: str, verify: bool = True
         states.append(FileState(name, size, stat.st_mtime_ns))
     damaged = damaged_file(folder, tuple(states), tuple(total for _, total in files.values())) if verify else None
     if damaged:
-        raise UserError(f"{folder / damaged} is damaged (its checksum is another one): {remedy}")
+        raise UserError(f"{folder / damaged} is damaged (its checksum differs): {remedy}")
 
 
 def read_manifest(folder: Path, artefact: str, remedy: str) -> dict[str, tuple[int, str]]:

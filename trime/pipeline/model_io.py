@@ -26,7 +26,7 @@ def model_of(config: DictConfig) -> dict[str, Any]:
 
 
 def gate_settings(config: DictConfig) -> dict[str, bool]:
-    """Return the setting of the gate, of models that have one only."""
+    """Return the gate setting; empty for models without a gate."""
     return {"gate": True} if config.model.get("gate") else {}
 
 
@@ -87,7 +87,7 @@ def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, A
         backbone["key"] = config.model.backbone.key
     if "dropped_in_band" in head:
         head["dropped_in_band"] = config.compatibility.dropped_in_band
-    remember(description["model"], config)
+    set_evaluation_memory(description["model"], config)
     network = load_network(OmegaConf.create(description["model"]), description["vocabulary"], folder / "model.safetensors")
     return network.eval(), description
 
@@ -111,8 +111,8 @@ def read_description(folder: Path, config: DictConfig) -> dict[str, Any]:
     return description
 
 
-def remember(model: dict[str, Any], config: DictConfig) -> None:
-    """Give the description of a model with a built-in memory the size and policy of evaluation."""
+def set_evaluation_memory(model: dict[str, Any], config: DictConfig) -> None:
+    """Set size and eviction policy of the built-in memory in a model's description, if it has one, to those of evaluation."""
     if "memory" in model["backbone"]:
         model["backbone"]["memory"] |= memory_settings(config)
 

@@ -95,7 +95,7 @@ def launch_workers(config: DictConfig, folder: Path) -> Iterator[None]:
             raise
         place, reason = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", (str(error).splitlines() or [""])[0]
         raise UserError(
-            f"the machines lost each other or never met at {place} ({reason}): run the same command on all to resume"
+            f"the machines lost their connection, or never connected, at {place} ({reason}): run it on all of them again"
         ) from None
     finally:
         ending.set()

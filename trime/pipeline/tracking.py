@@ -19,7 +19,7 @@ from trime.io import write_atomically
 
 
 def build_loggers(settings: Any, folder: Path) -> list[Logger]:
-    """Return the Lightning loggers of a run; files lie in the run's folder. UserError where a part is no logger.
+    """Return the Lightning loggers of a run; files lie in the run's folder. UserError where a part is not a logger.
 
     ``settings`` is the section ``logger``.
     """
@@ -36,7 +36,7 @@ def build_loggers(settings: Any, folder: Path) -> list[Logger]:
         writes_files = "save_dir" in inspect.signature(get_object(part._target_)).parameters and "save_dir" not in part
         logger = instantiate(part, _convert_="all", **({"save_dir": str(folder)} if writes_files else {}), **identity)
         if not isinstance(logger, Logger):
-            raise UserError(f"logger.lightning.{name}: {part._target_} is no logger of Lightning")
+            raise UserError(f"logger.lightning.{name}: {part._target_} is not a Lightning logger")
         loggers.append(logger)
     return loggers
 

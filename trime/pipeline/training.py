@@ -41,7 +41,7 @@ def added_callbacks(config: DictConfig) -> list[pl.Callback]:
     for name, part in added_to_training(config).get("callbacks", {}).items():
         callback = instantiate(part, _convert_="all")
         if not isinstance(callback, pl.Callback):
-            raise UserError(f"callbacks.{name}: {part['_target_']} is no callback of Lightning")
+            raise UserError(f"callbacks.{name}: {part['_target_']} is not a Lightning callback")
         callbacks.append(callback)
     return callbacks
 

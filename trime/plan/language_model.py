@@ -14,13 +14,13 @@ from trime.data.corpus import VocabularySource
 from trime.data.segments import training_segments
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.mixture_specs import MixtureSpecs, memories_of, rows_of
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.processes import launch_workers
+from trime.pipeline.rows import MixtureSpecs, memories_of, rows_of
 from trime.pipeline.tracking import build_loggers
 from trime.stages.analysis.per_token import PerToken
-from trime.stages.analysis.retrieval import Analysis
+from trime.stages.analysis.run_analysis import RunAnalysis
 from trime.stages.analysis.subsets import Subsets
 from trime.stages.datastore import BuildIndex, ExternalStore, check_index, uses_external
 from trime.stages.encode import Encode
@@ -182,9 +182,9 @@ class Plan:
         return Evaluate(self.config, self.test, self.tune)
 
     @cached_property
-    def analysis(self) -> Analysis | None:
+    def analysis(self) -> RunAnalysis | None:
         """The analysis of the rows, if evaluate.analysis asks for it."""
-        return Analysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
+        return RunAnalysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
 
     @cached_property
     def per_token(self) -> PerToken | None:

@@ -20,13 +20,13 @@ from trime.report.figures.canvas import (
     panel_grid,
     save_picture,
 )
-from trime.report.tables import Lines
+from trime.report.tables import TableRows
 
 Runs = list[dict[str, Any]]
 BINS = 160  # bars of a picture of what was kept
 
 
-def answers_table(runs: Runs) -> tuple[list[str], Lines]:
+def answers_table(runs: Runs) -> tuple[list[str], TableRows]:
     """Return header and lines of the table of runs, the best first."""
     of_answers = ["exact match, %", "95 % interval", "contained, %", "questions"]
     header = ["run", "seed", *of_answers, "M", "N", "truncated to", "eviction", "tokens/s", "peak MB"]
@@ -73,11 +73,11 @@ def label_runs(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
 
 
 def settings_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's settings of model, questions and reading, without those that have columns of their own."""
+    """Return a run's settings of model, questions and sample, without those that have columns of their own."""
     model = run.get("small_model") or {"model": run["model"]}
     questions = {key: value for key, value in run["questions"].items() if key not in ("seed", "words")}
-    reading = {key: value for key, value in result_row(run).items() if key not in RESULTS | OWN_COLUMNS}
-    return model | questions | run.get("answering", {}) | reading
+    sample = {key: value for key, value in result_row(run).items() if key not in RESULTS | OWN_COLUMNS}
+    return model | questions | run.get("answering", {}) | sample
 
 
 def match_by_policy(runs: Runs) -> dict[tuple[Any, ...], dict[str, float]]:
@@ -92,7 +92,7 @@ def match_by_policy(runs: Runs) -> dict[tuple[Any, ...], dict[str, float]]:
     return {key: {policy: mean(values) for policy, values in matches[key].items()} for key in order}
 
 
-def policies_table(runs: Runs) -> tuple[list[str], Lines]:
+def policies_table(runs: Runs) -> tuple[list[str], TableRows]:
     """Return header and lines of exact match in per cent: a line for each M and N, a column for each policy."""
     matches = match_by_policy(runs)
     policies = list(dict.fromkeys(policy for cells in matches.values() for policy in cells))
@@ -131,34 +131,34 @@ def answers_panel(axis: Any, matches: dict[tuple[Any, ...], dict[str, float]], k
     finish_size_axis(axis, sorted(by_size))
 
 
-def kept_panel(axis: Any, reading: dict[str, Any]) -> None:
+def kept_panel(axis: Any, sample: dict[str, Any]) -> None:
     """Draw the share of layers whose memory holds each position at the end of a context, and where an answer stands."""
-    kept = reading["kept"]
+    kept = sample["kept"]
     width = max(1, -(-len(kept) // BINS))
     begins = range(0, len(kept), width)
     shares = [100 * mean(kept[begin : begin + width]) for begin in begins]
     axis.bar([*begins], shares, width=width, align="edge", color=BLUE, label="kept")
-    for number, place in enumerate(reading["answer_at"]):
+    for number, place in enumerate(sample["answer_at"]):
         axis.axvline(place, color=ORANGE, lw=1.2, alpha=0.8, label="an accepted answer" if number == 0 else None)
     axis.set(xlabel="position in the prompt, tokens", ylabel="kept by layers, %", ylim=(0, 105), xlim=(0, len(kept)))
-    axis.set_title(f"{textwrap.shorten(reading['question'], 70)}\n{judged(reading)}", fontsize=10)
+    axis.set_title(f"{textwrap.shorten(sample['question'], 70)}\n{judged(sample)}", fontsize=10)
     draw_grid(axis, "y")
     axis.legend(frameon=False, fontsize=8, loc="upper left")
 
 
-def judged(reading: dict[str, Any]) -> str:
-    """Return whether a question was answered rightly, in words."""
-    return f"answered {'rightly' if reading['right'] else 'wrongly'}"
+def judged(sample: dict[str, Any]) -> str:
+    """Return whether a question was answered correctly, in words."""
+    return f"answered {'correctly' if sample['right'] else 'incorrectly'}"
 
 
-def reading_note(reading: dict[str, Any]) -> str:
+def sample_note(sample: dict[str, Any]) -> str:
     """Return what a reader has to know of one question: what was asked, accepted and answered, and the text around it."""
-    accepted = " or ".join(f"“{answer}”" for answer in reading["answers"][:5])
-    held = [reading["kept"][place] for place in reading["answer_at"]]
+    accepted = " or ".join(f"“{answer}”" for answer in sample["answers"][:5])
+    held = [sample["kept"][place] for place in sample["answer_at"]]
     count = sum(share > 0 for share in held)
     places = f"{len(held)} place{'s' * (len(held) != 1)}"
     stood = f"An accepted answer stands in {places} of the prompt; at least one layer kept {count} of them."
     return (
-        f"{reading['name']}: {reading['question']} Accepted: {accepted}; answered: “{reading['answer']}”. "
-        f"{stood if held else 'No accepted answer stands in the prompt.'} Context: {reading['excerpt']}"
+        f"{sample['name']}: {sample['question']} Accepted: {accepted}; answered: “{sample['answer']}”. "
+        f"{stood if held else 'No accepted answer stands in the prompt.'} Context: {sample['excerpt']}"
     )

@@ -15,7 +15,7 @@ from trime.metrics import MEASURES
 from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill_axes, save_picture
 from trime.report.groups import memory_size, size_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
-from trime.report.tables import Lines, markdown, metric_name, to_csv
+from trime.report.tables import TableRows, markdown, metric_name, to_csv
 from trime.report.texts import evaluated_text
 
 AXES = (
@@ -127,7 +127,7 @@ def describe(point: Point, metric: str) -> str:
     return f"{point.label}: test {metric} {point.test:.2f} at {1e3 * point.seconds:.2f} ms a token and {point.gb:.3g} GB"
 
 
-def frontier_table(points: list[Point], metric: str) -> tuple[list[str], Lines]:
+def frontier_table(points: list[Point], metric: str) -> tuple[list[str], TableRows]:
     """Return header and lines of all points, the best on dev first, with the Pareto fronts they are on."""
     by_cost = {cost: pareto_front(points, cost) for cost in ("seconds", "gb")}
     header = ["memories", "index", "K", "keys", f"dev {metric}", f"test {metric}", "tokens/s", "GB", "on the Pareto front of"]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from trime.metrics import MEASURES
-from trime.report.differences import Difference, paired_bootstrap
+from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.report.page import Section, Table
-from trime.report.tables import Lines, markdown, metric_name
+from trime.report.tables import TableRows, markdown, metric_name
 
 NOTE = (
     "Without a memory, the mixture is fitted again on dev with the others. Time is that of the memory alone; MB are its peak "
@@ -18,7 +18,7 @@ NOTE = (
 )
 
 
-def memories_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
+def memories_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
     """Return header and lines of the table: a line for the vocabulary and one for each memory."""
     subsets, metric = results["subsets"], metric_name(results["metrics"]["test"][-1])
     weights = subsets["weights"]

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader
 from trime.io import write_atomically
 from trime.report.figures.canvas import Panel, colour_of, draw_svg
 from trime.report.figures.passages import from_memories, largest_memory, memory_share
-from trime.report.tables import Lines, is_numeric
+from trime.report.tables import TableRows, is_numeric
 
 SHOWN_BEFORE = 400  # characters of the text before a passage
 
@@ -21,7 +21,7 @@ class Table:
     """A table of text cells, whose last line may be emphasised."""
 
     header: list[str]
-    lines: Lines
+    lines: TableRows
     emphasise_last: bool = False
 
     @property

@@ -10,14 +10,14 @@ from typing import Any
 
 from trime.metrics import MEASURES
 
-Lines = list[list[str]]
+TableRows = list[list[str]]
 
 DIFFERENCE_CELL = re.compile(r"([-+][\d.]+) (?:\[([-+][\d.]+), ([-+][\d.]+)\]|one part)")
 PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
-def markdown(header: list[str], lines: Lines) -> str:
+def markdown(header: list[str], lines: TableRows) -> str:
     """Return a Markdown table with aligned columns, those of numbers to the right."""
     widths = [max(2, *(len(line[i]) for line in [header, *lines])) for i in range(len(header))]
     right = [i > 0 and is_numeric([line[i] for line in lines]) for i in range(len(header))]
@@ -36,7 +36,7 @@ def is_numeric(cells: list[str]) -> bool:
     return bool(filled) and all(filled)
 
 
-def to_csv(header: list[str], lines: Lines) -> str:
+def to_csv(header: list[str], lines: TableRows) -> str:
     """Return a table as CSV, with plain numbers: no separators of thousands, an interval in columns of its own."""
     columns = [column for i, title in enumerate(header) for column in plain_columns(title, [line[i] for line in lines])]
     out = io.StringIO()
@@ -109,7 +109,7 @@ def tuned_text(row: dict[str, Any], at_edge: list[str]) -> str:
     return ", ".join(f"{SYMBOLS[name]} {value:g}{EDGE * (name in at_edge)}" for name, value in row["tuned"].items())
 
 
-def run_table(results: dict[str, Any]) -> tuple[list[str], Lines]:
+def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
     """Return header and lines of a run's table: each row on test and dev."""
     pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
     translated = "bleu" in pairs[0][1]

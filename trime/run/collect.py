@@ -61,12 +61,12 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
 
 
 def dataset_of(prepared: PreparedText) -> dict[str, Any]:
-    """Return name, place, fingerprints, vocabulary size and notes of a corpus; tokens, bytes and share of unknown by split."""
+    """Return name, location, fingerprints, vocabulary size, notes of a corpus; tokens, bytes, share of unknown by split."""
     corpus = prepared.corpus()
     statistics, splits = corpus.statistics, corpus.statistics["splits"]
     return {
         "name": statistics["name"],
-        "path": statistics["place"],
+        "path": statistics["location"],
         "own": statistics["own"],
         "fingerprint": statistics["fingerprint"],
         "test_hash": corpus.fingerprint("test") if "test" in splits else None,

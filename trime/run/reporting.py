@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from trime.inspection.readings import Readings
+from trime.inspection.answer_samples import AnswerSamples
 from trime.inspection.samples import samples_of
 from trime.io import copy_file, plain, write_atomically
 from trime.plan.language_model import Plan
 from trime.plan.translation import TranslationPlan
-from trime.report.answers import answers_table, judged, kept_panel, reading_note
+from trime.report.answers import answers_table, judged, kept_panel, sample_note
 from trime.report.figures.base import Figure, configured_figures
 from trime.report.figures.canvas import Panel, save_panels
+from trime.report.figures.comparison import replay_picture
 from trime.report.figures.passages import save_passages
-from trime.report.figures.several import replay_picture
 from trime.report.groups import is_fitted
 from trime.report.memories import memories_section, memories_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, sample_sections, write_page
@@ -181,27 +181,27 @@ def report_answers(plan: Plan) -> Path:
     header, lines = answers_table([results])
     write_atomically(folder / "table.csv", to_csv(header, lines))
     print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(header, lines)}\nresults: {folder / 'results.json'}")
-    made = Readings(plan)
+    made = AnswerSamples(plan)
     made.make()
-    readings = made.summary()
-    panels: list[Panel] = [partial(kept_panel, reading=reading) for reading in readings]
+    samples = made.summary()
+    panels: list[Panel] = [partial(kept_panel, sample=sample) for sample in samples]
     if configured_figures(config.report.figures):
         print(f"kept: {save_panels(panels, folder / 'kept.png', config.name)}")
-    print(f"page: {write_page(answers_page(results, Table(header, lines), readings, panels), folder / 'page.html')}")
+    print(f"page: {write_page(answers_page(results, Table(header, lines), samples, panels), folder / 'page.html')}")
     return folder
 
 
-def answers_page(results: dict[str, Any], table: Table, readings: list[dict[str, Any]], panels: list[Panel]) -> Page:
+def answers_page(results: dict[str, Any], table: Table, samples: list[dict[str, Any]], panels: list[Panel]) -> Page:
     """Return the page of an answering run: its result, and what memories kept of the contexts of some questions."""
     facts = [f"seed {results['seed']}", f"split {results['answering']['split']}", commit_fact(results)]
     note = "Exact match with Wilson's interval over questions. M and N are entries and waiting queries of each layer's memory."
-    examples = zip(panels, readings, strict=True)
+    examples = zip(panels, samples, strict=True)
     sections = [
         Section("Results", note, [table]),
         *(
             section
-            for panel, reading in examples
-            for section in picture_sections(f"A question that was {judged(reading)}", [panel], reading_note(reading))
+            for panel, sample in examples
+            for section in picture_sections(f"A question that was {judged(sample)}", [panel], sample_note(sample))
         ),
         commands_section([results]),
     ]

@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, ListConfig
 
+from trime.bundle.export import export
 from trime.config.check import check_sections
 from trime.config.schema import STAGES
 from trime.errors import UserError
 from trime.inspection.audit import audit
-from trime.inspection.bundle import export
 from trime.inspection.generate import generate
 from trime.inspection.ledger import write_ledger
-from trime.inspection.storage import list_runs, prune, show_disk
 from trime.io import plain
 from trime.kernels.cpu import prepare_cpu
 from trime.pipeline.compose import command_of
@@ -27,12 +26,13 @@ from trime.pipeline.processes import device_of, is_worker
 from trime.pipeline.tracking import finishing_wandb_run
 from trime.plan.by_task import build_plan
 from trime.plan.language_model import Plan
+from trime.report.report_runs import check_keep, report_several
 from trime.report.results import find_runs, read_runs
-from trime.report.several import check_keep, report_several
 from trime.run.baseline import baseline_overrides
-from trime.run.checks import check
 from trime.run.log_results import log_once
+from trime.run.preflight import check
 from trime.run.reporting import report_answers, report_replay, report_run
+from trime.run.storage import list_runs, prune, show_disk
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
-from trime.pipeline.mixture_specs import memories_of
+from trime.pipeline.rows import memories_of
 from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class ExternalStore(Artefact):
     def settings(self) -> Any:
         remedy = "name an encode-… folder of a run in datastore.path="
         if not (self.folder / self.summary_file).is_file():
-            raise UserError(f"datastore.path={self.folder} is no datastore: {remedy}")
+            raise UserError(f"datastore.path={self.folder} is not a datastore: {remedy}")
         check_manifest(self.folder, "encode-.*", remedy, self.config.artefacts.verify)
         return json.loads((self.folder / self.summary_file).read_text())
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.frequency import TokenMeans, dev_frequency
 from trime.evaluation.loss_sums import LossSums, summarize_row
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.io import plain, write_atomically
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory

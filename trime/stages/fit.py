@@ -139,7 +139,7 @@ class Fit(Artefact):
         module, data = self.task.module(network), self.task.data(corpus, neighbours, network.is_stateful)
         best = self.task.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
-            forecast = Forecast(self.stage, folder, module.training_.plain_updates)
+            forecast = Forecast(self.stage, folder, module.update_settings.plain_updates)
             callbacks = [history, forecast, *self.callbacks(folder, network, corpus), *([best] if best else [])]
             trainer = self.trainer(folder, callbacks)
             try:

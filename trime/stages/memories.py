@@ -16,7 +16,7 @@ from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import TextNgrams
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.mixture_specs import MixtureSpecs
+from trime.pipeline.rows import MixtureSpecs
 from trime.pipeline.settings import Configured, plain_settings
 from trime.stages.datastore import BuildIndex
 from trime.stages.prepare import PreparedText

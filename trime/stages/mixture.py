@@ -15,16 +15,16 @@ from safetensors.torch import load_file
 
 from trime.data.corpus import content_hash
 from trime.errors import UserError
-from trime.evaluation.fitted_rows import FittedMixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.loss_sums import PART_TOKENS, LossSums, summarize_row
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.io import write_tensors
 from trime.metrics import ResourceUsage
 from trime.mixtures.experts import ExpertMasses, History, Mixture, log_mixture
 from trime.mixtures.folds import folds
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
-from trime.pipeline.mixture_specs import MixtureSpecs
+from trime.pipeline.rows import MixtureSpecs
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import Tune, TunedRows
@@ -95,7 +95,7 @@ def given_mixture(config: DictConfig) -> Path | None:
         return None
     file, remedy = Path(config.mixture.path).expanduser() / "mixture.json", "name a mixture-… folder of a run, or fit it anew"
     if not (file.is_file() and file.with_name("mixture.safetensors").is_file()):
-        raise UserError(f"mixture.path={config.mixture.path} is no mixture: {remedy}")
+        raise UserError(f"mixture.path={config.mixture.path} is not a mixture: {remedy}")
     check_manifest(file.parent, "mixture-.*", remedy, config.artefacts.verify)
     return file
 

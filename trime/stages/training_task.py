@@ -19,7 +19,7 @@ from trime.models.network import Network, build_network
 from trime.pipeline.model_io import model_of, write_description
 from trime.pipeline.settings import Configured
 from trime.tasks.callbacks.checkpoints import BestWeights
-from trime.tasks.language_model import LanguageModel, Training
+from trime.tasks.language_model import LanguageModel, UpdateSettings
 
 
 class TrainingTask(Configured, ABC):
@@ -77,11 +77,11 @@ class LanguageModelTraining(TrainingTask):
         return LanguageModel(network, *training_parts(self.config))
 
 
-def training_parts(config: DictConfig) -> tuple[Any, Training, Any, Any]:
+def training_parts(config: DictConfig) -> tuple[Any, UpdateSettings, Any, Any]:
     """Return what a Lightning module needs beside its network: memory in training, settings, optimiser and schedule."""
     train = config.train
     padded = config.compatibility.padding is not None
-    training = Training(config.seed, math.ceil(train.plain_share * train.updates), padded)
+    training = UpdateSettings(config.seed, math.ceil(train.plain_share * train.updates), padded)
     memory = instantiate(config.memory, _convert_="all") if config.memory.get("_target_") else None
     optimizer = instantiate(config.optimizer, _partial_=True, _convert_="all")
     return memory, training, optimizer, instantiate(config.schedule, _convert_="all")

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from trime.data.segments import parse_token_count
-from trime.evaluation.fitted_rows import FittedMixtureSpec, MassCollector
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, MassCollector
 from trime.evaluation.loss_sums import LossSums, summarize_row
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
 from trime.io import write_tensors
 from trime.memory.base import Memory, Window
@@ -27,8 +27,8 @@ from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage
 from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.mixture_specs import MixtureSpecs
 from trime.pipeline.processes import device_of
+from trime.pipeline.rows import MixtureSpecs
 from trime.pipeline.settings import Keys
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories

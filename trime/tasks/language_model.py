@@ -23,7 +23,7 @@ from trime.types import Batch, Contexts, Mass, Tensor, contexts_of, is_token
 
 
 @dataclass(frozen=True)
-class Training:
+class UpdateSettings:
     """Settings of an update; the first ``plain_updates`` train with the plain loss (TRIME section 5.2).
 
     ``padding_is_memory`` is the published code's quirk: padded cells are memories of the token ``<pad>``, and
@@ -57,12 +57,12 @@ class LanguageModel(pl.LightningModule):
         self,
         network: Network,
         memory: InBatch | NearestInBatch | None,
-        training: Training,
+        training: UpdateSettings,
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Callable[[int], float],
     ):
         super().__init__()
-        self.network, self.memory, self.training_ = network, memory, training
+        self.network, self.memory, self.update_settings = network, memory, training
         self.optimizer_factory, self.schedule = optimizer, schedule
         self.targets, self.update_targets, self.updates = 0, 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
@@ -101,7 +101,7 @@ class LanguageModel(pl.LightningModule):
 
     def queries_and_memories(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
         """Return the scored contexts, those that are memory, and the vocabulary's mass for the scored ones."""
-        if self.training_.padding_is_memory and batch.length.any():
+        if self.update_settings.padding_is_memory and batch.length.any():
             contexts, mass = contexts_and_mass(self.reader, batch._replace(scored=torch.ones_like(batch.scored)))
             free = torch.where(is_token(batch).flatten(), mass.target, mass.total)  # log P of padding is 0
             return contexts, contexts, replace(mass, target=free)
@@ -114,11 +114,11 @@ class LanguageModel(pl.LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed the update, so that a resumed run equals an uninterrupted one."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
-            torch.manual_seed((self.training_.seed * 1_000_003 + self.global_step) * 4096 + self.global_rank)
+            torch.manual_seed((self.update_settings.seed * 1_000_003 + self.global_step) * 4096 + self.global_rank)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        draw = local_draw(self.training_.seed, self.global_step)
-        plain = self.global_step < self.training_.plain_updates
+        draw = local_draw(self.update_settings.seed, self.global_step)
+        plain = self.global_step < self.update_settings.plain_updates
         losses, share = self.losses(batch, draw, plain)
         loss = losses.sum()
         if not torch.isfinite(loss):

@@ -69,7 +69,7 @@ def files_below(folder: Path, suffix: str) -> list[Path]:
     found = [path for path in sorted(folder.rglob(f"*{suffix}")) if not path.is_dir()]
     for path in found:
         if not path.is_file():
-            raise UserError(f"{path} is no regular file, but a pipe, a device or a broken link: remove it from the dataset")
+            raise UserError(f"{path} is not a regular file, but a pipe, a device or a broken link: remove it from the dataset")
     return found
 
 

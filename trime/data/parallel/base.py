@@ -1,14 +1,10 @@
-"""The interface of parallel text, and your own text: two files per split, aligned line by line."""
+"""The interface of parallel text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
-
-from trime.data.datasets.base import SPLITS, existing_folder, printable
-from trime.errors import UserError
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Pair(NamedTuple):
@@ -50,92 +46,3 @@ class Parallel(Protocol):
 
     def notes(self) -> list[str]:
         """Return remarks for the statistics."""
-
-
-class Lines:
-    """Files ``train.de``, ``train.en`` and so on in a folder; valid may be called val or dev.
-
-    Training pairs are left out where a side has more than ``longest`` words, or more than ``ratio`` times as many as the
-    other. ``cut``: sentences are already split into pieces, with @@ where a word continues. ``detokenize``: the pieces are
-    of Moses' tokens, which are detokenized before BLEU is computed.
-    """
-
-    names: ClassVar[dict[str, tuple[str, ...]]] = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
-
-    def __init__(
-        self,
-        path: str | None,
-        source: str,
-        target: str,
-        name: str | None = None,
-        longest: int = 175,
-        ratio: float | None = None,
-        cut: bool = False,
-        detokenize: bool = False,
-    ):
-        self.path, self.languages, self.given_name, self.cut = path, (source, target), name, cut
-        self.longest, self.ratio, self.detokenize = longest, ratio, detokenize
-
-    @property
-    def name(self) -> str:
-        """The given name, or that of the folder."""
-        return self.given_name or printable(self.location.resolve().stem)
-
-    @property
-    def own(self) -> bool:
-        """Whether it is a user's own text, for which nothing is published."""
-        return self.given_name is None
-
-    @property
-    def location(self) -> Path:
-        """Return the folder; UserError where it does not exist."""
-        return existing_folder(self.path, f"dataset {self.given_name or 'parallel'}")
-
-    def files(self, split: str) -> list[Path]:
-        """Return both files of a split, or none; UserError where one is missing, or both of train."""
-        paths = [self.file(split, language) for language in self.languages]
-        if all(paths):
-            return [path for path in paths if path]
-        if split == "train" or any(paths):
-            names = " and ".join(f"{self.names[split][0]}.{language}" for language in self.languages)
-            raise UserError(f"{self.location} does not hold both {names}: put them there, one sentence per line")
-        return []
-
-    def file(self, split: str, language: str) -> Path | None:
-        """Return a split's file in a language, or None where there is none."""
-        candidates = (self.location / f"{name}.{language}" for name in self.names[split])
-        return next((path for path in candidates if path.is_file()), None)
-
-    def pairs(self, split: str) -> Iterator[Pair]:
-        """Yield the pairs that are not empty; UserError where files differ in length or one side of a test pair is empty."""
-        source, target = self.files(split)
-        for number, (left, right) in enumerate(zip_longest(lines_of(source), lines_of(target)), 1):
-            if left is None or right is None:
-                raise UserError(f"{source} and {target} have different numbers of lines: line {number} is in only one of them")
-            pair = Pair(left.strip(), right.strip())
-            if split != "train" and any(pair) and not all(pair):
-                file = target if pair.source else source
-                raise UserError(f"line {number} of {file} is empty: BLEU is of all sentences, correct both files")
-            if all(pair) and (split != "train" or self.fits(pair)):
-                yield pair
-
-    def notes(self) -> list[str]:
-        """Return no remarks."""
-        return []
-
-    def fits(self, pair: Pair) -> bool:
-        """Return True if a pair is within the limits on length."""
-        short, long = sorted(len(side.split()) for side in pair)
-        return long <= self.longest and (self.ratio is None or long <= self.ratio * short)
-
-
-def lines_of(file: Path) -> Iterator[str]:
-    """Yield the lines of a text; UserError where it is not UTF-8."""
-    with open(file, encoding="utf-8") as lines:
-        try:
-            yield from lines
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file} is not UTF-8 ({error.reason}): iconv -f latin1 -t utf-8 converts it") from None
-
-
-__all__ = ["SPLITS", "Lines", "Pair", "Parallel"]

@@ -12,7 +12,7 @@ import torch
 
 from trime.data.corpus import Corpus, Split
 from trime.data.module import SINGLE_PROCESS, PlannedLoader, ProcessShard, TextDataModule, WindowLoader, sequential_batches
-from trime.data.parallel.side import JointBPE, PresegmentedText
+from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.types import Batch
@@ -81,9 +81,9 @@ class PairWindows(WindowLoader):
     """The batches of a plan over the targets of a split, with their sources."""
 
     def __init__(
-        self, corpus: ParallelCorpus, split: str, windows: Segments, plan: list[list[int]], share: ProcessShard = SINGLE_PROCESS
+        self, corpus: ParallelCorpus, split: str, windows: Segments, plan: list[list[int]], shard: ProcessShard = SINGLE_PROCESS
     ):
-        super().__init__(corpus.split(split), windows, plan, corpus.vocabulary.special_ids, share)
+        super().__init__(corpus.split(split), windows, plan, corpus.vocabulary.special_ids, shard)
         self.corpus, self.source = corpus, corpus.sources.split(split)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -107,8 +107,8 @@ class PairDataModule(TextDataModule):
 
     def train_dataloader(self) -> PairLoader:
         parts = (self.text, self.segments, self.batching, self.neighbours)
-        return PairLoader(self.corpus, *parts, self.steps, self.special_ids, self.share)
+        return PairLoader(self.corpus, *parts, self.steps, self.special_ids, self.shard)
 
     def val_dataloader(self) -> PairWindows:
         size = max(1, self.batching.tokens // int(self.windows.length.max()))  # type: ignore[attr-defined]
-        return PairWindows(self.corpus, "valid", self.windows, sequential_batches(self.windows, size), self.share)
+        return PairWindows(self.corpus, "valid", self.windows, sequential_batches(self.windows, size), self.shard)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from trime.data.datasets.base import existing_folder
 from trime.data.datasets.download import fetch
-from trime.data.parallel.base import Lines, Pair
+from trime.data.parallel.base import Pair
+from trime.data.parallel.folder import ParallelFolder
 from trime.errors import UserError
 from trime.io import locked
 
@@ -27,7 +28,7 @@ PUBLISHED = 160_239  # training pairs after the preparation script
 EVERY = 23  # every 23rd training pair is a validation pair
 
 
-class IWSLT14(Lines):
+class IWSLT14(ParallelFolder):
     """The raw archive's folder (train.tags.de-en.de, IWSLT14.TED.dev2010.de-en.de.xml and so on), or files train.de, valid.de …
 
     Read from ``path`` or downloaded to ``cache``, without a checksum: ``notes`` compares the number of training pairs with the
@@ -41,13 +42,13 @@ class IWSLT14(Lines):
         path: str | None = None,
         source: str = "de",
         target: str = "en",
-        longest: int = 175,
+        max_words: int = 175,
         ratio: float | None = 1.5,
         lower: bool = True,
         cut: bool = False,
         detokenize: bool = False,
     ):
-        super().__init__(path, source, target, "iwslt14", longest, ratio, cut, detokenize)
+        super().__init__(path, source, target, "iwslt14", max_words, ratio, cut, detokenize)
         self.cache, self.lower = Path(cache) / "iwslt14", lower
 
     @cached_property

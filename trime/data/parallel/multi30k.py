@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from trime.data.datasets.base import SPLITS
 from trime.data.datasets.download import checksum, fetch
-from trime.data.parallel.base import Lines
+from trime.data.parallel.folder import ParallelFolder
 from trime.errors import UserError
 from trime.io import locked, replacing
 
@@ -28,7 +28,7 @@ DIGESTS = {  # SHA-256 of the unpacked files
 }
 
 
-class Multi30k(Lines):
+class Multi30k(ParallelFolder):
     """Multi30k from ``path`` (train.de, val.de, test_2016_flickr.de and the same in English) or downloaded to ``cache``."""
 
     names: ClassVar[dict[str, tuple[str, ...]]] = {

@@ -18,8 +18,8 @@ class Babilong:
 
     ``babi`` is a folder with qa1_…_train.txt and so on, ``background`` one of novels, in the form of a folder dataset.
     bAbI has no valid split: valid is the first half of its test stories, test the other half. ``words=0``: the facts alone.
-    ``least``: the minimum number of words of a context (None: exactly ``words``). ``swap``: in training, the names of people
-    and answers are permuted anew each time, since a thousand stories are soon memorized. ``once``: only questions whose
+    ``min_words``: the fewest words of a context (None: exactly ``words``). ``swap``: in training, the names of people and
+    answers are permuted anew each time, since a thousand stories are soon memorized. ``once``: only questions whose
     supporting facts are about people that no other fact mentions, so that none asks which of two facts is the later one.
     """
 
@@ -32,7 +32,7 @@ class Babilong:
         background: str | None,
         tasks: list[int],
         words: int,
-        least: int | None = None,
+        min_words: int | None = None,
         count: int | None = None,
         seed: int = 0,
         swap: bool = False,
@@ -41,7 +41,7 @@ class Babilong:
         if babi is None or not Path(babi).expanduser().is_dir():
             raise UserError(f"questions.babi={babi}: name a folder of bAbI's files")
         self.background = open_background(background)
-        self.babi, self.tasks, self.words, self.least = Path(babi).expanduser(), tasks, words, least
+        self.babi, self.tasks, self.words, self.min_words = Path(babi).expanduser(), tasks, words, min_words
         self.count, self.seed, self.swap = count, seed, swap
         self.once = once
         if not tasks or words < 0:
@@ -67,7 +67,7 @@ class Babilong:
     def context(self, story: Story, split: str, rng: random.Random) -> str:
         """Scatter the facts over a passage of one of the split's novels; UserError where there is no novel."""
         sentences = sentences_of_novel(self.background, split, rng)
-        words = context_words(self.words, self.least, rng)
+        words = context_words(self.words, self.min_words, rng)
         return scatter_facts(list(story.facts), sentences, words, rng)
 
 

@@ -20,7 +20,7 @@ COUNTS = {"train": 1000, "valid": 100, "test": 100}
 
 
 class Passkey:
-    """``count`` questions about texts of ``least`` to ``words`` words (None: exactly ``words``) that hold ``keys`` numbers.
+    """``count`` questions about texts of ``min_words`` to ``words`` words (None: exactly ``words``) that hold ``keys`` numbers.
 
     Numbers have five digits. One is asked for, by a name if there are several; it stands at ``depth``, from 0 to 1 (None:
     drawn anew for each text). ``ask="all"``: a text has a question for each number; ``depth`` is that of the first, and
@@ -34,7 +34,7 @@ class Passkey:
     def __init__(
         self,
         words: int,
-        least: int | None = None,
+        min_words: int | None = None,
         depth: float | None = None,
         keys: int = 1,
         ask: str = "one",
@@ -51,7 +51,7 @@ class Passkey:
         ):
             rules = f"0 words or more, a depth in [0, 1] or null, 1 to {len(NAMES)} keys, one or all, and a count of 1 or more"
             raise UserError(f"questions: words={words}, depth={depth}, keys={keys}, ask={ask}, count={count} must be {rules}")
-        self.words, self.least, self.depth, self.keys, self.ask = words, least, depth, keys, ask
+        self.words, self.min_words, self.depth, self.keys, self.ask = words, min_words, depth, keys, ask
         self.count, self.seed = count, seed
         self.background = None if background is None else open_background(background)
 
@@ -64,7 +64,7 @@ class Passkey:
         for number in numbers_from():
             rng = random.Random(f"{self.seed} {draw} {split} {number}")
             names, numbers = rng.sample(NAMES, self.keys), rng.sample(range(10000, 100000), self.keys)
-            depths, words = self.depths(rng), context_words(self.words, self.least, rng)
+            depths, words = self.depths(rng), context_words(self.words, self.min_words, rng)
             whose = [f" of {name}" for name in names] if self.keys > 1 else [""]
             facts = [f"The pass key{of} is {key}. Remember it." for of, key in zip(whose, numbers, strict=True)]
             sentences = sentences_of_novel(self.background, split, rng) if self.background else prose()

@@ -18,15 +18,15 @@ TALES = {"train": 1000, "valid": 200, "test": 200}
 
 
 class Rooms:
-    """``count`` stories of 2 to 8 moves; contexts of ``least`` to ``words`` words (None: exactly ``words``)."""
+    """``count`` stories of 2 to 8 moves; contexts of ``min_words`` to ``words`` words (None: exactly ``words``)."""
 
     name = "rooms"
     splits: ClassVar[tuple[str, ...]] = tuple(TALES)
 
-    def __init__(self, words: int, least: int | None = None, count: int | None = None, seed: int = 0):
+    def __init__(self, words: int, min_words: int | None = None, count: int | None = None, seed: int = 0):
         if words < 0:
             raise UserError(f"questions.words={words}: a context has 0 words or more")
-        self.words, self.least, self.count, self.seed = words, least, count, seed
+        self.words, self.min_words, self.count, self.seed = words, min_words, count, seed
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
         """Yield the stories of a split, which occur in another split only by chance."""
@@ -36,7 +36,7 @@ class Rooms:
             person = rng.choice(moves)[0]
             room = dict(moves)[person]
             facts = [f"{mover} {rng.choice(MOVES)} the {place}." for mover, place in moves]
-            words = context_words(self.words, self.least, rng)
+            words = context_words(self.words, self.min_words, rng)
             yield Example(f"{split}-{number}", f"Where is {person}?", scatter_facts(facts, prose(), words, rng), (room,))
 
 

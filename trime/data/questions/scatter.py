@@ -15,13 +15,13 @@ from trime.errors import UserError
 END = re.compile(r"(?<=[.!?])[\"'”’]*\s+")
 
 
-def context_words(words: int, least: int | None, rng: random.Random) -> int:
-    """Return the length of a context: drawn from ``least`` to ``words`` words, or exactly ``words``."""
-    return words if least is None else rng.randint(least, words)
+def context_words(words: int, min_words: int | None, rng: random.Random) -> int:
+    """Return the length of a context: drawn from ``min_words`` to ``words`` words, or exactly ``words``."""
+    return words if min_words is None else rng.randint(min_words, words)
 
 
 def open_background(folder: str | None) -> Folder:
-    """Open ``questions.background``; UserError if it is no folder."""
+    """Open ``questions.background``; UserError if it is not a folder."""
     if folder is None or not Path(folder).expanduser().is_dir():
         raise UserError(f"questions.background={folder}: name a folder of novels or other text")
     return Folder(folder, Whitespace(), "questions.background")

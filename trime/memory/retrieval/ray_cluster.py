@@ -96,7 +96,7 @@ class RaySearch:
         except errors.RayError as error:
             message = (
                 f"a worker of the external memory is lost, after {RESTARTS} restarts at most ({str(error).splitlines()[0]}): "
-                "if there was too little memory, raise index.parts; the same command goes on"
+                "if there was too little memory, raise index.parts; the same command resumes"
             )
         self.close()
         raise UserError(message)

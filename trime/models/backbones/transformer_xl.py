@@ -80,7 +80,7 @@ class RelativeAttention(nn.Module):
     def distance_logits(self, query: Float[Tensor, "b h q d"], distance: Int[Tensor, "b q k"]) -> Float[Tensor, "b h q k"]:
         """Return (q + v) W r. Where the cache is a window, all rows have the same distances, shifted: r is projected once."""
         longest = len(self.sinusoids) - 1
-        if self.cache.policy.is_window:
+        if self.cache.policy.keeps_newest:
             keys = distance.shape[2]
             (projected,) = split_heads(self.r_proj(self.sinusoids[:keys].flip(0))[None], 1, self.heads)
             return relative_shift(query @ projected.transpose(-1, -2))
@@ -110,7 +110,7 @@ def transformer_xl(
 ) -> StatefulBackbone:
     """Build Transformer-XL: ``layers`` layers whose caches are like ``memory``; distances are capped at ``longest``."""
     refuse_padding(pad)
-    if memory.policy.is_window:
+    if memory.policy.keeps_newest:
         longest = max(longest, memory.size + positions)
     sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
 

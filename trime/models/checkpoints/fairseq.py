@@ -40,7 +40,7 @@ class FairseqCheckpoint(NamedTuple):
 
 
 def read_checkpoint(path: Path) -> FairseqCheckpoint:
-    """Read a file; UserError where it is no such checkpoint, or holds more than tensors and plain values."""
+    """Read a file; UserError where it is not such a checkpoint, or holds more than tensors and plain values."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -52,7 +52,7 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
     has_model = isinstance(content, dict) and isinstance(content.get("model"), dict)
     if not has_model or not isinstance(content.get("args"), argparse.Namespace):
         raise UserError(
-            f"{path} is no fairseq checkpoint with args and model: only the format of TRIME, kNN-LM and Baevski-Auli is read"
+            f"{path} is not a fairseq checkpoint with args and model: only the format of TRIME, kNN-LM and Baevski-Auli is read"
         )
     weights = {name.removeprefix("decoder."): value for name, value in content["model"].items()}
     return FairseqCheckpoint(dict(vars(content["args"])), split_projections(weights), training_history(content))

@@ -39,7 +39,7 @@ class Cache(NamedTuple):
         return Cache(keys, values, torch.cat([self.filled[:, key.shape[2] :], filled], 1))
 
 
-class Window(NamedTuple):
+class SlidingWindow(NamedTuple):
     """The window of local attention: ``length`` tokens, including the query's own or (``itself`` false) only those before it.
 
     ``empty_take_mass`` is the official code's quirk: empty slots of the cache are zero keys instead of being masked.
@@ -55,7 +55,7 @@ def sliding_attention(
     segment: tuple[Float[Tensor, "b h l d"], Float[Tensor, "b h l d"]],
     cache: Cache,
     bias: tuple[RelativeBias, Tensor],
-    window: Window,
+    window: SlidingWindow,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h l d"]:
     """Return softmax(query keys + bias) values over the cache and the segment, in blocks of the window's length.
@@ -81,7 +81,7 @@ class KeyBlock(NamedTuple):
 
 
 def block_attention(
-    query: Float[Tensor, "b h q d"], keys: KeyBlock, bias: tuple[RelativeBias, Tensor], window: Window, dropout: float
+    query: Float[Tensor, "b h q d"], keys: KeyBlock, bias: tuple[RelativeBias, Tensor], window: SlidingWindow, dropout: float
 ) -> Float[Tensor, "b h q d"]:
     """Return attention of a block of queries, of at most the window's length."""
     mask, empty = bias_band(bias, query.shape[2], keys.key.shape[2], window)[None], None
@@ -94,7 +94,7 @@ def block_attention(
     return attended if empty is None else attended.masked_fill(empty, 0.0)
 
 
-def bias_band(bias: tuple[RelativeBias, Tensor], queries: int, keys: int, window: Window) -> Float[Tensor, "h q k"]:
+def bias_band(bias: tuple[RelativeBias, Tensor], queries: int, keys: int, window: SlidingWindow) -> Float[Tensor, "h q k"]:
     """Return the scaled bias of every query and key, -inf outside the window: rows are the same distances, shifted."""
     module, scale = bias
     far = window.length + queries - 1  # query i is at position window.length + i, key j at j

@@ -13,14 +13,14 @@ from trime.models.pretrained.loading import check_version
 class Small:
     """Sizes of a small model.
 
-    ``kind``: decoder or encdec, the latter with ``layers`` on both sides; ``longest``: positions of pretraining.
+    ``kind``: decoder or encdec, the latter with ``layers`` on both sides; ``max_positions``: positions of pretraining.
     """
 
     kind: str
     width: int
     layers: int
     heads: int
-    longest: int
+    max_positions: int
 
     def build(self, vocabulary: int, end: int, padding: int) -> Any:
         """Return the model with random weights; UserError where its sizes are invalid."""
@@ -41,7 +41,7 @@ class Small:
             intermediate_size=4 * self.width,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
-            max_position_embeddings=self.longest,
+            max_position_embeddings=self.max_positions,
             tie_word_embeddings=True,
             initializer_range=self.width**-0.5,  # 0.02 suits wide models: narrow ones would start with nearly uniform attention
             bos_token_id=None,

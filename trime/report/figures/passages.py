@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     weight: str = "normal"
 
 
-Lines = list[list[Piece]]
+PassageLines = list[list[Piece]]
 
 
 def from_memories(token: dict[str, Any]) -> float:
@@ -48,7 +48,7 @@ def largest_memory(parts: dict[str, float]) -> str:
 
 def save_passages(samples: list[dict[str, Any]], headline: str, path: Path) -> Path:
     """Draw the first passages with the memories that contributed to each token, and the best entries: PNG, SVG and PDF."""
-    lines: Lines = [[Piece(headline, weight="bold")], legend_of(samples[0])]
+    lines: PassageLines = [[Piece(headline, weight="bold")], legend_of(samples[0])]
     for sample in samples[:PASSAGES]:
         lines += [[], *passage_lines(sample), *entry_lines(sample)]
     width, height = WIDTH * CHARACTER + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
@@ -87,10 +87,10 @@ def legend_of(sample: dict[str, Any]) -> list[Piece]:
     return [*pieces, Piece("the darker, the larger", ink=GREY)]
 
 
-def passage_lines(sample: dict[str, Any]) -> Lines:
+def passage_lines(sample: dict[str, Any]) -> PassageLines:
     """Return the lines of a passage: its document, the end of the text before it in grey, and its tokens on their colours."""
     before = textwrap.wrap(" ".join(sample["before"].split())[-SHOWN_BEFORE:], WIDTH)
-    lines: Lines = [[Piece(sample["document"][:WIDTH], weight="bold")], *([Piece(line, ink=GREY)] for line in before)]
+    lines: PassageLines = [[Piece(sample["document"][:WIDTH], weight="bold")], *([Piece(line, ink=GREY)] for line in before)]
     lines.append([])
     for token in sample["tokens"]:
         colour, share = colour_of(largest_memory(token["parts"])), memory_share(token)
@@ -102,11 +102,11 @@ def passage_lines(sample: dict[str, Any]) -> Lines:
     return lines if lines[-1] else lines[:-1]
 
 
-def entry_lines(sample: dict[str, Any]) -> Lines:
+def entry_lines(sample: dict[str, Any]) -> PassageLines:
     """Return a line for the best entry of each of the words that owe most to memories."""
     words = {token["text"].strip(): token for token in sample["tokens"] if token["entries"] and token["text"].strip().isalpha()}
     ranked = sorted(words.items(), key=lambda word: from_memories(word[1]), reverse=True)
-    lines: Lines = []
+    lines: PassageLines = []
     for text, token in ranked[:ENTRIES]:
         entry = token["entries"][0]
         name, place = f" {text} ", f" ({entry['place']})"

@@ -28,7 +28,7 @@ class Curves(Figure):
         return max(3.2, 1.6 + 0.6 * len(results["metrics"]["test"]))
 
 
-class Analysis(Figure):
+class AnalysisFigure(Figure):
     """What ``evaluate.analysis`` measured."""
 
     title = "Analysis"
@@ -119,11 +119,8 @@ def share_curves(axis: Any, rows: list[dict[str, Any]]) -> None:
 def size_curves(axis: Any, rows: list[dict[str, Any]], metric: str) -> None:
     """Draw the best dev result of each row over the size of the long memory."""
     for row in rows:
-        sizes, losses = zip(*row["by_memory_size"].items(), strict=True)
-        axis.plot([int(size) for size in sizes], [MEASURES[metric](loss) for loss in losses], marker="o", label=row["memories"])
-    axis.set(xscale="log", xlabel="contexts in long memory", ylabel=f"dev {metric}", title="size of long memory")
-    axis.set_xticks([int(size) for size in sizes], sizes)
-    axis.minorticks_off()
+        draw_curve(axis, row["by_memory_size"], row["memories"], metric)
+    axis.set(xlabel="contexts in long memory", ylabel=f"dev {metric}", title="size of long memory")
     axis.legend(frameon=False, fontsize=7)
 
 

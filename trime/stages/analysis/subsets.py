@@ -14,11 +14,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec, FittedScorer
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
 from trime.evaluation.frequency import dev_frequency
 from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.memory_cost import MeteredMemory, now
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact

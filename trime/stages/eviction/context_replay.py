@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.eviction.base import EvictionPolicy
 from trime.memory.base import Window
@@ -24,7 +24,7 @@ from trime.memory.similarity import similarity
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import DEVICE, device_of
 from trime.stages.encode import Encode, read_windows
-from trime.stages.eviction.replay import Document, Replay, ReplayResult
+from trime.stages.eviction.replay import Replay, ReplayedDocument, ReplayResult
 from trime.stages.tune import SCORING, TunedRows
 from trime.types import Float, Int, Tensor
 
@@ -61,12 +61,12 @@ class ContextReplay(Replay):
     def memories(self) -> list[str]:
         return ["long memory"]
 
-    def documents(self, memory: str) -> Iterator[Document]:
+    def documents(self, memory: str) -> Iterator[ReplayedDocument]:
         if self.config.compatibility.sorted_windows:
             raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
-        crossing, row = self.config.long.across_documents, self.row()
+        across_documents, row = self.config.long.across_documents, self.row()
         windows = read_windows(self.encoded.path(), device_of(self.config))
-        for _, group in groupby(windows, lambda window: 0 if crossing else int(window.contexts.positions.document[0])):
+        for _, group in groupby(windows, lambda window: 0 if across_documents else int(window.contexts.positions.document[0])):
             yield ContextDocument(list(group), row, self.config)
 
 

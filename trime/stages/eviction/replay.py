@@ -41,7 +41,7 @@ class ReplayResult(NamedTuple):
     tokens: int = 0
 
 
-class Document(Protocol):
+class ReplayedDocument(Protocol):
     """A text that policies are replayed over."""
 
     mass: Float[Tensor, "s n"]  # attention mass that the queries of each step give every entry
@@ -107,7 +107,7 @@ class Replay(Artefact):
         """Return the names of the memories that are replayed."""
 
     @abstractmethod
-    def documents(self, memory: str) -> Iterator[Document]:
+    def documents(self, memory: str) -> Iterator[ReplayedDocument]:
         """Yield the documents of a memory."""
 
 
@@ -165,7 +165,7 @@ class KeyReplay(Replay):
     def memories(self) -> list[str]:
         return [f"layer {number}" for number in self.record.summary()["layers"]]
 
-    def documents(self, memory: str) -> Iterator[Document]:
+    def documents(self, memory: str) -> Iterator[ReplayedDocument]:
         segment = self.record.summary()["segment"]
         for file in sorted(self.record.path().glob("[0-9]*.safetensors")):
             yield KeyDocument(load_file(file), int(memory.split()[-1]), segment, self.top_k)

@@ -152,5 +152,5 @@ def solved_examples(questions: DictConfig, count: int) -> list[Example]:
         return []
     if "words" not in questions:
         raise UserError("answering.examples: these questions have no context of facts alone, set it to 0")
-    short = instantiate(OmegaConf.merge(questions, {"words": 0, "least": None, "count": count}), _convert_="all")
+    short = instantiate(OmegaConf.merge(questions, {"words": 0, "min_words": None, "count": count}), _convert_="all")
     return [*islice(short.examples("train"), count)]

@@ -73,7 +73,7 @@ class TrainSmall(Artefact):
         optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
         schedule = instantiate(self.config.schedule, _convert_="all")
         task = AnsweringModule(model, optimizer, schedule, settings.prompt_loss_weight, self.config.seed)
-        without_context = instantiate(OmegaConf.merge(self.questions, {"words": 0, "least": None}), _convert_="all")
+        without_context = instantiate(OmegaConf.merge(self.questions, {"words": 0, "min_words": None}), _convert_="all")
         first = round(settings.facts_only_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
         loader = ExampleLoader(phases, tokenizer, settings, self.config.seed)
@@ -132,9 +132,11 @@ class ExampleLoader:
         prompts = [encode_prompt(tokenizer, prompt(row, settings.order)) for row in rows]
         answers = [[*encode_text(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
         longest = max(map(len, prompts)) + (max(map(len, answers)) if settings.spread else 0)
-        limit = settings.model.longest
+        limit = settings.model.max_positions
         if longest > limit:
-            raise UserError(f"a prompt has {longest} tokens: raise small.model.longest={limit} or lower small.questions.words")
+            raise UserError(
+                f"a prompt has {longest} tokens: raise small.model.max_positions={limit} or lower small.questions.words"
+            )
         batch = QuestionBatch(padded(prompts, -1), padded(answers, -1))
         if not settings.spread:
             return batch

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from omegaconf import DictConfig
 
 from trime.data.parallel.corpus import ParallelCorpus
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.stages.translation.translate import score_translations
 from trime.stages.translation.translator import Translator
 

@@ -14,7 +14,8 @@ from trime.data.corpus import build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.parallel.base import Parallel
 from trime.data.parallel.corpus import CUT, PIECES, ParallelCorpus
-from trime.data.parallel.side import JointBPE, PresegmentedText, Side, available_splits, sentences
+from trime.data.parallel.side import Side, available_splits, sentences
+from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError

@@ -12,9 +12,9 @@ from trime.data.corpus import Split
 from trime.data.parallel.corpus import ParallelCorpus
 from trime.evaluation.attribution import Attribution, expert_distributions, fitted_attribution, grid_attribution
 from trime.evaluation.beam import Beam, Hypothesis
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.generation import Step
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.generation import AttributedToken
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.memory.base import Entries
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.backbones.encoder_decoder import DecoderCache, EncodedSource, EncoderDecoder
@@ -86,7 +86,7 @@ class Translator:
         return self.beam.search(step, special_ids.eos, special_ids.eos, limits, self.device)
 
     @torch.no_grad()
-    def steps(self, source: list[int], number: int) -> list[Step]:
+    def steps(self, source: list[int], number: int) -> list[AttributedToken]:
         """Return each piece of a sentence's translation, with the attribution of its distribution and the entries used."""
         (best,) = self.search([source], torch.tensor([number]))
         target = torch.tensor([[self.corpus.vocabulary.special_ids.eos, *best.tokens[:-1]]], device=self.device)
@@ -99,7 +99,7 @@ class Translator:
             parts = {name: part[0] for name, part in attribution.parts.items()}
             weights = {name: weight[0] for name, weight in attribution.weights.items()}
             seen = {name: Entries(*(column[0] for column in memory[:3])) for name, memory in entries.items()}  # not counts
-            steps.append(Step(token, Attribution(parts, weights), seen))
+            steps.append(AttributedToken(token, Attribution(parts, weights), seen))
         return steps
 
     def logits(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.pipeline.artefact import Artefact
 from trime.stages.translation.translate import Translate
 from trime.stages.tune import TunedRows

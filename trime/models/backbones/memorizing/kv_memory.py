@@ -30,7 +30,7 @@ from trime.models.layers.topk_attention import (
 from trime.types import AttentionBlock, Bool, Float, Int, Tensor
 
 SEARCHES = {"exact": exact_top, "buckets": bucket_top, "approximate": exact_top, "faiss": exact_top}
-PARTIAL = ("approximate", "faiss")  # searches that score some of the entries only
+CANDIDATE_SEARCHES = ("approximate", "faiss")  # searches that score some of the entries only
 GATES = ("bias", "content")
 
 
@@ -43,16 +43,16 @@ class KeyValueState(NamedTuple):
     entries: MemoryState
     pending: tuple[Tensor, Tensor]  # keys and values [b h l d] of the last segment
     position: Int[Tensor, "b l"]
-    scout: Float[Tensor, "b h s d"]  # queries of the last segment
+    observing: Float[Tensor, "b h s d"]  # queries of the last segment
 
 
 class KeyValueMemory(nn.Module):
     """The ``size`` entries of each row that the eviction policy keeps, and a layer's attention to the ``top_k`` best.
 
-    ``search``: exact; approximate, among the ``candidates`` entries of a head that ``scouts`` queries of the last segment
-    select; faiss, among as many in the cells nearest to each query; buckets, the best of strided buckets (as in the official
-    code). ``per_head``: every head keeps entries of its own. ``gate``: the paper's scalar of each head (bias), or a linear
-    function of the token as well (content). At size 0 the memory is always empty.
+    ``search``: exact; approximate, among the ``candidates`` entries of a head that ``observation_queries`` queries of the
+    last segment select; faiss, among as many in the cells nearest to each query; buckets, the best of strided buckets (as in
+    the official code). ``per_head``: every head keeps entries of its own. ``gate``: the paper's scalar of each head (bias),
+    or a linear function of the token as well (content). At size 0 the memory is always empty.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class KeyValueMemory(nn.Module):
         gate: str = "bias",
         empty_take_mass: bool = False,
         candidates: int = 4096,
-        scouts: int = 32,
+        observation_queries: int = 32,
     ):
         super().__init__()
         if not isinstance(top_k, int) or not 1 <= top_k <= (size or top_k):
@@ -76,16 +76,17 @@ class KeyValueMemory(nn.Module):
             raise ValueError(f"search={search}, gate={gate}: choose search from {[*SEARCHES]}, gate from {[*GATES]}")
         if search == "buckets" and size % top_k:
             raise ValueError(f"search=buckets needs model.memory_size={size} to be a multiple of top_k={top_k}")
-        if search in PARTIAL and (scouts < 1 or candidates < top_k):
-            raise ValueError(f"search={search}: scouts={scouts} must be at least 1, candidates={candidates} at least {top_k}")
-        if search in PARTIAL and isinstance(policy, AttentionScorePolicy):
+        if search in CANDIDATE_SEARCHES and (observation_queries < 1 or candidates < top_k):
+            given = f"observation_queries={observation_queries}, candidates={candidates}"
+            raise ValueError(f"search={search}: {given} must be at least 1 and {top_k}")
+        if search in CANDIDATE_SEARCHES and isinstance(policy, AttentionScorePolicy):
             raise ValueError(f"search={search} scores only candidates: choose eviction=fifo, sink, lru or lfu, or search=exact")
         self.heads, self.top_k, self.top, self.per_head = heads, top_k, SEARCHES[search], per_head
         self.memory, self.empty_take_mass = BoundedMemory(size, policy), empty_take_mass
-        self.scouts, self.candidates = (scouts, candidates) if search == "approximate" else (0, size)
+        self.observation_queries, self.candidates = (observation_queries, candidates) if search == "approximate" else (0, size)
         indexes = [IVFKeyIndex(candidates), IVFKeyIndex(candidates)]  # for evaluation, for training
         self.key_indexes = indexes if search == "faiss" else None
-        self.partial = search in PARTIAL
+        self.partial = search in CANDIDATE_SEARCHES
         self.on_retrieved: Callable[[Tensor], None] | None = None  # called with the slots that queries retrieve
         self.bias = nn.Parameter(torch.zeros(heads))
         self.content = nn.Linear(width, heads, bias=False) if gate == "content" else None
@@ -133,7 +134,7 @@ class KeyValueMemory(nn.Module):
             return torch.zeros_like(query), state.entries
         entries = self.memory.overwrite(state.entries, *self.pending_entries(state))
         policy = self.memory.policy
-        queries, table, keys = self.prepare_search(query, entries, state.scout)
+        queries, table, keys = self.prepare_search(query, entries, state.observing)
         if not policy.uses_attention:
             return self.attend_to(queries, table, self.retrieve(queries, table, keys)).view_as(query), entries
         summary, position = policy.begin(entries.ranking), self.expand_rows(position)
@@ -152,14 +153,18 @@ class KeyValueMemory(nn.Module):
         return attended.view_as(query), entries._replace(ranking=policy.finalize(entries.ranking, summary))
 
     def prepare_search(
-        self, query: Float[Tensor, "b h l d"], entries: MemoryState, scout: Float[Tensor, "b h s d"]
+        self, query: Float[Tensor, "b h l d"], entries: MemoryState, observing: Float[Tensor, "b h s d"]
     ) -> tuple[Float[Tensor, "r g l d"], Table, SearchKeys]:
         """Return queries for the memory's rows, the table of entries, and the keys to search."""
         key, value = entries.columns
         table = Table(key, value, entries.ranking.position >= 0)
-        queries, scout = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, scout))
-        approximate = scout.shape[2] and self.memory.size > self.candidates
-        return queries, table, select_candidates(table, scout, self.top_k, self.candidates) if approximate else all_keys(table)
+        queries, observing = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, observing))
+        approximate = observing.shape[2] and self.memory.size > self.candidates
+        return (
+            queries,
+            table,
+            select_candidates(table, observing, self.top_k, self.candidates) if approximate else all_keys(table),
+        )
 
     @torch.no_grad()
     def attention_traces(
@@ -168,7 +173,7 @@ class KeyValueMemory(nn.Module):
         """Return the attention of a query to ``entries``, the entries that it has read, multiplied by the gate."""
         if not self.memory.size:
             return []
-        queries, table, keys = self.prepare_search(query, entries, state.scout)
+        queries, table, keys = self.prepare_search(query, entries, state.observing)
         retrieved, positions = self.retrieve(queries, table, keys), entries.ranking.position
         position = positions[torch.arange(len(positions), device=positions.device)[:, None, None, None], retrieved.slot]
         weight = attention_weights(queries, table, retrieved, self.empty_take_mass)
@@ -194,8 +199,12 @@ class KeyValueMemory(nn.Module):
     ) -> KeyValueState:
         """Return the state with a segment's queries, keys and values, detached; keys and values are pending."""
         query, key, value = (part.detach() for part in segment)
-        scout = query[:, :, :: max(1, -(-query.shape[2] // self.scouts))] if self.scouts else query[:, :, :0]
-        return KeyValueState(entries, (key, value), position, scout)
+        observing = (
+            query[:, :, :: max(1, -(-query.shape[2] // self.observation_queries))]
+            if self.observation_queries
+            else query[:, :, :0]
+        )
+        return KeyValueState(entries, (key, value), position, observing)
 
 
 def report_retrieved(retrieved: TopK, size: int, on_scores: ScoreCallback) -> None:

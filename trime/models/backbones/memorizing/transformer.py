@@ -29,7 +29,7 @@ from trime.models.backbones.stateful import (
 from trime.models.layers.attention import head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.layers.relative import RelativeBias
-from trime.models.layers.sliding import Cache, Window, sliding_attention
+from trime.models.layers.sliding import Cache, SlidingWindow, sliding_attention
 from trime.types import Bool, Float, Int, Tensor
 
 
@@ -62,7 +62,13 @@ class KNNAttention(nn.Module):
     """Local attention and, in layers with a memory, attention to it."""
 
     def __init__(
-        self, width: int, heads: int, dropout: float, window: Window, config: AttentionConfig, memory: KeyValueMemory | None
+        self,
+        width: int,
+        heads: int,
+        dropout: float,
+        window: SlidingWindow,
+        config: AttentionConfig,
+        memory: KeyValueMemory | None,
     ):
         super().__init__()
         d = config.resolve_head_width(width, heads)
@@ -157,7 +163,7 @@ def memorizing_transformer(
     inner: int,
     positions: int,
     memory: Callable[..., KeyValueMemory],
-    window: Window,
+    window: SlidingWindow,
     attention: AttentionConfig,
     dropout: float = 0.0,
     inner_dropout: float = 0.0,

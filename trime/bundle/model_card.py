@@ -16,7 +16,7 @@ tags: [memory-augmented, language-model, trime]
 
 # {name}
 
-A language model with memories, made by TRIME Lab {version}{parameters}. It scores and generates as the last row below.
+A language model with memories, made by TRIME Lab {version}{parameters}. Its results are those of the last row below.
 
 {warning}## Results
 

@@ -13,16 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
 from tqdm import tqdm
 
 import trime
-from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
-from trime.data import tokenizers
+from trime.bundle.model_card import model_card
 from trime.errors import UserError, install_command
-from trime.inspection.model_card import model_card
-from trime.inspection.storage import megabytes, size_of
-from trime.io import checksum_of, partial_of, plain, write_atomically
+from trime.io import checksum_of, megabytes, partial_of, plain, size_of, write_atomically
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import MANIFEST, write_manifest
 from trime.pipeline.pretrained import is_pretrained
@@ -184,57 +180,3 @@ def upload(folder: Path, repository: str, private: bool) -> None:
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
         raise UserError(f"export.hub={repository}: the folder {folder} is complete, but not uploaded: {error}") from None
     log.info(f"export: uploaded {folder} to {repository}")
-
-
-def open_bundle(folder: Path, trusted: bool) -> Plan:
-    """Return the plan of a bundle; UserError if it is damaged, of another version, or names code that is not the lab's.
-
-    ``trusted``: what it names is imported and called, whatever it is.
-    """
-    content = read_bundle(folder)
-    config, outputs = content["config"], folder / "artefacts"
-    if not trusted:
-        check_targets(folder / BUNDLE, config)
-    config["paths"] = {"outputs": str(folder), "data": str(folder / "data")}
-    for dataset in (config["dataset"], config["datastore"]["dataset"]):
-        if dataset:
-            dataset["path"] = str(folder)
-    if config["checkpoint"]:
-        config["checkpoint"] = str(outputs / config["checkpoint"])
-    if config["datastore"]["path"]:
-        config["datastore"]["path"] = str(outputs / config["datastore"]["path"])
-    config["model"] = replaced(config["model"], PRETRAINED, str(folder / PRETRAINED))
-    plan = Plan(OmegaConf.create(config))
-    plan.run_folder = folder
-    for role, name in content["artefacts"].items():
-        artefact = ROLES[role](plan)
-        assert artefact is not None
-        artefact.fingerprint = name.rpartition("-")[2]
-    return plan
-
-
-def read_bundle(folder: Path) -> dict[str, Any]:
-    """Return the content of a bundle's description; UserError if it is not as it was written, or of another version."""
-    file, remedy = folder / BUNDLE, "export the run again, or copy the folder again"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        checksum = content.pop("checksum")
-    except (OSError, ValueError, KeyError, AttributeError):
-        raise UserError(f"{file} is no description of a bundle: {remedy}") from None
-    if checksum != checksum_of(content):
-        raise UserError(f"{file} is not as it was written: {remedy}")
-    if content["format"] != FORMAT:
-        raise UserError(f"{file} is of format {content['format']}, of trime {content['version']}; this version reads {FORMAT}")
-    return content
-
-
-def check_targets(file: Path, config: Any) -> None:
-    """Raise UserError if a configuration names code that no file of conf/ does, or holds references to be resolved."""
-    plain_tokenizers = [
-        {"_target_": f"{kind.__module__}.{kind.__qualname__}"} for kind in vars(tokenizers).values() if isinstance(kind, type)
-    ]
-    if unsafe := unregistered(config, plain_tokenizers, registered_targets(EVERY_GROUP)):
-        raise UserError(
-            f"{file} has {unsafe}, which no file of conf/ names, so that nothing of it was run: if you know it, "
-            "load(…, trusted=True)"
-        )

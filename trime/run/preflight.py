@@ -12,22 +12,22 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.config.check import check_settings
+from trime.config.schema import STAGES
 from trime.errors import UserError, install_command
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.io import plain
 from trime.models.network import build_network
-from trime.pipeline.mixture_specs import NOT_FITTED, rows_of
-from trime.pipeline.model_io import model_of, remember
+from trime.pipeline.model_io import model_of, set_evaluation_memory
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
+from trime.pipeline.rows import NOT_FITTED, rows_of
 from trime.pipeline.training import added_callbacks
 from trime.stages.datastore import check_index_factory
 from trime.stages.mixture import given_mixture
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 NAME = re.compile(r"[^./\0][^/\0]*")
-TRANSLATES = ("import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report")
 
 
 def check(config: DictConfig) -> None:
@@ -144,7 +144,7 @@ def check_similarity(config: DictConfig) -> None:
 
 def check_translation(config: DictConfig) -> None:
     """Raise UserError if a translation experiment cannot work."""
-    stages = set(config.stages) - set(TRANSLATES)
+    stages = set(config.stages) - set(STAGES)
     if stages:
         raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
     if (
@@ -186,7 +186,7 @@ def check_pretrained(config: DictConfig) -> None:
     if lora is not None and not (isinstance(lora, dict) and {"rank", "alpha"} <= lora.keys() <= {"rank", "alpha", "dropout"}):
         raise UserError(f"model.lora={lora}: it must be null, or as in 'model.lora={{rank: 8, alpha: 16, dropout: 0.0}}'")
     if config.small.spread and config.small.model.kind != "decoder":
-        raise UserError("small.spread=true is for small.model.kind=decoder: a T5 tells no distances beyond 128 apart")
+        raise UserError("small.spread=true is for small.model.kind=decoder: a T5 does not distinguish distances beyond 128")
 
 
 def check_questions(config: DictConfig) -> None:
@@ -213,7 +213,7 @@ def check_model(config: DictConfig) -> None:
     if "memory_size" in config.model:
         if config.evaluate.context:
             raise UserError("this model carries its state from window to window: set evaluate.context=0")
-        remember(model, config)
+        set_evaluation_memory(model, config)
     try:
         with torch.device("meta"):
             build_network(OmegaConf.create(model), SYMBOLS)

@@ -15,10 +15,10 @@ from omegaconf import DictConfig
 
 from trime.config.check import check_sections
 from trime.errors import UserError
-from trime.io import PARTIAL, is_locked, lock_of, plain
+from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of
 from trime.report.answers import result_row
 from trime.report.results import read_run
-from trime.report.tables import Lines, markdown, metric_name, metric_value
+from trime.report.tables import TableRows, markdown, metric_name, metric_value
 from trime.report.texts import evaluated_text
 
 
@@ -97,7 +97,7 @@ def show_disk(config: DictConfig) -> None:
         kind = "unfinished" if folder.name.endswith(PARTIAL) else folder.name.rpartition("-")[0]
         kinds.setdefault(kind, []).append(folder)
     sizes = {kind: sum(map(size_of, folders)) for kind, folders in kinds.items()}
-    lines: Lines = []
+    lines: TableRows = []
     for kind in sorted(kinds, key=sizes.__getitem__, reverse=True):
         used = sum(any(folder.name in names for names in needed) for folder in kinds[kind])
         lines.append([kind, str(len(kinds[kind])), str(used), megabytes(sizes[kind])])
@@ -146,13 +146,3 @@ def artefact_folders(config: DictConfig) -> Iterator[Path]:
 def is_in_use(folder: Path) -> bool:
     """Return True if a process is building an artefact."""
     return is_locked(lock_of(folder.with_name(folder.name.removesuffix(PARTIAL))))
-
-
-def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder; 0 if there is none."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def megabytes(size: int) -> str:
-    """Return a number of bytes in megabytes."""
-    return f"{size / 1e6:,.1f}"

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig
 
 from trime.io import plain
-from trime.report.compare import INTERVAL, compare_table, order_table
+from trime.report.comparison_table import INTERVAL, compare_table, order_table
 from trime.report.figures.base import Figure
-from trime.report.figures.several import several_panels
+from trime.report.figures.comparison import several_panels
 from trime.report.groups import Group, document_losses, group_runs, is_fitted
 from trime.report.page import Section, Table, picture_sections
-from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, Lines, applicable, markdown
+from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, TableRows, applicable, markdown
 from trime.report.texts import evaluated_dataset, evaluated_text, smoke_test_note, text_facts
 
 PUBLISHED_NOTE = (
@@ -34,8 +34,8 @@ class Comparison(NamedTuple):
     runs: list[dict[str, Any]]
     groups: list[Group]
     header: list[str]
-    lines: Lines
-    order: tuple[list[str], Lines]
+    lines: TableRows
+    order: tuple[list[str], TableRows]
     against: str
 
     @property
@@ -89,7 +89,7 @@ def compare_runs(runs: list[dict[str, Any]], settings: DictConfig) -> Comparison
     return Comparison(runs, groups, header, lines, order_table(groups, published), settings.against)
 
 
-def joined_table(comparisons: list[Comparison]) -> tuple[list[str], Lines]:
+def joined_table(comparisons: list[Comparison]) -> tuple[list[str], TableRows]:
     """Return one table of several texts, with the union of their columns after one that names the text."""
     columns = list(dict.fromkeys(title for comparison in comparisons for title in comparison.header))
     lines = [
@@ -101,7 +101,7 @@ def joined_table(comparisons: list[Comparison]) -> tuple[list[str], Lines]:
     return ["text", *columns], lines
 
 
-def verdict_summary(lines: Lines) -> str:
+def verdict_summary(lines: TableRows) -> str:
     """Return a sentence that counts the verdicts of an order table."""
     counts = Counter(line[-1] for line in lines)
     phrases = {

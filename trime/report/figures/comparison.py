@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trime.report.differences import interval_of
+from trime.report.bootstrap import interval_of
 from trime.report.figures.canvas import (
     BLUE,
     GREY,

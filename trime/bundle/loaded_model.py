@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from trime.bundle.export import BUNDLE
+from trime.bundle.open import open_bundle
 from trime.errors import UserError
-from trime.evaluation.generation import Step
-from trime.inspection.bundle import BUNDLE, open_bundle
+from trime.evaluation.generation import AttributedToken
 from trime.inspection.writers import GeneratedToken, Writer
 from trime.plan.language_model import Plan
 
@@ -31,7 +32,7 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
         return LoadedModel(open_bundle(place, trusted))
     file = place / "config.yaml"
     if not file.is_file():
-        raise UserError(f"{folder} is no folder of a run nor of a bundle: it holds neither config.yaml nor {BUNDLE}")
+        raise UserError(f"{folder} is neither a run's folder nor a bundle: it holds neither config.yaml nor {BUNDLE}")
     config: DictConfig = OmegaConf.load(file)  # type: ignore[assignment]
     outputs, configured = file.parents[3], Path(config.paths.outputs)  # of runs/NAME/seedN-HASH/config.yaml
     started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
@@ -68,7 +69,7 @@ class LoadedModel:
         scored = []
         for token in writer.token_ids(text):
             attribution, seen = writer.continuation.next()
-            scored.append(writer.describe_step(Step(token, attribution, seen), entries))
+            scored.append(writer.describe_step(AttributedToken(token, attribution, seen), entries))
             writer.continuation.read([token])
         return scored
 

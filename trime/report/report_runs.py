@@ -10,16 +10,16 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.io import write_atomically
 from trime.report.answers import answers_panels, answers_picture, answers_table, policies_table
-from trime.report.comparison import compare_runs, joined_table
 from trime.report.figures.base import configured_figures
 from trime.report.figures.canvas import save_panels
-from trime.report.figures.several import compare_picture, curves_panels, policies_panels
+from trime.report.figures.comparison import compare_picture, curves_panels, policies_panels
 from trime.report.folder import report_folder, writing_report
 from trime.report.frontier import report_frontier
 from trime.report.groups import Group, split_by_mixture
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
 from trime.report.results import portable, write_results
 from trime.report.tables import markdown, to_csv
+from trime.report.text_comparison import compare_runs, joined_table
 from trime.report.texts import evaluated_text, group_by_text
 
 
@@ -39,7 +39,7 @@ def report_several(config: DictConfig, runs: list[dict[str, Any]]) -> None:
 
 
 def check_keep(config: DictConfig) -> None:
-    """Raise UserError if ``report.keep`` is no folder."""
+    """Raise UserError if ``report.keep`` is not a folder."""
     if config.report.keep and Path(config.report.keep).is_file():
         raise UserError(f"report.keep={config.report.keep} is a file: name a folder")
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trime.evaluation.frequency import BUCKETS, TokenMeans, dev_frequency
-from trime.evaluation.rows import MixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
@@ -27,7 +27,7 @@ from trime.types import Bool, Contexts, Tensor
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 
 
-class Analysis(Artefact):
+class RunAnalysis(Artefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
     kind, stage, format = "analysis", "evaluate", 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.evaluation.fitted_rows import FittedMixtureSpec
-from trime.evaluation.rows import Interpolation, MixtureSpec, rows_from_config
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.mixture_spec import Interpolation, MixtureSpec, rows_from_config
 from trime.evaluation.scorer import memory_names
 from trime.io import plain
 

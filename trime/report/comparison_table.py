@@ -8,16 +8,16 @@ from itertools import combinations
 
 import numpy as np
 
-from trime.report.differences import bleu_difference, difference
+from trime.report.bootstrap import bleu_difference, difference
 from trime.report.groups import Group, baseline_of, comparable, group_labels, memory_size, rank_groups, size_text
-from trime.report.tables import EDGE, Lines, edge_settings, mark_edge, metric_names
+from trime.report.tables import EDGE, TableRows, edge_settings, mark_edge, metric_names
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
 PublishedResults = dict[str, dict[str, list[float]]]
 INTERVAL = "vs {}, 95 % interval"  # the column of differences to a baseline
 
 
-def compare_table(groups: list[Group], baseline: str, published: PublishedResults) -> tuple[list[str], Lines]:
+def compare_table(groups: list[Group], baseline: str, published: PublishedResults) -> tuple[list[str], TableRows]:
     """Return header and lines of runs on one text: each group's last row, its difference to the baseline, published results.
 
     Columns in which every cell is empty are left out.
@@ -35,7 +35,7 @@ def compare_table(groups: list[Group], baseline: str, published: PublishedResult
     return header, [[line[title] for title in header] for line in cells]
 
 
-def order_table(groups: list[Group], published: PublishedResults) -> tuple[list[str], Lines]:
+def order_table(groups: list[Group], published: PublishedResults) -> tuple[list[str], TableRows]:
     """Return header and lines that compare the order of every two published rows on test with the order here.
 
     Translations are compared by BLEU. The verdict is *agrees* or *disagrees* where the difference is significant at 95 %,

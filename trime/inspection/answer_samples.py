@@ -1,4 +1,4 @@
-"""readings: what the memories of a model kept of some contexts, and where in them an accepted answer stands."""
+"""samples: what the memories of a model kept of some contexts, and where in them an accepted answer stands."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trime.plan.language_model import Plan
 EXCERPT = 200  # characters around the last place of an answer
 
 
-class Readings(Artefact):
-    """``readings.json``: the first rightly and the first wrongly answered question, read once more."""
+class AnswerSamples(Artefact):
+    """``answer_samples.json``: the first correctly and the first incorrectly answered question, read once more."""
 
-    kind, stage, depends_on = "readings", "answer", ()
-    summary_file = "readings.json"
+    kind, stage, depends_on = "answer_samples", "answer", ()
+    summary_file = "answer_samples.json"
 
     def __init__(self, plan: Plan):
         super().__init__(plan.config)
@@ -34,13 +34,13 @@ class Readings(Artefact):
         chosen = {answer["right"]: number for number, answer in reversed([*enumerate(answers)])}
         _, examples = self.plan.answer.examples()
         tokenizer, answerer = self.plan.answer.model()
-        readings = []
+        samples = []
         for right in sorted(chosen, reverse=True):
             example, answer = examples[chosen[right]], answers[chosen[right]]
             made = self.plan.answer.prompts(tokenizer)(example)
             session = answerer.start([made.shared]).ask([made.rest])
             texts = [tokenizer.decode([token]) for token in made.tokens]
-            readings.append(
+            samples.append(
                 {
                     "name": example.name,
                     "question": example.question,
@@ -52,7 +52,7 @@ class Readings(Artefact):
                     "excerpt": excerpt(example),
                 }
             )
-        (folder / "readings.json").write_text(json.dumps(readings, indent=1, ensure_ascii=False))
+        (folder / "answer_samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
 
 
 def kept_shares(kept: list[torch.Tensor], length: int) -> list[float]:

@@ -1,0 +1,1 @@
+"""Bundles: a run as one folder, which is exported here and opened anywhere."""
