@@ -193,3 +193,14 @@ def test_tests_import_no_tests() -> None:
     for path in (ROOT / "tests").rglob("*.py"):
         names = [name for name in imports(path) if name.startswith("tests.")]
         assert not [name for name in names if name.split(".")[-1].startswith("test_")], path
+
+
+def test_tests_lie_where_the_package_has_what_they_test() -> None:
+    """A folder of tests has the name of a package; what tests of several rooms share stands in helpers."""
+    own = {"golden", "helpers", "benchmarks", "torture"}
+    folders = {file.parent.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")}
+    places = [folder for folder in folders if folder.parts and folder.parts[0] not in own]
+    assert places and all((ROOT / "trime" / folder / "__init__.py").is_file() for folder in places)
+    assert not [
+        file for file in (ROOT / "tests").glob("*.py") if not file.stem.startswith(("test_", "conftest", "typechecker", "__"))
+    ]

@@ -16,9 +16,9 @@ import pytest
 from omegaconf import DictConfig
 
 from tests.conftest import NO_PICTURES, ROOT, composed
-from tests.fairseq_translation import Released
 from tests.golden.checkpoints import checkpoint, corpus_of, models
 from tests.golden.texts import DATA
+from tests.helpers.fairseq_translation import Released
 from tests.helpers.pretrained import save_model
 from trime.config.schema import STAGES
 from trime.plan.language_model import Plan

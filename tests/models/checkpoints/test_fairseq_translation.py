@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import composed
-from tests.fairseq_translation import (
+from tests.helpers.fairseq_translation import (
     EOS,
     PAD,
     Reference,

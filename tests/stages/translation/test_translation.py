@@ -31,11 +31,8 @@ from trime.data.parallel.side import sentences
 from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.segments import cut
 from trime.errors import UserError
-from trime.evaluation.beam import Beam
 from trime.inspection.translation_samples import TranslationSamples
 from trime.memory.retrieval.datastore import KNNMemory
-from trime.models.backbones.encoder_decoder import EncoderDecoder
-from trime.models.layers.embeddings import PlainInput
 from trime.models.network import Network
 from trime.pipeline.model_io import open_network
 from trime.plan.translation import TranslationPlan
@@ -113,79 +110,6 @@ def check_search(plan: TranslationPlan, network: Network, translator: Translator
         assert torch.allclose(log_probability.exp().sum(1), torch.ones(len(target), dtype=torch.float64), atol=1e-6)
         loss = -log_probability[torch.arange(len(target)), torch.tensor(target)].sum()
         assert float(loss) == pytest.approx(scored[number][0], rel=1e-4) and scored[number][1] == len(target)
-
-
-@pytest.fixture
-def model() -> EncoderDecoder:
-    torch.manual_seed(0)
-    return EncoderDecoder(PlainInput(12, 16), layers=2, heads=2, inner=32, positions=20, pad=1).eval()
-
-
-@torch.no_grad()
-def test_step_by_step_is_at_once_and_padding_changes_nothing(model: EncoderDecoder) -> None:
-    source, target = torch.randint(4, 12, (3, 7)), torch.randint(4, 12, (3, 6))
-    source[1, 4:] = source[2, 2:] = 1
-    encoded, source_encoding, cache = model(source, target), model.encode_source(source), None
-    for position in range(6):
-        encoding, cache = model.step(source_encoding, target[:, position : position + 1], cache)
-        assert torch.allclose(encoding.f[:, 0], encoded.f[:, position], atol=1e-6)
-        assert torch.allclose(encoding.g[:, 0], encoded.g[:, position], atol=1e-6)
-    alone = model(source[1:2, :4], target[1:2])
-    assert torch.allclose(alone.f[0], encoded.f[1], atol=1e-6)
-    changed = target.clone()
-    changed[:, 4:] = 5
-    assert torch.allclose(model(source, changed).f[:, :4], encoded.f[:, :4], atol=1e-6), "nothing later moves an earlier one"
-    with pytest.raises(UserError, match="positions=20"):
-        model(torch.randint(4, 12, (1, 21)), target[:1])
-
-
-def markov(seed: int, words: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Log-probabilities of the next word that the last two words decide; each sentence of its own."""
-    table = torch.randn(2, words, words, words, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
-    held: dict[str, torch.Tensor] = {}
-
-    def step(rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        sentence = held["sentence"][rows] if held else rows // (len(rows) // 2)
-        last = held["token"][rows] if held else torch.zeros_like(tokens)
-        held.update(sentence=sentence, token=tokens)
-        return table[sentence, last, tokens]
-
-    step.table = table  # type: ignore[attr-defined]
-    return step
-
-
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("shortest", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_wide_beam_finds_the_best_of_all(penalty: float, shortest: int, seed: int) -> None:
-    """Against every sentence of up to 3 words, and at least ``shortest``, that ends with word 0."""
-    words, longest = 4, 3
-    step = markov(seed, words)
-    table = step.table  # type: ignore[attr-defined]
-    hypotheses = Beam(64, penalty, shortest).search(step, 0, 0, [longest, longest], torch.device("cpu"))
-    for sentence in range(2):
-        scores = {}
-        for length in range(shortest, longest + 1):
-            for tokens in itertools.product(range(1, words), repeat=length):
-                history = [0, 0, *tokens, 0]
-                total = sum(float(table[sentence, a, b, c]) for a, b, c in zip(history, history[1:], history[2:], strict=False))
-                scores[tokens] = total / (length + 1) ** penalty
-        best = max(scores, key=scores.__getitem__)
-        assert tuple(hypotheses[sentence].tokens) == best and hypotheses[sentence].score == pytest.approx(
-            scores[best], abs=1e-5
-        )
-
-
-def test_a_beam_of_one_is_greedy_and_ends_in_time() -> None:
-    step = markov(9, 6)
-    table = step.table  # type: ignore[attr-defined]
-    table[:, :, :, 0] -= 50  # it would never end
-    hypotheses = Beam(1, 1.0).search(step, 0, 0, [5, 2], torch.device("cpu"))
-    for sentence, longest in ((0, 5), (1, 2)):
-        tokens = [0, 0]
-        for _ in range(longest):
-            tokens.append(int(table[sentence, tokens[-2], tokens[-1]].argmax()))
-        assert hypotheses[sentence].tokens == tokens[2:]
 
 
 def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
