@@ -13,11 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from benchmarks.measure import Claim, Measured, alternately
 from trime.eviction.base import EvictionPolicy
 from trime.eviction.fifo import FIFO
 from trime.eviction.initial import BelowMean
+from trime.eviction.lfa import LFA
 from trime.eviction.lra_sum import LRASum
 from trime.eviction.score_transform import Raw
 from trime.memory.bounded import BoundedMemory
@@ -28,6 +30,8 @@ from trime.models.pretrained.small import Small
 
 WORDS, WIDTH, LAYERS, HEADS, LONGEST = 1000, 128, 2, 4, 512
 CHUNK, TOP_K, SIZE = 128, 128, 2048
+UNBOUNDED, FULL = "everything kept", "full attention"
+LEAST = "attention alone, by PyTorch"
 Read = Callable[[torch.Tensor], Any]
 
 
@@ -39,7 +43,7 @@ def decoder(device: str) -> Any:
 
 def policies() -> dict[str, EvictionPolicy]:
     """Return the eviction policies that are measured."""
-    return {"fifo": FIFO(), "lra_sum": LRASum(BelowMean(2.0), Raw())}
+    return {"fifo": FIFO(), "lra_sum": LRASum(BelowMean(2.0), Raw()), "lfa": LFA(BelowMean(2.0), Raw())}
 
 
 def read_with_memory(model: Any, memory: Attendre, end: str, tokens: torch.Tensor) -> None:
@@ -53,6 +57,16 @@ def read_with_memory(model: Any, memory: Attendre, end: str, tokens: torch.Tenso
 
 
 @torch.no_grad()
+def attend_in_chunks(tokens: torch.Tensor) -> None:
+    """Attend to as many entries as a memory and a chunk have, for each chunk and layer of an input: the least cost."""
+    shape = (1, HEADS, -1, WIDTH // HEADS)
+    query, key, value = (torch.randn(1, length, WIDTH, device=tokens.device) for length in (CHUNK, *2 * [SIZE + CHUNK]))
+    parts = [part.unflatten(2, (HEADS, -1)).transpose(1, 2).contiguous().view(shape) for part in (query, key, value)]
+    for _ in range(LAYERS * tokens.shape[1] // CHUNK):
+        F.scaled_dot_product_attention(*parts)
+
+
+@torch.no_grad()
 def read_with_full_attention(model: Any, tokens: torch.Tensor) -> None:
     """Read an input at once, with the model's own code."""
     model.model(tokens, use_cache=False)
@@ -61,9 +75,9 @@ def read_with_full_attention(model: Any, tokens: torch.Tensor) -> None:
 def readers(model: Any, length: int) -> dict[str, Read]:
     """Return every way to read an input of this length."""
     memories = {name: Attendre(BoundedMemory(SIZE, policy), 0, TOP_K, True) for name, policy in policies().items()}
-    memories["everything kept"] = Attendre(BoundedMemory(length, FIFO()), 0, TOP_K, True)
+    memories[UNBOUNDED] = Attendre(BoundedMemory(length, FIFO()), 0, TOP_K, True)
     bounded: dict[str, Read] = {name: partial(read_with_memory, model, memory, "flush") for name, memory in memories.items()}
-    return bounded | {"full attention": partial(read_with_full_attention, model)}
+    return bounded | {FULL: partial(read_with_full_attention, model), LEAST: attend_in_chunks}
 
 
 def measure_alone(step: Callable[[], Any], rounds: int) -> dict[str, float]:
@@ -73,8 +87,10 @@ def measure_alone(step: Callable[[], Any], rounds: int) -> dict[str, float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="lengths of the input, in tokens")
-    parser.add_argument("--whole", type=int, default=16384, help="longest input for unbounded memories and full attention")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[4096, 8192, 16384, 65536], help="lengths of the input, in tokens"
+    )
+    parser.add_argument("--whole", type=int, default=16384, help="longest input for unbounded memories")
     parser.add_argument("--queries", type=int, nargs="+", default=[128, 512, 1024], help="values of N; M is twice as large")
     parser.add_argument("--rounds", type=int, default=3)
 
@@ -85,9 +101,9 @@ def measure(options: argparse.Namespace) -> Measured:
     tokens = torch.randint(2, WORDS, (1, max(options.lengths)), device=options.device)
     for length in options.lengths:
         for name, read in readers(model, length).items():
-            if name not in policies() and length > options.whole:  # would take hours
+            if name == UNBOUNDED and length > options.whole:  # would take hours
                 continue
-            result = measure_alone(partial(read, tokens[:, :length]), options.rounds if name in policies() else 1)
+            result = measure_alone(partial(read, tokens[:, :length]), 1 if name == UNBOUNDED else options.rounds)
             rows.append(row(f"read, {name}", length, SIZE if name in policies() else length, "", result))
     length = min(options.lengths)
     for queries in options.queries:
@@ -99,12 +115,23 @@ def measure(options: argparse.Namespace) -> Measured:
 
 
 def claims(rows: list[dict[str, Any]]) -> list[Claim]:
-    """Return the claims that bounded memories take linear time and constant space, for the worst policy."""
+    """Return the claims: linear time and constant space for the worst policy, and ratios to full attention and to attention."""
     by_policy = {name: [row for row in rows if row["what"] == f"read, {name}"] for name in policies()}
     ends = [[choose(rows, key=lambda row: row["tokens"]) for choose in (min, max)] for rows in by_policy.values()]
+    seconds = {(row["what"].removeprefix("read, "), row["tokens"]): row["seconds"] for row in rows}
+    longest = max(tokens for _, tokens in seconds)
+    bounds = [("fifo", 8192, 1.0), *((name, 16384, 1.0) for name in policies()), *((name, 65536, 1 / 3) for name in policies())]
     return [
         Claim("seconds a token, longest input over shortest", max(a["tokens/s"] / b["tokens/s"] for a, b in ends), 1.1),
         Claim("peak memory, longest input over shortest", max(b["peak MB"] / a["peak MB"] for a, b in ends), 1.1),
+        *(
+            Claim(
+                f"seconds, {name} over full attention, {tokens:,} tokens", seconds[name, tokens] / seconds[FULL, tokens], bound
+            )
+            for name, tokens, bound in bounds
+            if (name, tokens) in seconds
+        ),
+        Claim("seconds, fifo over attention alone", seconds["fifo", longest] / seconds[LEAST, longest], 2.0),
     ]
 
 
@@ -116,7 +143,7 @@ def row(what: str, length: int, size: int, queries: int | str, result: dict[str,
         "tokens": length,
         "M": size,
         "N": queries,
-        "seconds": round(seconds, 2),
+        "seconds": round(seconds, 3),
         "tokens/s": round(length / seconds),
         "peak MB": result["peak_memory_mb"],
     }

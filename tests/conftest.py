@@ -17,6 +17,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from trime.config.folder import CONF  # with the schema, which Hydra composes
+
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
 sys.path.insert(0, str(ROOT))
@@ -29,7 +31,7 @@ if DEVICE == "cpu":
 @cache
 def composed_once(overrides: tuple[str, ...], return_hydra: bool) -> DictConfig:
     """Return the configuration of a command line, composed once per process; it must not be changed."""
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides), return_hydra_config=return_hydra)
 
 

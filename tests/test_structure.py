@@ -22,7 +22,7 @@ BELOW = {
     "config": "errors choices quantities",
     "io": "errors types",
     "kernels": "types",
-    "eviction": "types",
+    "eviction": "types kernels",
     "optim": "",
     "mixtures": "types",
     "data": "errors types io kernels quantities",

@@ -7,6 +7,7 @@ import torch
 from trime.eviction.base import AttentionScorePolicy, Summary, last_position
 from trime.eviction.initial import Initial
 from trime.eviction.score_transform import ScoreTransform
+from trime.eviction.weighted_sums import weighted_sums
 from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 
@@ -31,10 +32,9 @@ class LFA(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last = last_position(summary, block)
-        weight = self.decay(last[:, None] - block.position)[:, None, :, None]
-        score = (weight * self.score_transform(block)).masked_fill(~block.visible, 0.0).sum((1, 2))
+        score, seen = weighted_sums(block, self.score_transform(block), self.decay(last[:, None] - block.position))
         value = self.decay(last - summary.last)[:, None] * summary.value + score
-        return Summary(value, summary.attended | block.visible.any(2).any(1), last)
+        return Summary(value, summary.attended | seen, last)
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         passed = torch.where(ranking.clock >= 0, summary.last - ranking.clock, 0)

@@ -24,7 +24,9 @@ class LRALast(AttentionScorePolicy):
         index = query[:, None, None, None].expand(-1, block.score.shape[1], 1, block.score.shape[3])
         score, visible = self.score_transform(block).gather(2, index).squeeze(2), block.visible.gather(2, index).squeeze(2)
         pooled = (
-            score.masked_fill(~visible, 0.0).sum(1) if self.heads == "sum" else score.masked_fill(~visible, -torch.inf).amax(1)
+            score.masked_fill(~visible, 0.0).sum(1, dtype=torch.float64)
+            if self.heads == "sum"
+            else score.masked_fill(~visible, -torch.inf).amax(1).double()
         )
         later = (last > summary.last)[:, None]
         value, hit = torch.where(later, pooled, summary.value), torch.where(later, visible.any(1), summary.attended)

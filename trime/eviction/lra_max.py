@@ -16,7 +16,7 @@ class LRAMax(AttentionScorePolicy):
         return empty._replace(value=torch.full_like(empty.value, -torch.inf))
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        score = self.score_transform(block).masked_fill(~block.visible, -torch.inf).amax((1, 2))
+        score = self.score_transform(block).masked_fill(~block.visible, -torch.inf).amax((1, 2)).double()
         return Summary(
             torch.maximum(summary.value, score), summary.attended | block.visible.any(2).any(1), last_position(summary, block)
         )

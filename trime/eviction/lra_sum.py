@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from trime.eviction.base import AttentionScorePolicy, Summary, last_position
+from trime.eviction.weighted_sums import weighted_sums
 from trime.types import AttentionBlock
 
 
@@ -10,5 +13,5 @@ class LRASum(AttentionScorePolicy):
     """Score entries by the sum over the queries and heads of a step; each step overwrites the one before."""
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        score = self.score_transform(block).masked_fill(~block.visible, 0.0).sum((1, 2))
-        return Summary(summary.value + score, summary.attended | block.visible.any(2).any(1), last_position(summary, block))
+        score, seen = weighted_sums(block, self.score_transform(block), torch.ones_like(block.position, dtype=torch.float64))
+        return Summary(summary.value + score, summary.attended | seen, last_position(summary, block))

@@ -12,7 +12,7 @@ class ScoreTransform(Protocol):
     """A transform from the attention scores of a block to importance."""
 
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
-        """Return the importance of each entry to each query, in float64; values of hidden entries are ignored."""
+        """Return the importance of each entry to each query, of any precision; values of hidden entries are ignored."""
         ...
 
 
@@ -20,7 +20,7 @@ class Raw:
     """The score after bias and scale, before the softmax."""
 
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
-        return block.score.double()
+        return block.score
 
 
 class Softmax:
@@ -39,4 +39,4 @@ class Clipped:
         self.low, self.high = low, high
 
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
-        return block.score.double().clamp(self.low, self.high)
+        return block.score.clamp(self.low, self.high)

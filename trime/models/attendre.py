@@ -18,10 +18,13 @@ from torch.nn import functional as F
 
 from trime.eviction.base import topk_mask
 from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.models.layers.rotary import RotaryScore
 from trime.models.layers.topk_attention import bucket_top, masked_softmax
+from trime.models.layers.topk_attention_cpu import Reach, attend_topk, runs_on_cpu
 from trime.types import AttentionBlock, Bool, Float, Int, Tensor
 
-Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (query, its position, key, its position) -> logits [b h q m]
+# (query, its position, key, its position) -> logits [b h q m], a tensor of the caller's own
+Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Queries(NamedTuple):
@@ -51,19 +54,33 @@ class AttendreState(NamedTuple):
 
 
 class Retrieved(NamedTuple):
-    """The entries that queries attended to: their similarity (-inf: not retrieved), positions and metadata."""
+    """The entries that queries could see (a logit of -inf: not), those they attended to, and positions and metadata of all."""
 
-    similarity: Float[Tensor, "b h q m"]
+    logits: Float[Tensor, "b h q m"]
+    mask: Bool[Tensor, "b h q m"] | None  # None: all that are visible
     position: Int[Tensor, "b m"]
     metadata: tuple[Tensor, ...]  # further columns [b m] of the entries, such as the document
 
+    @property
+    def similarity(self) -> Float[Tensor, "b h q m"]:
+        """Return the similarity of the retrieved entries; -inf: not retrieved."""
+        return self.logits if self.mask is None else self.logits.masked_fill(~self.mask, -torch.inf)
+
     def top(self, count: int) -> tuple[Float[Tensor, "b h q k"], Int[Tensor, "b h q k"], tuple[Tensor, ...]]:
         """Return similarity, position and metadata of the ``count`` most similar entries; -1 where there are fewer."""
-        similarity, slot = self.similarity.topk(min(count, self.similarity.shape[-1]), dim=-1)
+        similarity, slot = self.similarity.topk(min(count, self.logits.shape[-1]), dim=-1)
         columns = (self.position, *self.metadata)
         rows = torch.arange(len(slot), device=slot.device)[:, None, None, None]
         position, *metadata = (column[rows, slot].masked_fill(similarity == -torch.inf, -1) for column in columns)
         return similarity, position, tuple(metadata)
+
+
+class Attended(NamedTuple):
+    """Logits of queries, -inf where they see nothing; attended values; retrieved entries, None where all visible ones are."""
+
+    logits: Float[Tensor, "b h q m"]
+    values: Float[Tensor, "b h q d"]
+    retrieved: Bool[Tensor, "b h q m"] | None
 
 
 class AttentionOutput(NamedTuple):
@@ -96,10 +113,14 @@ class Attendre:
         return AttendreState(self.keys.empty(entries), queries.split(0)[0])
 
     def step(
-        self, state: AttendreState, entries: tuple[Tensor, ...], queries: Queries, score: Score
+        self, state: AttendreState, entries: tuple[Tensor, ...], queries: Queries, score: Score, overwrite: bool = False
     ) -> tuple[AttendreState, AttentionOutput]:
-        """Insert a chunk's entries and its queries, at the same positions; return the output of the queries that leave."""
-        keys = self.keys.update(state.keys, entries, queries.position)
+        """Insert a chunk's entries and its queries, at the same positions; return the output of the queries that leave.
+
+        ``overwrite`` writes the entries into the tensors of ``state``, which is of no use afterwards.
+        """
+        write = self.keys.overwrite if overwrite else self.keys.update
+        keys = write(state.keys, entries, queries.position)
         waiting = state.queries.concat(queries)
         return self.release(AttendreState(keys, waiting), max(0, waiting.position.shape[1] - self.query_size), score)
 
@@ -112,19 +133,38 @@ class Attendre:
     def attend(self, state: MemoryState, leaving: Queries, score: Score) -> tuple[MemoryState, AttentionOutput]:
         """Attend to the memory in one softmax; the eviction policy sees all scores."""
         (query, *payload), (key, value, *metadata), position = leaving.columns, state.columns, state.ranking.position
-        visible = self.visible(leaving.position, position)
-        logits = score(query, leaving.position, key, position).masked_fill(~visible, -torch.inf)
-        is_retrieved = retrieval_mask(logits, self.top_k, self.search)
-        similarity = logits if is_retrieved is None else logits.masked_fill(~is_retrieved, -torch.inf)
-        weight = masked_softmax(similarity)
-        attended = (weight.unflatten(1, (value.shape[2], -1)) @ value.transpose(1, 2)[:, :, None]).flatten(1, 2)
-        if is_retrieved is None and self.top_k is not None:
-            is_retrieved = logits > -torch.inf  # at most top_k entries: all visible ones are retrieved
-        policy, block = self.keys.policy, AttentionBlock(logits, leaving.position, is_retrieved)
+        attend = self.attend_on_cpu if self.searches_on_cpu(query, key, value) else self.attend_anywhere
+        logits, attended, retrieved = attend((query, leaving.position, key, position), value, score)
+        policy, block = self.keys.policy, AttentionBlock(logits, leaving.position, retrieved)
         ranking = policy.finalize(state.ranking, policy.observe(policy.begin(state.ranking), block))
-        retrieved = Retrieved(similarity, position, tuple(metadata))
-        output = AttentionOutput(attended.transpose(1, 2), tuple(payload), leaving.position, retrieved)
+        seen = Retrieved(logits, retrieved, position, tuple(metadata))
+        output = AttentionOutput(attended.transpose(1, 2), tuple(payload), leaving.position, seen)
         return state._replace(ranking=ranking), output
+
+    def searches_on_cpu(self, *tensors: Tensor) -> bool:
+        """Return True where the fused search for the exact top-k can be used."""
+        return self.top_k is not None and self.search == "exact" and runs_on_cpu(*tensors)
+
+    def attend_on_cpu(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score) -> Attended:
+        """Return what ``attend_anywhere`` does, in one pass over the scores of every query."""
+        assert self.top_k is not None
+        if self.causal and isinstance(score, RotaryScore):
+            (logits, far), longest = score.causal_parts(*pairs), score.longest
+        else:
+            logits, far, longest = score(*pairs), None, None
+        reach = Reach(self.causal, self.window, longest)
+        attended, retrieved = attend_topk(logits, far, pairs[1], pairs[3], value, self.top_k, reach)
+        return Attended(logits, attended, retrieved)
+
+    def attend_anywhere(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score) -> Attended:
+        """Return logits, attended values and retrieved entries of queries and keys, each with its positions."""
+        logits = score(*pairs).masked_fill(~self.visible(pairs[1], pairs[3]), -torch.inf)
+        mask = retrieval_mask(logits, self.top_k, self.search)
+        weight = masked_softmax(logits if mask is None else logits.masked_fill(~mask, -torch.inf))
+        if mask is None and self.top_k is not None:
+            mask = logits > -torch.inf  # at most top_k entries: all visible ones are retrieved
+        attended = (weight.unflatten(1, (value.shape[2], -1)) @ value.transpose(1, 2)[:, :, None]).flatten(1, 2)
+        return Attended(logits, attended, mask)
 
     def visible(self, query: Int[Tensor, "b q"], key: Int[Tensor, "b m"]) -> Bool[Tensor, "b 1 q m"]:
         """Return which entries each query may attend to: no padding, none after a causal query, none beyond the window."""

@@ -102,6 +102,18 @@ class RotaryScore:
             result = torch.where(distance < -self.longest, self.clamped_scores(query, -self.longest, key, of), result)
         return result
 
+    def causal_parts(
+        self, query: Float[Tensor, "b q h d"], at: Int[Tensor, "b q"], key: Float[Tensor, "b m g d"], of: Int[Tensor, "b m"]
+    ) -> tuple[Float[Tensor, "b h q m"], Float[Tensor, "b h q m"] | None]:
+        """Return the scores at the true distances and those at ``longest``, which count beyond it; None: nothing lies there.
+
+        Scores of keys that follow their query are of no use.
+        """
+        near = dot_products(self.rotary.rotate(query, at), key if self.stored_rotated else self.rotary.rotate(key, of))
+        if self.longest is None or not bool((at.amax(1, keepdim=True) - of > self.longest)[of >= 0].any()):
+            return near, None
+        return near, self.clamped_scores(query, self.longest, key, of)
+
     def clamped_scores(self, query: Tensor, distance: int, key: Tensor, of: Tensor) -> Float[Tensor, "b h q m"]:
         """Return scores with all queries at a fixed ``distance`` from the keys."""
         at = torch.full(query.shape[:2], distance, device=query.device)

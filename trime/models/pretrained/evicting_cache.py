@@ -109,7 +109,7 @@ class EvictingLayer(CacheLayerMixin):
         for queries, keys, values, at in zip(*columns, position.split(self.chunk, 1), strict=True):
             entries, waiting = (keys, values), Queries((queries,), at)
             state = self.state or self.memory.initial_state(entries, waiting)
-            self.state, output = self.memory.step(state, entries, waiting, rotated_score)
+            self.state, output = self.memory.step(state, entries, waiting, rotated_score, overwrite=True)
             outputs.append(output.attended)
         return torch.cat(outputs, 1)
 

@@ -34,12 +34,15 @@ class Hidden(NamedTuple):
 
 
 class Stack:
-    """A family's layers with a memory for each of them; their states go in and come out."""
+    """A family's layers with a memory for each of them; their states go in and come out.
 
-    def __init__(self, family: Family, memories: list[Attendre], record_attention: bool = False):
+    ``overwrite``: entries are written into the tensors of the state that goes in, which is of no use afterwards.
+    """
+
+    def __init__(self, family: Family, memories: list[Attendre], record_attention: bool = False, overwrite: bool = False):
         if len(memories) != len(family.layers):
             raise ValueError(f"{len(memories)} memories for {len(family.layers)} layers")
-        self.family, self.memories = family, memories
+        self.family, self.memories, self.overwrite = family, memories, overwrite
         self.last_outputs: list[AttentionOutput] | None = [] if record_attention else None  # of each layer
 
     def initial_state(self, x: Float[Tensor, "b l e"]) -> list[AttendreState]:
@@ -59,7 +62,9 @@ class Stack:
         state = list(state)
         for number in range(first, len(self.memories)):
             entries, queries = self.project(number, hidden)
-            state[number], output = self.memories[number].step(state[number], entries, queries, self.family.score)
+            state[number], output = self.memories[number].step(
+                state[number], entries, queries, self.family.score, self.overwrite
+            )
             hidden = self.finish_layer(number, output)
         return state, hidden._replace(x=self.family.final_norm(hidden.x))
 
@@ -84,7 +89,7 @@ class LongReader:
     """Reads an input through a stack and keeps the states of its layers."""
 
     def __init__(self, family: Family, memories: list[Attendre], chunk: int = 128, record_attention: bool = False):
-        self.stack, self.chunk = Stack(family, memories, record_attention), chunk
+        self.stack, self.chunk = Stack(family, memories, record_attention, overwrite=True), chunk
         self.state: list[AttendreState] = []
         self.read = 0  # positions so far, padding included
 
@@ -93,6 +98,10 @@ class LongReader:
         other = copy.copy(self)
         other.stack = copy.copy(self.stack)
         other.stack.last_outputs = copy.copy(self.stack.last_outputs)
+        columns = [tuple(column.clone() for column in layer.keys.columns) for layer in self.state]
+        other.state = [
+            layer._replace(keys=layer.keys._replace(columns=own)) for layer, own in zip(self.state, columns, strict=True)
+        ]
         return other
 
     @torch.no_grad()
