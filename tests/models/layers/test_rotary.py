@@ -84,8 +84,9 @@ def test_keys_may_be_stored_after_rotation(form: Rotary, future: str, longest: i
     query, at, key, of = random_inputs()
     before, after = (RotaryScore(form, longest, future, kept) for kept in (False, True))
     of[:, :3] += 60  # some after their query, by more than the cap
-    assert torch.equal(before.stored(key, of), key) and not torch.equal(after.stored(key, of), key)
+    assert torch.equal(before.stored(key, of), torch.cat([key, after.stored(key, of)], -1))
     expected = before(query, at, key, of)
+    assert torch.equal(before(query, at, before.stored(key, of), of), expected)
     torch.testing.assert_close(after(query, at, after.stored(key, of), of), expected, rtol=0, atol=1e-12)
     if longest is not None:
         far = at[0, 0] - of[0] > longest

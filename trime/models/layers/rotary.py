@@ -66,8 +66,10 @@ def yarn(rotary: Rotary, factor: float, longest: int, slow: float = 1.0, fast: f
 
 def dot_products(query: Float[Tensor, "b q h d"], key: Float[Tensor, "b m g d"]) -> Float[Tensor, "b h q m"]:
     """Return q k / sqrt(d); consecutive heads of queries share a head of keys."""
-    scaled = query.transpose(1, 2).unflatten(1, (key.shape[2], -1)) / query.shape[-1] ** 0.5
-    return (scaled @ key.permute(0, 2, 3, 1)[:, :, None]).flatten(1, 2)
+    groups, heads = key.shape[2], query.shape[2]
+    by_group = query.transpose(1, 2).unflatten(1, (groups, -1)).flatten(2, 3) / query.shape[-1] ** 0.5  # one product a group
+    products = by_group @ key.permute(0, 2, 3, 1)
+    return products.unflatten(2, (heads // groups, -1)).flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ class RotaryScore:
 
     ``longest`` is the length of pretraining: where the distance is larger, the query is placed there and the key at 0. Keys
     that follow the query by more than that are placed at distance -longest (``future=signed``) or, as if far behind, +longest
-    (``zero_max``). Keys are stored before rotation or, with ``stored_rotated``, after it: then no key is rotated again at
-    later steps, except for the distances that LM-Infinite caps.
+    (``zero_max``). Keys are stored before and after rotation, side by side, so that no step rotates what is stored; with
+    ``stored_rotated`` only after it: that takes half the space, and keys at capped distances are rotated back.
     """
 
     rotary: Rotary
@@ -85,13 +87,25 @@ class RotaryScore:
     future: str = "signed"
     stored_rotated: bool = False
 
-    def stored(self, key: Float[Tensor, "b l g d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l g d"]:
+    def stored(self, key: Float[Tensor, "b l g d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l g s"]:
         """Return keys as a memory stores them."""
-        return self.rotary.rotate(key, position) if self.stored_rotated else key
+        rotated = self.rotary.rotate(key, position)
+        return rotated if self.stored_rotated else torch.cat([key, rotated], -1)
+
+    def unpack(self, key: Tensor, of: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return keys before rotation, or after it where only that is stored, and after it; ``width`` is a query's."""
+        if key.shape[-1] > width:
+            before, rotated = key.split(width, -1)
+            return before, rotated
+        return key, key if self.stored_rotated else self.rotary.rotate(key, of)
 
     def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
-        """Return scores [b h q m] of queries [b q h d] at positions ``at`` and stored keys [b m g d] at positions ``of``."""
-        result = dot_products(self.rotary.rotate(query, at), key if self.stored_rotated else self.rotary.rotate(key, of))
+        """Return scores [b h q m] of queries [b q h d] at positions ``at`` and stored keys at positions ``of``.
+
+        Keys may also be given as they are, [b m g d] before rotation.
+        """
+        key, rotated = self.unpack(key, of, query.shape[-1])
+        result = dot_products(self.rotary.rotate(query, at), rotated)
         if self.longest is None:
             return result
         distance = (at[:, :, None] - of[:, None])[:, None]
@@ -103,13 +117,14 @@ class RotaryScore:
         return result
 
     def causal_parts(
-        self, query: Float[Tensor, "b q h d"], at: Int[Tensor, "b q"], key: Float[Tensor, "b m g d"], of: Int[Tensor, "b m"]
+        self, query: Float[Tensor, "b q h d"], at: Int[Tensor, "b q"], key: Float[Tensor, "b m g s"], of: Int[Tensor, "b m"]
     ) -> tuple[Float[Tensor, "b h q m"], Float[Tensor, "b h q m"] | None]:
         """Return the scores at the true distances and those at ``longest``, which count beyond it; None: nothing lies there.
 
         Scores of keys that follow their query are of no use.
         """
-        near = dot_products(self.rotary.rotate(query, at), key if self.stored_rotated else self.rotary.rotate(key, of))
+        key, rotated = self.unpack(key, of, query.shape[-1])
+        near = dot_products(self.rotary.rotate(query, at), rotated)
         if self.longest is None or not bool((at.amax(1, keepdim=True) - of > self.longest)[of >= 0].any()):
             return near, None
         return near, self.clamped_scores(query, self.longest, key, of)
