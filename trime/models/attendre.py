@@ -21,8 +21,9 @@ from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.models.layers.rotary import RotaryScore
 from trime.models.layers.topk_attention import bucket_top, masked_softmax
 from trime.models.layers.topk_attention_cpu import Reach, attend_topk, runs_on_cpu
-from trime.types import AttentionBlock, Bool, Float, Int, Tensor
+from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
+BY_SLOT = ("position", "score", "attended")  # the columns of a ranking
 # (query, its position, key, its position) -> logits [b h q m], a tensor of the caller's own
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -132,14 +133,22 @@ class Attendre:
 
     def attend(self, state: MemoryState, leaving: Queries, score: Score) -> tuple[MemoryState, AttentionOutput]:
         """Attend to the memory in one softmax; the eviction policy sees all scores."""
-        (query, *payload), (key, value, *metadata), position = leaving.columns, state.columns, state.ranking.position
+        used = self.used_slots(state.ranking)
+        (query, *payload), columns = leaving.columns, (column[:, :used] for column in state.columns)
+        (key, value, *metadata), old = columns, slots_of(state.ranking, used)
         attend = self.attend_on_cpu if self.searches_on_cpu(query, key, value) else self.attend_anywhere
-        logits, attended, retrieved = attend((query, leaving.position, key, position), value, score)
+        logits, attended, retrieved = attend((query, leaving.position, key, old.position), value, score)
         policy, block = self.keys.policy, AttentionBlock(logits, leaving.position, retrieved)
-        ranking = policy.finalize(state.ranking, policy.observe(policy.begin(state.ranking), block))
-        seen = Retrieved(logits, retrieved, position, tuple(metadata))
+        new = policy.finalize(old, policy.observe(policy.begin(old), block))
+        seen = Retrieved(logits, retrieved, old.position, tuple(metadata))
         output = AttentionOutput(attended.transpose(1, 2), tuple(payload), leaving.position, seen)
-        return state._replace(ranking=ranking), output
+        return state._replace(ranking=with_slots(state.ranking, new)), output
+
+    def used_slots(self, ranking: Ranking) -> int:
+        """Return how many slots a memory on the CPU has filled so far, from the first on; on other devices all it has."""
+        if ranking.written.device.type != "cpu":
+            return self.keys.size
+        return min(self.keys.size, int(ranking.written.max()))
 
     def searches_on_cpu(self, *tensors: Tensor) -> bool:
         """Return True where the fused search for the exact top-k can be used."""
@@ -183,3 +192,16 @@ def retrieval_mask(logits: Float[Tensor, "b h q m"], top_k: int | None, search: 
     padded = F.pad(logits, (0, -logits.shape[-1] % top_k), value=-torch.inf)
     mask = torch.zeros_like(padded, dtype=torch.bool).scatter(-1, bucket_top(padded, top_k), True)
     return mask[..., : logits.shape[-1]]
+
+
+def slots_of(ranking: Ranking, count: int) -> Ranking:
+    """Return the ranking of the first ``count`` slots."""
+    return ranking._replace(**{name: getattr(ranking, name)[:, :count] for name in BY_SLOT})
+
+
+def with_slots(ranking: Ranking, first: Ranking) -> Ranking:
+    """Return the ranking with ``first`` as that of its first slots."""
+    count, size = first.position.shape[1], ranking.position.shape[1]
+    if count == size:
+        return first
+    return first._replace(**{name: torch.cat([getattr(first, name), getattr(ranking, name)[:, count:]], 1) for name in BY_SLOT})

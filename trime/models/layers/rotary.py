@@ -12,6 +12,8 @@ import torch
 
 from trime.types import Float, Int, Tensor
 
+FEW = 8  # queries, as of generated tokens, whose products would cost less than a copy of the keys
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -68,8 +70,11 @@ def dot_products(query: Float[Tensor, "b q h d"], key: Float[Tensor, "b m g d"])
     """Return q k / sqrt(d); consecutive heads of queries share a head of keys."""
     groups, heads = key.shape[2], query.shape[2]
     by_group = query.transpose(1, 2).unflatten(1, (groups, -1)).flatten(2, 3) / query.shape[-1] ** 0.5  # one product a group
-    products = by_group @ key.permute(0, 2, 3, 1)
-    return products.unflatten(2, (heads // groups, -1)).flatten(1, 2)
+    if query.shape[1] < FEW:  # each key is read once, where it lies
+        products = (key.transpose(1, 2) @ by_group.transpose(2, 3)).transpose(2, 3)
+    else:
+        products = by_group @ key.permute(0, 2, 3, 1)
+    return products.unflatten(2, (heads // groups, -1)).flatten(1, 2).contiguous()
 
 
 @dataclass(frozen=True)
