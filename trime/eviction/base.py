@@ -31,6 +31,7 @@ class EvictionPolicy:
     """
 
     uses_attention: ClassVar[bool] = True  # False: the memory does not report attention to the policy
+    needs_keys: ClassVar[bool] = False  # True: scores depend on the stored keys, which a recorded run lacks
     keeps_newest: ClassVar[bool] = False  # True: always keeps the last entries, without gaps
 
     def __init__(self, initial: Initial, newest_first: bool = True):
@@ -39,6 +40,16 @@ class EvictionPolicy:
     def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         """Return the initial scores of new entries, in float64; position -1 is no entry."""
         return self.initial(ranking, position)
+
+    def admit_entries(
+        self, columns: tuple[Tensor, ...], ranking: Ranking, position: Int[Tensor, "b n"]
+    ) -> Float[Tensor, "b n"]:
+        """Return the initial scores of new entries, of which ``columns`` [b n ...] are stored, the key first."""
+        return self.admit(ranking, position)
+
+    def compete(self, position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int) -> Float[Tensor, "b c"]:
+        """Return the scores by which old and new entries compete for the ``size`` slots; here those that they have."""
+        return score
 
     def begin(self, ranking: Ranking) -> Summary:
         """Return the empty summary with which a step begins."""
@@ -72,6 +83,12 @@ class AttentionScorePolicy(EvictionPolicy):
     def __init__(self, initial: Initial, score_transform: ScoreTransform, newest_first: bool = True):
         super().__init__(initial, newest_first)
         self.score_transform = score_transform
+
+
+def protect_newest(position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], count: int) -> Float[Tensor, "b c"]:
+    """Return the scores with infinity for the ``count`` newest entries of each row."""
+    newest = position.topk(min(count, position.shape[1]), dim=1).indices
+    return score.scatter(1, newest, torch.inf).masked_fill(position < 0, -torch.inf)
 
 
 def last_position(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:

@@ -53,7 +53,7 @@ class BoundedMemory:
 
     def update(self, state: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
         """Return the state with the best of old and new entries; position -1 is no entry."""
-        writes, ranking = self.plan(state.ranking, position)
+        writes, ranking = self.plan(state.ranking, columns, position)
         return MemoryState(tuple(map(writes.apply, state.columns, columns)), ranking)
 
     def overwrite(self, state: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
@@ -61,14 +61,15 @@ class BoundedMemory:
 
         The same entries may be written to ``state`` again, for the same slots are freed for them.
         """
-        writes, ranking = self.plan(state.ranking, position)
+        writes, ranking = self.plan(state.ranking, columns, position)
         return MemoryState(tuple(map(writes.apply_, state.columns, columns)), ranking)
 
-    def plan(self, old: Ranking, position: Int[Tensor, "b n"]) -> tuple[SlotWrites, Ranking]:
+    def plan(self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[SlotWrites, Ranking]:
         """Return which new entries are written to which slots, and the ranking after that."""
         count = min(position.shape[1], self.size)
-        score = self.policy.admit(old, position).masked_fill(position < 0, -torch.inf)
-        kept = self.keep_mask(torch.cat([old.position, position], 1), torch.cat([old.score, score], 1))
+        score = self.policy.admit_entries(columns, old, position).masked_fill(position < 0, -torch.inf)
+        candidates = torch.cat([old.position, position], 1)
+        kept = self.keep_mask(candidates, self.policy.compete(candidates, torch.cat([old.score, score], 1), self.size))
         stays, enters = kept.split([self.size, position.shape[1]], 1)
         slot, source = first_true(~stays, count), first_true(enters, count)
         writes = SlotWrites(slot, source, enters.gather(1, source))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from tqdm import tqdm
@@ -131,6 +131,8 @@ def policy_config(config: DictConfig, name: str) -> DictConfig:
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
         raise UserError(f"replay.policies: there is no eviction={name}: choose from {known}")
     merged = OmegaConf.merge(config, {"eviction": None}, {"eviction": OmegaConf.load(path)})
+    if get_class(merged.eviction._target_).needs_keys:
+        raise UserError(f"replay.policies: eviction={name} scores keys, which a recorded run lacks: leave it out")
     return merged.eviction
 
 

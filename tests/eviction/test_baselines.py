@@ -1,0 +1,92 @@
+"""Policies of other papers keep what their formulas say, and what kvpress keeps of the same tensors where it is installed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from tests.conftest import composed
+from trime.eviction.base import EvictionPolicy
+from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.models.attendre import Attendre, Queries
+from trime.models.layers.rotary import dot_products
+from trime.types import Tensor
+
+LENGTH, KEPT, HEADS, WIDTH = 30, 11, 3, 8
+
+
+def policy_of(name: str) -> EvictionPolicy:
+    return instantiate(composed(f"eviction={name}").eviction, _convert_="all")
+
+
+def prompt(seed: int) -> dict[str, Tensor]:
+    """Return queries, keys and values of a prompt with one head of keys, and its causal attention weights [1 h l l]."""
+    torch.manual_seed(seed)
+    query, key, value = (torch.randn(1, LENGTH, heads, WIDTH, dtype=torch.float64) for heads in (HEADS, 1, 1))
+    later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    weight = dot_products(query, key).masked_fill(later, -torch.inf).softmax(-1)
+    return {"query": query, "key": key, "value": value, "weight": weight}
+
+
+def read(policy: EvictionPolicy, given: dict[str, Tensor], chunk: int) -> MemoryState:
+    """Return a memory with room for all that has read the prompt in chunks."""
+    layer, state = Attendre(BoundedMemory(LENGTH, policy), causal=True), None
+    for start in range(0, LENGTH, chunk):
+        part = slice(start, start + chunk)
+        entries = given["key"][:, part], given["value"][:, part]
+        queries = Queries((given["query"][:, part],), torch.arange(LENGTH)[None, part])
+        state = state or layer.initial_state(entries, queries)
+        state, _ = layer.step(state, entries, queries, lambda query, _, key, __: dot_products(query, key))
+    assert state is not None
+    return state.keys
+
+
+def kept(policy: EvictionPolicy, state: MemoryState) -> set[int]:
+    """Return the positions that stay when the memory is cut to KEPT entries."""
+    position = state.ranking.position
+    score = policy.compete(position, state.ranking.score, KEPT)
+    return set(position[BoundedMemory(KEPT, policy).keep_mask(position, score)].tolist())
+
+
+def best(score: Tensor) -> set[int]:
+    return set(score.topk(KEPT).indices.tolist())
+
+
+@pytest.mark.parametrize("chunk", [LENGTH, 7])
+@pytest.mark.parametrize("seed", range(3))
+def test_formulas(seed: int, chunk: int) -> None:
+    """However the prompt is cut into chunks; H2O keeps half of its slots for the newest entries."""
+    given = prompt(seed)
+    weight, newest = given["weight"][0], torch.arange(LENGTH)
+    heavy = weight.sum((0, 1)).masked_fill(newest >= LENGTH - round(KEPT / 2), torch.inf)
+    last = weight[:, -1].sum(0).masked_fill(newest == LENGTH - 1, torch.inf)
+    small = (-given["key"][0].flatten(1).norm(dim=1)).masked_fill(newest == LENGTH - 1, torch.inf)
+    for name, score in (("h2o", heavy), ("tova", last), ("key_norm", small)):
+        policy = policy_of(name)
+        assert kept(policy, read(policy, given, chunk)) == best(score), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kvpress_keeps_the_same(seed: int) -> None:
+    """But for the newest entry, which always stays here."""
+    presses: Any = pytest.importorskip("kvpress", reason="kvpress is not installed")
+    given = prompt(seed)
+    keys, values = (given[name].transpose(1, 2) for name in ("key", "value"))
+    module = SimpleNamespace(config=SimpleNamespace(num_attention_heads=HEADS, num_key_value_heads=1), head_dim=WIDTH)
+    for name, press in (("tova", presses.TOVAPress()), ("key_norm", presses.KnormPress())):
+        score = press.score(module, keys, keys, values, given["weight"], {})[0, 0]
+        policy = policy_of(name)
+        own = kept(policy, read(policy, given, LENGTH))
+        assert own == best(score) or (name == "key_norm" and own >= best(score) - {LENGTH - 1})
+
+
+@pytest.mark.parametrize("name", ["h2o", "tova", "key_norm"])
+@pytest.mark.parametrize("recent", [-1, 2.5])
+def test_impossible_numbers_of_newest_entries(name: str, recent: float) -> None:
+    if name == "h2o" or recent < 0:
+        with pytest.raises(Exception, match="recent"):
+            instantiate(composed(f"eviction={name}").eviction, recent=recent, _convert_="all")

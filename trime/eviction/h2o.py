@@ -1,0 +1,25 @@
+"""Heavy-hitter oracle (H2O, Zhang et al. 2023): the entries with the largest sum of attention weights, and the newest."""
+
+from __future__ import annotations
+
+from trime.eviction.base import protect_newest
+from trime.eviction.initial import OwnPosition
+from trime.eviction.lfa import LFA
+from trime.eviction.score_transform import ScoreTransform
+from trime.types import Float, Int, Tensor
+
+
+class H2O(LFA):
+    """Score entries by the sum of what all queries and heads gave them; a share ``recent`` of the slots is for the newest.
+
+    ``score_transform`` is the attention weight in the paper. ValueError unless 0 <= recent <= 1.
+    """
+
+    def __init__(self, score_transform: ScoreTransform, recent: float = 0.5, newest_first: bool = True):
+        super().__init__(OwnPosition(), score_transform, replaces=True, newest_first=newest_first)
+        if not 0 <= recent <= 1:
+            raise ValueError(f"eviction.recent={recent} is a share of the memory: choose 0 to 1")
+        self.recent = recent
+
+    def compete(self, position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int) -> Float[Tensor, "b c"]:
+        return protect_newest(position, score, round(self.recent * size))

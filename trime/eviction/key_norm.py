@@ -1,0 +1,33 @@
+"""Key norm (Devoto et al. 2024): entries whose keys have small norms stay, for they tend to get most attention."""
+
+from __future__ import annotations
+
+from trime.eviction.base import EvictionPolicy, protect_newest
+from trime.eviction.initial import OwnPosition
+from trime.types import Float, Int, Ranking, Tensor
+
+
+class KeyNorm(EvictionPolicy):
+    """Score entries by minus the norm of their keys, over all heads; ``recent`` newest entries always stay.
+
+    Where a memory stores keys before and after rotation, whose norms are the same, both count. ValueError if recent < 1.
+    """
+
+    uses_attention, needs_keys = False, True
+
+    def __init__(self, recent: int = 1, newest_first: bool = True):
+        super().__init__(OwnPosition(), newest_first)
+        if recent < 1:
+            raise ValueError(f"eviction.recent={recent} must be at least 1: a query sees its own entry")
+        self.recent = recent
+
+    def admit_entries(
+        self, columns: tuple[Tensor, ...], ranking: Ranking, position: Int[Tensor, "b n"]
+    ) -> Float[Tensor, "b n"]:
+        """Return minus the norm of each new entry's keys, the first of ``columns``."""
+        return (
+            -columns[0].detach().double().flatten(2).norm(dim=2) if columns[0].dim() > 2 else super().admit(ranking, position)
+        )
+
+    def compete(self, position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int) -> Float[Tensor, "b c"]:
+        return protect_newest(position, score, self.recent)
