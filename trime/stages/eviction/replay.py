@@ -131,7 +131,7 @@ def policy_config(config: DictConfig, name: str) -> DictConfig:
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
         raise UserError(f"replay.policies: there is no eviction={name}: choose from {known}")
     merged = OmegaConf.merge(config, {"eviction": None}, {"eviction": OmegaConf.load(path)})
-    if get_class(merged.eviction._target_).needs_keys:
+    if getattr(get_class(merged.eviction._target_), "needs_keys", False):
         raise UserError(f"replay.policies: eviction={name} scores keys, which a recorded run lacks: leave it out")
     return merged.eviction
 
