@@ -69,19 +69,22 @@ def test_recent_holds_no_more_than_its_capacity_and_forgets_the_oldest(sizes: li
     assert empty.total.shape == (len(sizes), 1, 2) and empty.total.isinf().all()
 
 
-def test_recent_is_bounded_by_documents_unless_crossing() -> None:
+def test_recent_is_bounded_by_documents_unless_across_documents() -> None:
     before, query = contexts(4, [(0, 0, 8)]), contexts(5, [(1, 0, 3)])
-    for crossing in (False, True):
-        memory = FifoTokenMemory([8], crossing)
+    for across_documents in (False, True):
+        memory = FifoTokenMemory([8], across_documents)
         memory.write(before)
-        assert memory.mass(query, DIVISOR).total.isfinite().all() == crossing
+        assert memory.mass(query, DIVISOR).total.isfinite().all() == across_documents
 
 
 @pytest.mark.parametrize("overlap", [0, 4])
-@pytest.mark.parametrize("repeats", [False, True])
-def test_selective_memory_by_age_is_the_recent_one(overlap: int, repeats: bool) -> None:
+@pytest.mark.parametrize("include_window", [False, True])
+def test_selective_memory_by_age_is_the_recent_one(overlap: int, include_window: bool) -> None:
     """First in, first out keeps the last entries: windows with context of their own, over a document's border."""
-    recent, selective = FifoTokenMemory([5, 12], repeats=repeats), EvictingTokenMemory([5, 12], FIFO(), repeats=repeats)
+    recent, selective = (
+        FifoTokenMemory([5, 12], include_window=include_window),
+        EvictingTokenMemory([5, 12], FIFO(), include_window=include_window),
+    )
     for document in (0, 1):
         whole = contexts(7 + document, [(document, 0, 40)])
         for start in range(0, 40, 4):
@@ -127,12 +130,12 @@ def test_queries_do_not_change_what_an_evicting_memory_keeps(overlap: int) -> No
                 assert torch.equal(one.ranking.position, other.ranking.position)
 
 
-def test_one_entry_in_two_windows_counts_once_unless_repeats() -> None:
+def test_one_entry_in_two_windows_counts_once_unless_the_window_is_included() -> None:
     """The window holds its context itself: the memory passes over the entries that are both."""
     whole = contexts(6, [(0, 0, 8)])
     query = whole.take(slice(6, 8))
-    for repeats, held in ((False, 3), (True, 6)):
-        memory = FifoTokenMemory([100], repeats=repeats)
+    for include_window, held in ((False, 3), (True, 6)):
+        memory = FifoTokenMemory([100], include_window=include_window)
         memory.write(whole.take(slice(0, 6)))
         alone = FifoTokenMemory([100])
         alone.write(whole.take(slice(0, held)))

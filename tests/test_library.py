@@ -187,7 +187,7 @@ def test_a_finished_run_scores_and_explains_text(tiny: Callable[..., DictConfig]
     assert len(model.explain("import os", 3, entries=1, temperature=0)[0].entries) >= 1
     shown = example("loaded_run", str(plan.run_folder))
     assert "vocabulary" in shown and " from " in shown
-    with pytest.raises(UserError, match="no folder of a run"):
+    with pytest.raises(UserError, match="neither a run's folder"):
         trime.load(tmp_path)
     picture = tmp_path / "own.png"
     assert str(picture) in example("own_figure", f"{tmp_path}/runs/**/results.json", str(picture)) and picture.is_file()

@@ -19,7 +19,7 @@ from trime.models.backbones.memorizing.transformer import AttentionConfig, Atten
 from trime.models.backbones.stateful import LayerSizes, StatefulTransformerLayer
 from trime.models.layers import topk_attention as retrieval
 from trime.models.layers.relative import in_window
-from trime.models.layers.sliding import Window
+from trime.models.layers.sliding import SlidingWindow
 from trime.models.layers.topk_attention import Table, all_keys, bucket_top, exact_top, search
 
 META = description("mt_meta")
@@ -38,7 +38,7 @@ def attention(name: str, search: str, local_empty: bool, memory_empty: bool, bia
     config, published = META[name]["config"], arrays(name)
     heads, width = config["H"], config["H"] * config["D"]
     memory = KeyValueMemory(heads, width, config["M"], FIFO(), config["k"], search, empty_take_mass=memory_empty)
-    window = Window(config["W"], itself=False, empty_take_mass=local_empty)
+    window = SlidingWindow(config["W"], itself=False, empty_take_mass=local_empty)
     layer = KNNAttention(width, heads, 0.0, window, AttentionConfig(normalize=config.get("normalize", True)), memory).double()
     copy(layer.bias.table, published["rel_embedding"])
     copy(memory.bias, published["memory_bias"] if bias is None else torch.full((heads,), bias))
@@ -169,7 +169,7 @@ def test_the_whole_layer(name: str) -> None:
     """Compare the projections, norms and feed-forward block of the official layer."""
     published, config = arrays(name), META[name]["config"]
     options = AttentionConfig("rms", biases=False, normalize=config.get("normalize", True), head_width=config["D"])
-    window = Window(config["W"], itself=False, empty_take_mass=True)
+    window = SlidingWindow(config["W"], itself=False, empty_take_mass=True)
     memory = KeyValueMemory(config["H"], config["E"], config["M"], FIFO(), config["k"], "buckets", empty_take_mass=True)
     attention = KNNAttention(config["E"], config["H"], 0.0, window, options, memory)
     layer = StatefulTransformerLayer(attention, LayerSizes(config["E"], config["F"]), options.norm, options.biases).double()

@@ -100,7 +100,7 @@ def test_what_is_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     first = next(name for name in weights if "fc1.weight" in name)
     refused = {
         "not opened": file | {"extra_state": Wicked()},
-        "no fairseq checkpoint": {"state_dict": weights},
+        "not a fairseq checkpoint": {"state_dict": weights},
         "lacks": file | {"model": {name: value for name, value in weights.items() if name != first}},
         "no place": file | {"model": weights | {"decoder.gate": torch.zeros(2)}},
         "shape": file | {"model": weights | {first: torch.zeros(2, 2)}},

@@ -208,7 +208,7 @@ def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tm
     for other in ("mixture=calibrated", "mixture.model.history=[0.5,0.9]", "mixture.temperatures=[0.3,0.6,1.2,2.4]"):
         with pytest.raises(UserError, match="fit it anew"):
             run(tiny(*overrides, f"mixture.path={path}", other))
-    with pytest.raises(UserError, match="is no mixture"):
+    with pytest.raises(UserError, match="is not a mixture"):
         run(tiny(*overrides, "mixture.path=nowhere", "train.updates=9", "stages=[prepare]"))
     copied = shutil.copytree(path, tmp_path / "mixture")
     (copied / "mixture.safetensors").write_bytes(b"cut")

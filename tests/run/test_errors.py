@@ -121,7 +121,7 @@ def test_datastore_of_another_model(said: Said, tiny: Callable[..., DictConfig])
     run(config)
     store = Plan(config).store.path()
     assert "another model" in said("experiment=trime_ext", f"datastore.path={store}")
-    assert "no datastore" in said("experiment=knn_lm", f"datastore.path={Plan(config).tune.path()}")
+    assert "not a datastore" in said("experiment=knn_lm", f"datastore.path={Plan(config).tune.path()}")
     assert "for scoring" in said("experiment=knn_lm", f"datastore.path={Plan(config).valid.path()}")
 
 

@@ -91,7 +91,7 @@ def test_a_data_module_makes_its_corpus_once(text_folder: Path, tmp_path: Path) 
     (text_folder / "train" / "0.txt").write_text("another text\n")
     with pytest.raises(UserError, match="another text"):
         text_module(text_folder, tmp_path / "corpus").prepare_data()
-    with pytest.raises(UserError, match="no corpus"):
+    with pytest.raises(UserError, match="not a corpus"):
         text_module(text_folder, text_folder).prepare_data()
 
 
@@ -183,7 +183,7 @@ def test_a_profile_is_shown(tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptur
         ("+trainer.limit_val_batches=many", "trainer.limit_val_batches=many"),
         ("+callbacks.lr=3", "callbacks.lr=3: .*_target_"),
         ("+callbacks.lr={_target_: nowhere.Lr}", "callbacks.lr._target_=nowhere.Lr"),
-        (f"+callbacks.lr={{_target_: {__name__}.Broken}}", "callbacks.lr: .* no callback"),
+        (f"+callbacks.lr={{_target_: {__name__}.Broken}}", "callbacks.lr: .* not a Lightning callback"),
         ("+logger.lightning.x={_target_: pytorch_lightning.loggers.CSVLogger, nam: y}", "logger.lightning.x.nam"),
     ],
 )

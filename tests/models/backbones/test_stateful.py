@@ -29,7 +29,7 @@ from trime.models.backbones.memorizing.transformer import AttentionConfig, memor
 from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.backbones.transformer_xl import transformer_xl
 from trime.models.layers.embeddings import PlainInput
-from trime.models.layers.sliding import Window
+from trime.models.layers.sliding import SlidingWindow
 from trime.models.layers.topk_attention import Table, all_keys, attend, exact_top, search, select_candidates
 from trime.models.network import Reader, build_network
 from trime.pipeline.model_io import open_network
@@ -49,7 +49,9 @@ def model(
     """Return two layers in float64, the last one with a memory."""
     torch.manual_seed(0)
     memory = partial(KeyValueMemory, size=size, policy=policy or FIFO(), top_k=top_k)
-    backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(window), AttentionConfig()).double()
+    backbone = memorizing_transformer(
+        PlainInput(WORDS, 16), 2, 2, 32, 512, memory, SlidingWindow(window), AttentionConfig()
+    ).double()
     for attention in backbone.attentions:
         torch.nn.init.normal_(attention.bias.table)
     backbone.attentions[1].memory.bias.data.fill_(gate)
@@ -230,9 +232,8 @@ def test_approximate_search_is_exact_where_all_are_candidates(heads: dict[str, b
     ):
         torch.manual_seed(0)
         memory = partial(KeyValueMemory, size=64, policy=FIFO(), top_k=4, **heads, **more)
-        backbone = (
-            memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, memory, Window(8), AttentionConfig()).double().eval()
-        )
+        parts = (memory, SlidingWindow(8), AttentionConfig())
+        backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, *parts).double().eval()
         outputs.append(read(backbone, tokens, 8))
     exact, near, fewer, faiss = outputs
     torch.testing.assert_close(faiss, exact, rtol=0, atol=1e-5)
@@ -434,6 +435,7 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     """With one memory layer, the replay predicts what it holds before every window; the oracle retains most."""
     config = tiny("experiment=memorizing", "stages=[prepare,fit,record,replay]", "evaluate.tokens=3000", "model.memory_size=96")
     config.replay.sizes, config.train.updates = [32, 96], 6
+    config.replay.policies = names = [name for name in POLICIES if name != "key_norm"]
     run(config)
     plan = Plan(config)
     results = plan.replay.summary()
@@ -441,11 +443,14 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     (layer,) = results["memories"]
     number = int(layer["memory"].split()[-1])
     share = {(row["policy"], row["size"]): row["retained"] for row in layer["rows"]}
-    assert all(0 < value <= 1 for value in share.values()) and {name for name, _ in share} == {*POLICIES, "oracle"}
-    assert all(share["oracle", size] > share[name, size] for name in POLICIES for size in (32, 96))
-    for name in POLICIES:
+    assert all(0 < value <= 1 for value in share.values()) and {name for name, _ in share} == {*names, "oracle"}
+    assert all(share["oracle", size] > share[name, size] for name in names for size in (32, 96))
+    for name in names:
         config.eviction = OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml")
         assert list(online(plan, number)) == list(replayed(plan, number, name))
+    config.replay.policies = ["key_norm"]
+    with pytest.raises(UserError, match="key_norm scores keys"):
+        run(config)
 
 
 def online(plan: Plan, layer: int) -> Iterator[list[int]]:

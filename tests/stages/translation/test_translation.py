@@ -302,7 +302,7 @@ def test_moses_tokens_become_text(tiny: Tiny, tmp_path: Path, monkeypatch: pytes
     assert corpus.references("test") == [text] * 3 and corpus.tokenizer.text(pieces.split()) == text
     with pytest.raises(UserError, match=r"dataset\.cut=true"):
         run(tiny("experiment=mt_vanilla", *overrides, "dataset.detokenize=true"))
-    monkeypatch.setattr("trime.data.parallel.side.find_spec", lambda name: None)
+    monkeypatch.setattr("trime.data.parallel.tokenizers.find_spec", lambda name: None)
     with pytest.raises(UserError, match="sacremoses"):
         PresegmentedText("en")
 
