@@ -99,12 +99,15 @@ def measure(options: argparse.Namespace) -> Measured:
     """Measure every way to read inputs of every length, then the query memory."""
     model, rows = decoder(options.device), []
     tokens = torch.randint(2, WORDS, (1, max(options.lengths)), device=options.device)
-    for length in options.lengths:
-        for name, read in readers(model, length).items():
-            if name == UNBOUNDED and length > options.whole:  # would take hours
-                continue
-            result = measure_alone(partial(read, tokens[:, :length]), 1 if name == UNBOUNDED else options.rounds)
-            rows.append(row(f"read, {name}", length, SIZE if name in policies() else length, "", result))
+    bounded = {name: f"read, {name}" for name in policies()}
+    for names in ([*bounded], [UNBOUNDED, FULL, LEAST]):  # these take and keep space, so that they come last
+        for length in options.lengths:
+            for name in names:
+                if name == UNBOUNDED and length > options.whole:  # would take hours
+                    continue
+                read = readers(model, length)[name]
+                result = measure_alone(partial(read, tokens[:, :length]), 1 if name == UNBOUNDED else options.rounds)
+                rows.append(row(f"read, {name}", length, SIZE if name in bounded else length, "", result))
     length = min(options.lengths)
     for queries in options.queries:
         for end in ("flush", "drain"):
@@ -115,8 +118,10 @@ def measure(options: argparse.Namespace) -> Measured:
 
 
 def claims(rows: list[dict[str, Any]]) -> list[Claim]:
-    """Return the claims: linear time and constant space for the worst policy, and ratios to full attention and to attention."""
-    by_policy = {name: [row for row in rows if row["what"] == f"read, {name}"] for name in policies()}
+    """Return the claims: linear time and constant space once a memory is full; ratios to full attention and attention."""
+    lengths = sorted({row["tokens"] for row in rows})
+    full = [length for length in lengths if length >= 4 * SIZE] or lengths
+    by_policy = {name: [row for row in rows if row["what"] == f"read, {name}" and row["tokens"] in full] for name in policies()}
     ends = [[choose(rows, key=lambda row: row["tokens"]) for choose in (min, max)] for rows in by_policy.values()]
     seconds = {(row["what"].removeprefix("read, "), row["tokens"]): row["seconds"] for row in rows}
     longest = max(tokens for _, tokens in seconds)
