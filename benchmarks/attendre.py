@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace) -> Measured:
 def claims(rows: list[dict[str, Any]]) -> list[Claim]:
     """Return the claims: linear time and constant space once a memory is full; ratios to full attention and attention."""
     lengths = sorted({row["tokens"] for row in rows})
-    full = [length for length in lengths if length >= 4 * SIZE] or lengths
+    full = [length for length in lengths if length >= 8 * SIZE] or lengths
     by_policy = {name: [row for row in rows if row["what"] == f"read, {name}" and row["tokens"] in full] for name in policies()}
     ends = [[choose(rows, key=lambda row: row["tokens"]) for choose in (min, max)] for rows in by_policy.values()]
     seconds = {(row["what"].removeprefix("read, "), row["tokens"]): row["seconds"] for row in rows}
