@@ -99,15 +99,17 @@ def measure(options: argparse.Namespace) -> Measured:
     """Measure every way to read inputs of every length, then the query memory."""
     model, rows = decoder(options.device), []
     tokens = torch.randint(2, WORDS, (1, max(options.lengths)), device=options.device)
-    bounded = {name: f"read, {name}" for name in policies()}
-    for names in ([*bounded], [UNBOUNDED, FULL, LEAST]):  # these take and keep space, so that they come last
-        for length in options.lengths:
-            for name in names:
-                if name == UNBOUNDED and length > options.whole:  # would take hours
-                    continue
-                read = readers(model, length)[name]
-                result = measure_alone(partial(read, tokens[:, :length]), 1 if name == UNBOUNDED else options.rounds)
-                rows.append(row(f"read, {name}", length, SIZE if name in bounded else length, "", result))
+    for name in policies():  # these take least space, so that they come first; lengths take turns
+        reads = {length: partial(readers(model, length)[name], tokens[:, :length]) for length in options.lengths}
+        for length, result in alternately(reads, options.rounds, warmup=0).items():
+            rows.append(row(f"read, {name}", length, SIZE, "", result))
+    for length in options.lengths:
+        for name in (UNBOUNDED, FULL, LEAST):
+            if name == UNBOUNDED and length > options.whole:  # would take hours
+                continue
+            read = partial(readers(model, length)[name], tokens[:, :length])
+            result = measure_alone(read, 1 if name == UNBOUNDED else options.rounds)
+            rows.append(row(f"read, {name}", length, length, "", result))
     length = min(options.lengths)
     for queries in options.queries:
         for end in ("flush", "drain"):
@@ -148,7 +150,7 @@ def row(what: str, length: int, size: int, queries: int | str, result: dict[str,
         "tokens": length,
         "M": size,
         "N": queries,
-        "seconds": round(seconds, 3),
+        "seconds": float(f"{seconds:.3g}"),
         "tokens/s": round(length / seconds),
         "peak MB": result["peak_memory_mb"],
     }

@@ -83,12 +83,14 @@ def test_attendre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ways = {
         "read, fifo",
         "read, lra_sum",
+        "read, lfa",
         "read, everything kept",
         "read, full attention",
+        "read, attention alone, by PyTorch",
         "both ways, flush",
         "both ways, drain",
     }
-    assert {row["what"] for row in rows} == ways and len(rows) == 10 and all(row["tokens/s"] > 0 for row in rows)
+    assert {row["what"] for row in rows} == ways and len(rows) == 14 and all(row["tokens/s"] > 0 for row in rows)
 
 
 def test_objective(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
