@@ -48,8 +48,12 @@ class EvictionPolicy:
         return self.admit(ranking, position)
 
     def compete(self, position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int) -> Float[Tensor, "b c"]:
-        """Return the scores by which old and new entries compete for the ``size`` slots; here those that they have."""
-        return score
+        """Return the scores by which old and new entries compete for the ``size`` slots; the newest may be protected."""
+        return protect_newest(position, score, count) if (count := self.protected(size)) else score
+
+    def protected(self, size: int) -> int:
+        """Return how many of the newest entries always stay in a memory of ``size`` slots; here none."""
+        return 0
 
     def begin(self, ranking: Ranking) -> Summary:
         """Return the empty summary with which a step begins."""
@@ -83,6 +87,13 @@ class AttentionScorePolicy(EvictionPolicy):
     def __init__(self, initial: Initial, score_transform: ScoreTransform, newest_first: bool = True):
         super().__init__(initial, newest_first)
         self.score_transform = score_transform
+
+
+def check_recent(recent: int) -> int:
+    """Return a number of newest entries that always stay; ValueError unless it is at least 1."""
+    if recent < 1:
+        raise ValueError(f"eviction.recent={recent} must be at least 1: a query sees its own entry")
+    return recent
 
 
 def protect_newest(position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], count: int) -> Float[Tensor, "b c"]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from trime.eviction.base import protect_newest
 from trime.eviction.initial import OwnPosition
 from trime.eviction.lfa import LFA
 from trime.eviction.score_transform import ScoreTransform
-from trime.types import Float, Int, Tensor
 
 
 class H2O(LFA):
@@ -21,5 +19,5 @@ class H2O(LFA):
             raise ValueError(f"eviction.recent={recent} is a share of the memory: choose 0 to 1")
         self.recent = recent
 
-    def compete(self, position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int) -> Float[Tensor, "b c"]:
-        return protect_newest(position, score, round(self.recent * size))
+    def protected(self, size: int) -> int:
+        return round(self.recent * size)

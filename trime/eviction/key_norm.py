@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trime.eviction.base import EvictionPolicy, protect_newest
+from trime.eviction.base import EvictionPolicy, check_recent
 from trime.eviction.initial import OwnPosition
 from trime.types import Float, Int, Ranking, Tensor
 
@@ -17,17 +17,13 @@ class KeyNorm(EvictionPolicy):
 
     def __init__(self, recent: int = 1, newest_first: bool = True):
         super().__init__(OwnPosition(), newest_first)
-        if recent < 1:
-            raise ValueError(f"eviction.recent={recent} must be at least 1: a query sees its own entry")
-        self.recent = recent
+        self.recent = check_recent(recent)
 
     def admit_entries(
         self, columns: tuple[Tensor, ...], ranking: Ranking, position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b n"]:
         """Return minus the norm of each new entry's keys, the first of ``columns``."""
-        return (
-            -columns[0].detach().double().flatten(2).norm(dim=2) if columns[0].dim() > 2 else super().admit(ranking, position)
-        )
+        return -columns[0].detach().double().flatten(2).norm(dim=2)
 
-    def compete(self, position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int) -> Float[Tensor, "b c"]:
-        return protect_newest(position, score, self.recent)
+    def protected(self, size: int) -> int:
+        return self.recent

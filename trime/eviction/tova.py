@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from trime.eviction.base import protect_newest
+from trime.eviction.base import check_recent
 from trime.eviction.initial import OwnPosition
 from trime.eviction.lra_last import LRALast
 from trime.eviction.score_transform import ScoreTransform
-from trime.types import Float, Int, Tensor
 
 
 class TOVA(LRALast):
@@ -17,9 +16,7 @@ class TOVA(LRALast):
 
     def __init__(self, score_transform: ScoreTransform, recent: int = 1, newest_first: bool = True):
         super().__init__(OwnPosition(), score_transform, "sum", newest_first)
-        if recent < 1:
-            raise ValueError(f"eviction.recent={recent} must be at least 1: a query sees its own entry")
-        self.recent = recent
+        self.recent = check_recent(recent)
 
-    def compete(self, position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int) -> Float[Tensor, "b c"]:
-        return protect_newest(position, score, self.recent)
+    def protected(self, size: int) -> int:
+        return self.recent

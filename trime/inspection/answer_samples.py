@@ -34,10 +34,10 @@ class AnswerSamples(Artefact):
         chosen = {answer["right"]: number for number, answer in reversed([*enumerate(answers)])}
         _, examples = self.plan.answer.examples()
         tokenizer, answerer = self.plan.answer.model()
-        samples = []
+        make_prompt, samples = self.plan.answer.prompts(tokenizer), []
         for right in sorted(chosen, reverse=True):
             example, answer = examples[chosen[right]], answers[chosen[right]]
-            made = self.plan.answer.prompts(tokenizer)(example)
+            made = make_prompt(example)
             session = answerer.start([made.shared]).ask([made.rest])
             texts = [tokenizer.decode([token]) for token in made.tokens]
             samples.append(

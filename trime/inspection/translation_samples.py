@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trime.data.parallel.corpus import ParallelCorpus
 from trime.inspection.annotated import annotate
 from trime.inspection.stored_text import DatastoreText
 from trime.inspection.writers import describe_step
@@ -33,22 +32,23 @@ class TranslationSamples(Artefact):
     def build(self, folder: Path) -> None:
         rows = self.translations.tune.rows()
         translator = self.translations.translator(len(rows) - 1)
+        assert translator.nearest is not None
+        pairs = PairText(self.plan, translator.nearest.store)
         count, wanted = self.translations.scores()[-1]["sentences"], self.config.report.samples.passages
-        samples = [self.translation(translator, number, rows[-1].label) for number in spread(count, wanted)]
+        samples = [self.translation(translator, pairs, number, rows[-1].label) for number in spread(count, wanted)]
         (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
 
-    def translation(self, translator: Translator, number: int, row: str) -> dict[str, Any]:
+    def translation(self, translator: Translator, pairs: PairText, number: int, row: str) -> dict[str, Any]:
         """Return a sentence's translation, whose pieces are annotated with their attribution."""
-        assert translator.nearest is not None
-        corpus, entries = translator.corpus, PairText(self.plan, translator.nearest.store)
+        corpus = translator.corpus
         steps = translator.steps(corpus.sources.split("test").document(number).tolist(), number)
         described = [
-            describe_step(step, self.config.report.samples.entries, translator.text, lambda _, entry: entries.locate(entry))
+            describe_step(step, self.config.report.samples.entries, translator.text, lambda _, entry: pairs.locate(entry))
             for step in steps
         ]
         written = [step.token for step in steps]
         texts = [translator.text(written[:end]) for end in range(1, len(written) + 1)]
-        name, before = corpus.names("test")[number], f"{source_text(corpus, 'test', number)} → "
+        name, before = corpus.names("test")[number], f"{corpus.source_text('test', number)} → "
         return {"document": name, "row": row, "before": before, "tokens": annotate(described, texts, "")}
 
 
@@ -65,12 +65,5 @@ class PairText(DatastoreText):
         text, place = super().locate(number)
         if not self.known:
             return text, place
-        source = source_text(self.pairs, self.split, int(self.store.document[number]))
+        source = self.pairs.source_text(self.split, int(self.store.document[number]))
         return text, f"{self.split}, {place}: {source}"
-
-
-def source_text(corpus: ParallelCorpus, split: str, number: int) -> str:
-    """Return a source sentence as text."""
-    vocabulary = corpus.sources.vocabulary
-    pieces = [vocabulary.symbols[piece] for piece in corpus.sources.split(split).document(number)]
-    return corpus.tokenizer.text([piece for piece in pieces if piece != vocabulary.symbols[vocabulary.special_ids.eos]])

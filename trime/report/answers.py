@@ -73,11 +73,11 @@ def label_runs(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
 
 
 def settings_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's settings of model, questions and sample, without those that have columns of their own."""
+    """Return a run's settings of model, questions and reading, without those that have columns of their own."""
     model = run.get("small_model") or {"model": run["model"]}
     questions = {key: value for key, value in run["questions"].items() if key not in ("seed", "words")}
-    sample = {key: value for key, value in result_row(run).items() if key not in RESULTS | OWN_COLUMNS}
-    return model | questions | run.get("answering", {}) | sample
+    reading = {key: value for key, value in result_row(run).items() if key not in RESULTS | OWN_COLUMNS}
+    return model | questions | run.get("answering", {}) | reading
 
 
 def match_by_policy(runs: Runs) -> dict[tuple[Any, ...], dict[str, float]]:

@@ -9,6 +9,7 @@ import torch
 
 from tests.conftest import DEVICE, composed
 from tests.helpers.laws import eq5
+from tests.helpers.stateful import read
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
 from trime.memory.in_batch import InBatch
@@ -46,15 +47,6 @@ def random_inputs(b: int, steps: int, d: int, dtype: torch.dtype = torch.float32
 
 def text(rows: int, length: int) -> torch.Tensor:
     return torch.randint(WORDS, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
-def read(backbone: StatefulBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
-    """Return f of a text that is read in segments of ``size`` tokens."""
-    state, outputs = None, []
-    for part in tokens.split(size, dim=1):
-        encoding, state = backbone(part, state, None)
-        outputs.append(encoding.f)
-    return torch.cat(outputs, 1)
 
 
 def test_recurrence_is_srus_equations() -> None:

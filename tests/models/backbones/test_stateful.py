@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed
+from tests.helpers.stateful import read
 from trime.data.segments import collate
 from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy
@@ -66,15 +67,6 @@ def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> StatefulBackbone
         for bias in (attention.content_bias, attention.position_bias):
             torch.nn.init.normal_(bias)
     return backbone.eval()
-
-
-def read(backbone: StatefulBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
-    """Return f of a text that is read in segments of ``size`` tokens."""
-    state, outputs = None, []
-    for part in tokens.split(size, dim=1):
-        encoding, state = backbone(part, state, None)
-        outputs.append(encoding.f)
-    return torch.cat(outputs, 1)
 
 
 def memory_positions(backbone: StatefulBackbone, state: State, layer: int = 1) -> list[int]:

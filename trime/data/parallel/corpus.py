@@ -39,6 +39,12 @@ class ParallelCorpus(Corpus):
         """Return the reference translations of a split, untokenized."""
         return json.loads((self.folder / f"{split}.references.json").read_text())
 
+    def source_text(self, split: str, number: int) -> str:
+        """Return a source sentence as text."""
+        vocabulary = self.sources.vocabulary
+        pieces = self.sources.split(split).document(number).tolist()
+        return self.tokenizer.text([vocabulary.symbols[piece] for piece in pieces if piece != vocabulary.special_ids.eos])
+
     def with_source(self, batch: Batch, source: Split) -> Batch:
         """Return a batch of targets with the source sentences that they translate."""
         rows: list[Any] = [source.document(number) if number >= 0 else [] for number in batch.document.tolist()]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import exponentials, numba_jit, run_kernel
+from trime.kernels.numba_kernels import exponentials, numba_jit, run_kernel, select
 from trime.types import Bool, Float, Int, Tensor
 
 HIDDEN = np.float32(-np.inf)
@@ -78,7 +78,8 @@ def topk_kernel(  # type: ignore[no-untyped-def]
     for item in prange(b * h):
         row, head = item // h, item % h
         candidates, slots = np.empty(m + 1, np.float32), np.empty(m + 1, np.int32)
-        weight, scratch = np.empty(k, np.float32), np.empty(m + 1, np.float32)
+        scratch, order = np.empty(m + 1, np.float32), np.empty(m + 1, np.int32)
+        weight = np.empty(k, np.float32)
         bits = np.empty(k, np.int32)
         power = bits.view(np.float32)
         guess, margin = HIDDEN, np.float32(MARGIN)
@@ -90,9 +91,10 @@ def topk_kernel(  # type: ignore[no-untyped-def]
             count = above(scores, guess, candidates, slots)
             if count < k and guess > HIDDEN:
                 count, margin = above(scores, HIDDEN, candidates, slots), 2 * margin
+            best = candidates[:count].max() if count else HIDDEN
             if count > k:
                 scratch[:count] = candidates[:count]
-                least, best = kth_largest(scratch, count, k), candidates[:count].max()
+                least = select(scratch, order, k, count)
                 margin = np.float32(0.7) * margin if count > MANY * k else margin
                 guess = least - margin * (best - least)
                 count = keep_best(candidates, slots, count, least, k)
@@ -101,7 +103,6 @@ def topk_kernel(  # type: ignore[no-untyped-def]
             out = attended[row, head, i]
             out[:] = np.float32(0)
             if count:
-                best = candidates[:count].max()
                 exponentials(candidates[:count], np.float32(1), best, weight[:count], bits[:count], power[:count])
                 total = np.float32(0)
                 for j in range(count):
@@ -149,34 +150,3 @@ def keep_best(candidates, slots, count, least, k):  # type: ignore[no-untyped-de
             candidates[kept], slots[kept] = candidates[j], slots[j]
             kept += 1
     return kept
-
-
-@numba_jit()
-def kth_largest(x, count, k):  # type: ignore[no-untyped-def]
-    """Return the ``k``-th largest of the first ``count`` numbers, which are reordered (quickselect)."""
-    low, high, wanted = 0, count - 1, k - 1
-    while low < high:
-        pivot = middle_of(x[low], x[(low + high) // 2], x[high])
-        i, j = low, high
-        while i <= j:
-            while x[i] > pivot:
-                i += 1
-            while x[j] < pivot:
-                j -= 1
-            if i <= j:
-                x[i], x[j] = x[j], x[i]
-                i += 1
-                j -= 1
-        if wanted <= j:
-            high = j
-        elif wanted >= i:
-            low = i
-        else:
-            return x[wanted]
-    return x[wanted]
-
-
-@numba_jit()
-def middle_of(a, b, c):  # type: ignore[no-untyped-def]
-    """Return the median of three numbers."""
-    return max(min(a, b), min(max(a, b), c))

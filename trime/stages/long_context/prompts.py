@@ -38,15 +38,12 @@ class PromptMaker:
     def __call__(self, example: Example) -> Prompt:
         """Return the prompt of an example, or as much of the end of its own text as ``max_prompt_tokens`` leaves."""
         before, after = prompt_parts(example, self.settings.order)
-        if self.settings.order == "last":
-            text, rest = encode_text(self.tokenizer, before), encode_text(self.tokenizer, after)
-        else:
-            text, rest = [], encode_text(self.tokenizer, before + after)
+        is_shared = self.settings.order == "last"
+        parts = (before, after) if is_shared else ("", before + after)
+        text, rest = (encode_text(self.tokenizer, part) for part in parts)
         excess = self.excess(len(text) + len(rest))
         text, rest = text[excess:], rest[max(0, excess - len(text)) :]
-        if self.settings.order == "last":
-            return Prompt(self.before + text, rest + self.after)
-        return Prompt([], self.before + rest + self.after)
+        return Prompt(self.before + text, rest + self.after) if is_shared else Prompt([], self.before + rest + self.after)
 
     def excess(self, length: int) -> int:
         """Return how many tokens of a text and its question are not read; UserError if no room for any is left."""

@@ -103,12 +103,10 @@ class Translate(Artefact):
         """Return sentences that are spread over the split, each with its source, its reference and every row's translation."""
         corpus, split = self.encoded.corpus.corpus(), self.encoded.split
         assert isinstance(corpus, ParallelCorpus)
-        source, symbols, eos = corpus.sources.split(split), corpus.vocabulary.symbols, corpus.vocabulary.special_ids.eos
         rows = [read_json_lines(self.path() / f"row-{number}.jsonl") for number in range(len(self.scores()))]
         references = corpus.references(split)[: len(rows[0])]
         return [
-            [corpus.tokenizer.text([symbols[token] for token in source.document(number) if token != eos]), references[number]]
-            + [row[number] for row in rows]
+            [corpus.source_text(split, number), references[number], *(row[number] for row in rows)]
             for number in spread(len(references), count)
         ]
 
