@@ -219,3 +219,8 @@ class VocabularySource(NamedTuple):
     name: str  # of the vocabulary, known before the vocabulary is made
     vocabulary: Callable[[], Vocabulary]
     tokenizer: Tokenizer | None = None  # None: the dataset's own
+
+
+def evenly_spaced(length: int, count: int) -> list[int]:
+    """Return at most ``count`` different numbers below ``length``, the middles of as many equal parts."""
+    return list(dict.fromkeys((2 * number + 1) * length // (2 * count) for number in range(count)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trime.data.corpus import evenly_spaced
 from trime.evaluation.generation import AttributedToken
 from trime.inspection.annotated import annotate
 from trime.inspection.translation_samples import TranslationSamples
@@ -96,8 +97,7 @@ def passages(offsets: np.ndarray, settings: dict[str, int]) -> list[tuple[int, i
     long = np.flatnonzero(lengths >= settings["before"] + settings["tokens"])
     long = long if len(long) else np.array([lengths.argmax()])
     edges, result = np.cumsum([0, *lengths[long]]), []
-    for number in range(settings["passages"]):
-        place = int(edges[-1]) * (2 * number + 1) // (2 * settings["passages"])
+    for place in evenly_spaced(int(edges[-1]), settings["passages"]):
         which = int(np.searchsorted(edges, place, side="right")) - 1
         first, last = int(offsets[long[which]]), int(offsets[long[which] + 1])
         end = min(last, first + max(place - int(edges[which]), settings["before"]) + settings["tokens"])

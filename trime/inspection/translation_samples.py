@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trime.data.corpus import evenly_spaced
 from trime.inspection.annotated import annotate
 from trime.inspection.stored_text import DatastoreText
 from trime.inspection.writers import describe_step
 from trime.memory.retrieval.datastore import Datastore
 from trime.pipeline.artefact import Artefact
 from trime.plan.translation import TranslationPlan
-from trime.stages.translation.translate import spread
 from trime.stages.translation.translator import Translator
 
 
@@ -35,7 +35,7 @@ class TranslationSamples(Artefact):
         assert translator.nearest is not None
         pairs = PairText(self.plan, translator.nearest.store)
         count, wanted = self.translations.scores()[-1]["sentences"], self.config.report.samples.passages
-        samples = [self.translation(translator, pairs, number, rows[-1].label) for number in spread(count, wanted)]
+        samples = [self.translation(translator, pairs, number, rows[-1].label) for number in evenly_spaced(count, wanted)]
         (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
 
     def translation(self, translator: Translator, pairs: PairText, number: int, row: str) -> dict[str, Any]:

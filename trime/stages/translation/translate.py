@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from trime.data.corpus import evenly_spaced
 from trime.data.parallel.corpus import ParallelCorpus
 from trime.io import append_json_lines, read_json_lines
 from trime.metrics import ResourceUsage
@@ -107,13 +108,8 @@ class Translate(Artefact):
         references = corpus.references(split)[: len(rows[0])]
         return [
             [corpus.source_text(split, number), references[number], *(row[number] for row in rows)]
-            for number in spread(len(references), count)
+            for number in evenly_spaced(len(references), count)
         ]
-
-
-def spread(length: int, count: int) -> list[int]:
-    """Return at most ``count`` numbers below ``length``, evenly spaced."""
-    return list(dict.fromkeys((2 * number + 1) * length // (2 * count) for number in range(count)))
 
 
 def bleu_statistics(texts: list[str], references: list[str]) -> list[list[int]]:
