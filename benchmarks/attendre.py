@@ -1,6 +1,7 @@
 """Cost of reading long inputs: time linear and memory constant in the length, beside full attention and unbounded memories.
 
-A Llama with random weights (width 128, 2 layers, 4 heads) reads random tokens in chunks of 128. The last rows measure a query
+A Llama with random weights (width 128, 2 layers, 4 heads) reads random tokens in chunks of 128. Queries attend to all entries
+of a first-in-first-out memory, and to the best 128 of each head where the policy uses attention. The last rows measure a query
 memory, which is flushed in one step or drained in chunks of padding, over M and N.
 """
 
@@ -74,8 +75,11 @@ def read_with_full_attention(model: Any, tokens: torch.Tensor) -> None:
 
 def readers(model: Any, length: int) -> dict[str, Read]:
     """Return every way to read an input of this length."""
-    memories = {name: Attendre(BoundedMemory(SIZE, policy), 0, TOP_K, True) for name, policy in policies().items()}
-    memories[UNBOUNDED] = Attendre(BoundedMemory(length, FIFO()), 0, TOP_K, True)
+    memories = {
+        name: Attendre(BoundedMemory(SIZE, policy), 0, TOP_K if policy.uses_attention else None, True)
+        for name, policy in policies().items()
+    }
+    memories[UNBOUNDED] = Attendre(BoundedMemory(length, FIFO()), 0, None, True)
     bounded: dict[str, Read] = {name: partial(read_with_memory, model, memory, "flush") for name, memory in memories.items()}
     return bounded | {FULL: partial(read_with_full_attention, model), LEAST: attend_in_chunks}
 

@@ -14,13 +14,17 @@ from trime.eviction.base import EvictionPolicy
 from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.models.attendre import Attendre, Queries
 from trime.models.layers.rotary import dot_products
-from trime.types import Tensor
+from trime.types import AttentionBlock, Tensor
 
 LENGTH, KEPT, HEADS, WIDTH = 30, 11, 3, 8
 
 
+WINDOW, KERNEL = 4, 3  # of SnapKV
+
+
 def policy_of(name: str) -> EvictionPolicy:
-    return instantiate(composed(f"eviction={name}").eviction, _convert_="all")
+    sizes = {"window": WINDOW, "kernel": KERNEL} if name == "snapkv" else {}
+    return instantiate(composed(f"eviction={name}").eviction, **sizes, _convert_="all")
 
 
 def prompt(seed: int) -> dict[str, Tensor]:
@@ -65,7 +69,11 @@ def test_formulas(seed: int, chunk: int) -> None:
     heavy = weight.sum((0, 1)).masked_fill(newest >= LENGTH - round(KEPT / 2), torch.inf)
     last = weight[:, -1].sum(0).masked_fill(newest == LENGTH - 1, torch.inf)
     small = (-given["key"][0].flatten(1).norm(dim=1)).masked_fill(newest == LENGTH - 1, torch.inf)
-    for name, score in (("h2o", heavy), ("tova", last), ("key_norm", small)):
+    queries = min(WINDOW, LENGTH % chunk or chunk)  # of the last step
+    mean = weight[:, -queries:].mean((0, 1))[: LENGTH - WINDOW]
+    smooth = torch.nn.functional.pad(mean, (KERNEL // 2, KERNEL // 2)).unfold(0, KERNEL, 1).mean(-1)
+    snap = torch.cat([smooth, smooth.new_full((WINDOW,), torch.inf)])
+    for name, score in (("h2o", heavy), ("tova", last), ("key_norm", small), ("snapkv", snap)):
         policy = policy_of(name)
         assert kept(policy, read(policy, given, chunk)) == best(score), name
 
@@ -77,11 +85,31 @@ def test_kvpress_keeps_the_same(seed: int) -> None:
     given = prompt(seed)
     keys, values = (given[name].transpose(1, 2) for name in ("key", "value"))
     module = SimpleNamespace(config=SimpleNamespace(num_attention_heads=HEADS, num_key_value_heads=1), head_dim=WIDTH)
-    for name, press in (("tova", presses.TOVAPress()), ("key_norm", presses.KnormPress())):
-        score = press.score(module, keys, keys, values, given["weight"], {})[0, 0].clone()
-        score[-1] = torch.inf
+    snapkv = presses.SnapKVPress(window_size=WINDOW, kernel_size=KERNEL)
+    for name, press in (("tova", presses.TOVAPress()), ("key_norm", presses.KnormPress()), ("snapkv", snapkv)):
+        score = press.score(module, keys[:, 0], keys, values, given["weight"], {})[0, 0].clone()
+        score[-WINDOW if name == "snapkv" else -1 :] = torch.inf
         policy = policy_of(name)
         assert kept(policy, read(policy, given, LENGTH)) == best(score), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_snapkv_in_blocks_of_queries(seed: int) -> None:
+    """However a step is cut into blocks, even with blocks of fewer queries than the window has."""
+    given, policy = prompt(seed), policy_of("snapkv")
+    state = read(policy, given, LENGTH)
+    for size in (1, 3, LENGTH):
+        summary = policy.begin(state.ranking)
+        for rows in torch.arange(LENGTH).split(size):
+            score = given["weight"][:, :, rows].log()[..., state.ranking.position[0]]
+            summary = policy.observe(summary, AttentionBlock(score, rows[None]))
+        torch.testing.assert_close(policy.finalize(state.ranking, summary).score, state.ranking.score)
+
+
+@pytest.mark.parametrize(("window", "kernel", "name"), [(0, 5, "window"), (4, 2, "kernel"), (4, -1, "kernel")])
+def test_impossible_sizes_of_snapkv(window: int, kernel: int, name: str) -> None:
+    with pytest.raises(Exception, match=f"eviction.{name}"):
+        instantiate(composed("eviction=snapkv").eviction, window=window, kernel=kernel, _convert_="all")
 
 
 @pytest.mark.parametrize("name", ["h2o", "tova", "key_norm"])

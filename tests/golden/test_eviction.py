@@ -13,9 +13,9 @@ from trime.eviction.base import EvictionPolicy
 from trime.eviction.initial import Constant
 from trime.eviction.lfa import LFA
 from trime.eviction.lra_last import LRALast
-from trime.eviction.lra_sum import LRASum
 from trime.eviction.score_transform import Softmax
 from trime.eviction.sink import Sink
+from trime.eviction.snapkv import SnapKV
 from trime.memory.bounded import BoundedMemory, take_slots
 from trime.types import AttentionBlock
 
@@ -149,9 +149,8 @@ def press_observed_attention(prompt: Prompt, parameters: dict[str, Any]) -> torc
 def press_snapkv(prompt: Prompt, parameters: dict[str, Any]) -> torch.Tensor:
     """Return the attention of the last window, smoothed over neighbours; the window itself is kept."""
     window, kernel = parameters["window_size"], parameters["kernel_size"]
-    mean = prompt.scores(LRASum(Constant(), Softmax()), window)[:, :-window] / prompt.group / window
-    smooth = torch.nn.functional.avg_pool1d(mean, kernel, 1, kernel // 2)
-    return torch.cat([smooth, smooth.new_full((len(smooth), window), float("nan"))], 1)
+    scores = prompt.scores(SnapKV(Softmax(), window, kernel), prompt.length)[:, :-window] / prompt.group
+    return torch.cat([scores, scores.new_full((len(scores), window), float("nan"))], 1)
 
 
 def press_tova(prompt: Prompt, parameters: dict[str, Any]) -> torch.Tensor:

@@ -170,7 +170,7 @@ def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, tm
 @parametrized("name", ANSWERING)
 @pytest.mark.parametrize("end", ["flush", "drain"])
 def test_a_text_is_read_once_for_several_questions(name: str, end: str, tmp_path: Path) -> None:
-    """Each question is answered as by the full model over text and question, whatever was asked before it."""
+    """Each question is answered as by the full model over text and question, whatever is asked before it or beside it."""
     model, rows = model_of(name, tmp_path), prompts_of(tensors(name))
     family = T5Encoder(model) if name in T5 else RopeDecoder(model)
     longest = 2 * max(map(len, rows))
@@ -178,15 +178,13 @@ def test_a_text_is_read_once_for_several_questions(name: str, end: str, tmp_path
     reading = ReadingConfig([memory] * len(family.layers), max(1, longest // 5), end)
     answerer = EncoderDecoderAnswerer(family, reading, longest) if name in T5 else DecoderAnswerer(family, reading)
     text = answerer.start([row[: len(row) // 2] for row in rows])
-    for questions in (
-        [row[len(row) // 2 :] for row in rows],
-        [row[::-1] for row in rows],
-        [row[len(row) // 2 :] for row in rows],
-    ):
+    halves, others = [row[len(row) // 2 :] for row in rows], [row[::-1] for row in rows]
+    one_each, mixed = [*range(len(rows))], [number % len(rows) for number in range(1, 2 * len(rows))]
+    for questions, texts in ((halves, None), (others, one_each), (halves, None), ((others + halves)[: len(mixed)], mixed)):
         with torch.no_grad():
-            prompts = [row[: len(row) // 2] + question for row, question in zip(rows, questions, strict=True)]
-            expected = [greedy_by_model(model, prompt, ANSWER) for prompt in prompts]
-        assert greedy(text.ask(questions), -1, ANSWER) == expected
+            pairs = zip(questions, one_each if texts is None else texts, strict=True)
+            expected = [greedy_by_model(model, rows[row][: len(rows[row]) // 2] + question, ANSWER) for question, row in pairs]
+        assert greedy(text.ask(questions, texts), -1, ANSWER) == expected
 
 
 def greedy_by_model(model: Any, prompt: list[int], count: int) -> list[int]:

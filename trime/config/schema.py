@@ -307,7 +307,7 @@ class Answering:
     """Settings of stages=[answer]."""
 
     split: str = setting("test", "split of the questions", choices=("train", "valid", "test"))
-    batch_size: int = setting(8, "questions per batch", at_least=1, whole=True)
+    batch_size: int = setting(8, "texts that are read, and questions that are answered, at a time", at_least=1, whole=True)
     max_new_tokens: int = setting(8, "most tokens of an answer", at_least=1, whole=True)
     max_prompt_tokens: int | None = setting(
         None, "read only this many last tokens of a prompt; null: all", at_least=1, whole=True, optional=True

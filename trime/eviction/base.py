@@ -19,9 +19,10 @@ from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 class Summary(NamedTuple):
     """The attention that the queries of a step have paid to each entry so far, accumulated block by block."""
 
-    value: Float[Tensor, "b m"]
+    value: Float[Tensor, "b *w m"]  # of all queries together, or of the last w ones by themselves
     attended: Bool[Tensor, "b m"]  # entries that count as attended
     last: Int[Tensor, " b"]  # largest position of a query, -1 before there is one
+    window: Int[Tensor, "b w"]  # positions of the last w queries where their values are kept apart, -1: none; else w = 0
 
 
 class EvictionPolicy:
@@ -57,7 +58,8 @@ class EvictionPolicy:
 
     def begin(self, ranking: Ranking) -> Summary:
         """Return the empty summary with which a step begins."""
-        return Summary(torch.zeros_like(ranking.score), torch.zeros_like(ranking.attended), torch.full_like(ranking.clock, -1))
+        nothing, never = torch.zeros_like(ranking.score), torch.full_like(ranking.clock, -1)
+        return Summary(nothing, torch.zeros_like(ranking.attended), never, never.new_empty(len(never), 0))
 
     def observe(self, summary: Summary, block: AttentionBlock) -> Summary:
         """Return the summary with a block of queries added; an empty block changes nothing."""
@@ -89,10 +91,10 @@ class AttentionScorePolicy(EvictionPolicy):
         self.score_transform = score_transform
 
 
-def check_recent(recent: int) -> int:
-    """Return a number of newest entries that always stay; ValueError unless it is at least 1."""
+def check_recent(recent: int, name: str = "recent") -> int:
+    """Return a number of newest entries that always stay; ValueError with its ``name`` unless it is at least 1."""
     if recent < 1:
-        raise ValueError(f"eviction.recent={recent} must be at least 1: a query sees its own entry")
+        raise ValueError(f"eviction.{name}={recent} must be at least 1: a query sees its own entry")
     return recent
 
 

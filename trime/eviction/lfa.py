@@ -34,7 +34,7 @@ class LFA(AttentionScorePolicy):
         last = last_position(summary, block)
         score, seen = weighted_sums(block, self.score_transform(block), self.decay(last[:, None] - block.position))
         value = self.decay(last - summary.last)[:, None] * summary.value + score
-        return Summary(value, summary.attended | seen, last)
+        return summary._replace(value=value, attended=summary.attended | seen, last=last)
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         passed = torch.where(ranking.clock >= 0, summary.last - ranking.clock, 0)

@@ -30,4 +30,4 @@ class LRALast(AttentionScorePolicy):
         )
         later = (last > summary.last)[:, None]
         value, hit = torch.where(later, pooled, summary.value), torch.where(later, visible.any(1), summary.attended)
-        return Summary(value, hit, last_position(summary, block))
+        return summary._replace(value=value, attended=hit, last=last_position(summary, block))

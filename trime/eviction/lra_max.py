@@ -17,6 +17,8 @@ class LRAMax(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         score = self.score_transform(block).masked_fill(~block.visible, -torch.inf).amax((1, 2)).double()
-        return Summary(
-            torch.maximum(summary.value, score), summary.attended | block.visible.any(2).any(1), last_position(summary, block)
+        return summary._replace(
+            value=torch.maximum(summary.value, score),
+            attended=summary.attended | block.visible.any(2).any(1),
+            last=last_position(summary, block),
         )

@@ -14,4 +14,6 @@ class LRASum(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         score, seen = weighted_sums(block, self.score_transform(block), torch.ones_like(block.position, dtype=torch.float64))
-        return Summary(summary.value + score, summary.attended | seen, last_position(summary, block))
+        return summary._replace(
+            value=summary.value + score, attended=summary.attended | seen, last=last_position(summary, block)
+        )

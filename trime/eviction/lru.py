@@ -22,4 +22,6 @@ class LRU(EvictionPolicy):
         hit = retrieved_entries(block, self.top_k, self.fallback_top_k).any(1)
         position = block.position[:, :, None].double().expand(hit.shape).masked_fill(~hit, -1.0).amax(1)
         attended = summary.attended | hit.any(1)
-        return Summary(torch.maximum(summary.value, position), attended, last_position(summary, block))
+        return summary._replace(
+            value=torch.maximum(summary.value, position), attended=attended, last=last_position(summary, block)
+        )

@@ -21,6 +21,10 @@ class MemoryState(NamedTuple):
     columns: tuple[Tensor, ...]
     ranking: Ranking
 
+    def take_rows(self, rows: Int[Tensor, " n"]) -> MemoryState:
+        """Return a copy of the entries of these rows, and of their ranking."""
+        return MemoryState(tuple(column[rows] for column in self.columns), Ranking(*(column[rows] for column in self.ranking)))
+
 
 class BoundedMemory:
     """A memory of the ``size`` entries that its policy scores highest; ValueError if ``size`` is negative."""

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from trime.eviction.base import topk_mask
 from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.models.layers.attention_cpu import Reach, attend, runs_on_cpu
 from trime.models.layers.rotary import RotaryScore
 from trime.models.layers.topk_attention import bucket_top, masked_softmax
-from trime.models.layers.topk_attention_cpu import Reach, attend_topk, runs_on_cpu
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
 BY_SLOT = ("position", "score", "attended")  # the columns of a ranking
@@ -40,6 +40,10 @@ class Queries(NamedTuple):
         first, rest = (Queries(tuple(half[:-1]), half[-1]) for half in halves)
         return first, rest
 
+    def take_rows(self, rows: Int[Tensor, " n"]) -> Queries:
+        """Return a copy of the queries of these rows."""
+        return Queries(tuple(column[rows] for column in self.columns), self.position[rows])
+
     def concat(self, newer: Queries) -> Queries:
         """Return these queries followed by ``newer`` ones."""
         pairs = zip((*self.columns, self.position), (*newer.columns, newer.position), strict=True)
@@ -52,6 +56,10 @@ class AttendreState(NamedTuple):
 
     keys: MemoryState
     queries: Queries
+
+    def take_rows(self, rows: Int[Tensor, " n"]) -> AttendreState:
+        """Return a copy of the state with these rows, each as often as it is named."""
+        return AttendreState(self.keys.take_rows(rows), self.queries.take_rows(rows))
 
 
 class Retrieved(NamedTuple):
@@ -136,8 +144,9 @@ class Attendre:
         used = self.used_slots(state.ranking)
         (query, *payload), columns = leaving.columns, (column[:, :used] for column in state.columns)
         (key, value, *metadata), old = columns, slots_of(state.ranking, used)
-        attend = self.attend_on_cpu if self.searches_on_cpu(query, key, value) else self.attend_anywhere
-        logits, attended, retrieved = attend((query, leaving.position, key, old.position), value, score)
+        pairs = query, leaving.position, key, old.position
+        on_cpu = self.search == "exact" and runs_on_cpu(query, key, value)
+        logits, attended, retrieved = (self.attend_on_cpu if on_cpu else self.attend_anywhere)(pairs, value, score)
         policy, block = self.keys.policy, AttentionBlock(logits, leaving.position, retrieved)
         new = policy.finalize(old, policy.observe(policy.begin(old), block))
         seen = Retrieved(logits, retrieved, old.position, tuple(metadata))
@@ -150,19 +159,14 @@ class Attendre:
             return self.keys.size
         return min(self.keys.size, int(ranking.written.max()))
 
-    def searches_on_cpu(self, *tensors: Tensor) -> bool:
-        """Return True where the fused search for the exact top-k can be used."""
-        return self.top_k is not None and self.search == "exact" and runs_on_cpu(*tensors)
-
     def attend_on_cpu(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score) -> Attended:
         """Return what ``attend_anywhere`` does, in one pass over the scores of every query."""
-        assert self.top_k is not None
         if self.causal and isinstance(score, RotaryScore):
             (logits, far), longest = score.causal_parts(*pairs), score.longest
         else:
             logits, far, longest = score(*pairs), None, None
         reach = Reach(self.causal, self.window, longest)
-        attended, retrieved = attend_topk(logits, far, pairs[1], pairs[3], value, self.top_k, reach)
+        attended, retrieved = attend(logits, far, pairs[1], pairs[3], value, self.top_k, reach)
         return Attended(logits, attended, retrieved)
 
     def attend_anywhere(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score) -> Attended:

@@ -5,13 +5,18 @@ A memory may hold keys before rotation, so that they can stand at any distance, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn import functional as F
 
-from trime.types import Float, Int, Tensor
+from trime.models.layers.attention_cpu import runs_on_cpu
+from trime.types import Bool, Float, Int, Tensor
 
+RUN = 128  # slots, below which a product of its own would not pay
+NEVER = 2**62  # a position after all others
 FEW = 8  # queries, as of generated tokens, whose products would cost less than a copy of the keys
 
 
@@ -66,15 +71,29 @@ def yarn(rotary: Rotary, factor: float, longest: int, slow: float = 1.0, fast: f
     return replace(rotary, frequency=frequency, scale=rotary.scale * (0.1 * math.log(factor) + 1))
 
 
-def dot_products(query: Float[Tensor, "b q h d"], key: Float[Tensor, "b m g d"]) -> Float[Tensor, "b h q m"]:
-    """Return q k / sqrt(d); consecutive heads of queries share a head of keys."""
+def dot_products(
+    query: Float[Tensor, "b q h d"], key: Float[Tensor, "b m g d"], needed: Bool[Tensor, "b m"] | None = None
+) -> Float[Tensor, "b h q m"]:
+    """Return q k / sqrt(d); consecutive heads of queries share a head of keys. Keys that are not ``needed`` may be left out."""
     groups, heads = key.shape[2], query.shape[2]
     by_group = query.transpose(1, 2).unflatten(1, (groups, -1)).flatten(2, 3) / query.shape[-1] ** 0.5  # one product a group
     if query.shape[1] < FEW:  # each key is read once, where it lies
         products = (key.transpose(1, 2) @ by_group.transpose(2, 3)).transpose(2, 3)
+    elif runs_on_cpu(query, key):  # head by head, since a batched product would first copy the keys
+        products = by_group.new_empty(*by_group.shape[:3], key.shape[1])
+        runs = [slice(None)] if needed is None else runs_of(needed)
+        for row, group, run in itertools.product(range(len(key)), range(groups), runs):
+            torch.mm(by_group[row, group], key[row, run, group].T, out=products[row, group][:, run])
     else:
         products = by_group @ key.permute(0, 2, 3, 1)
     return products.unflatten(2, (heads // groups, -1)).flatten(1, 2).contiguous()
+
+
+def runs_of(needed: Bool[Tensor, "b m"]) -> list[slice]:
+    """Return the runs of slots that some row needs, in whole blocks of ``RUN`` slots."""
+    blocks = F.pad(needed.any(0), (0, -needed.shape[1] % RUN)).view(-1, RUN).any(1)
+    changes = F.pad(blocks.byte(), (1, 1)).diff().nonzero()  # where a run begins or ends
+    return list(itertools.starmap(slice, (RUN * changes).view(-1, 2).tolist()))
 
 
 @dataclass(frozen=True)
@@ -126,19 +145,22 @@ class RotaryScore:
     ) -> tuple[Float[Tensor, "b h q m"], Float[Tensor, "b h q m"] | None]:
         """Return the scores at the true distances and those at ``longest``, which count beyond it; None: nothing lies there.
 
-        Scores of keys that follow their query are of no use.
+        Scores that do not count may be any number: of keys that follow their query, or that the other distance is for.
         """
         key, rotated = self.unpack(key, of, query.shape[-1])
-        near = dot_products(self.rotary.rotate(query, at), rotated)
-        if self.longest is None or not bool((at.amax(1, keepdim=True) - of > self.longest)[of >= 0].any()):
-            return near, None
-        return near, self.clamped_scores(query, self.longest, key, of)
+        if self.longest is None or not bool((beyond := (of >= 0) & (at.amax(1, keepdim=True) - of > self.longest)).any()):
+            return dot_products(self.rotary.rotate(query, at), rotated), None
+        first = at.masked_fill(at < 0, NEVER).amin(1, keepdim=True)
+        near = dot_products(self.rotary.rotate(query, at), rotated, (of >= 0) & (first - of <= self.longest))
+        return near, self.clamped_scores(query, self.longest, key, of, beyond)
 
-    def clamped_scores(self, query: Tensor, distance: int, key: Tensor, of: Tensor) -> Float[Tensor, "b h q m"]:
-        """Return scores with all queries at a fixed ``distance`` from the keys."""
+    def clamped_scores(
+        self, query: Tensor, distance: int, key: Tensor, of: Tensor, needed: Tensor | None = None
+    ) -> Float[Tensor, "b h q m"]:
+        """Return scores with all queries at a fixed ``distance`` from the keys; those not ``needed`` may be left out."""
         at = torch.full(query.shape[:2], distance, device=query.device)
         if self.stored_rotated:
             origin = replace(self.rotary, scale=1.0).rotate(key, -of)
         else:
             origin = key if self.rotary.scale == 1 else self.rotary.rotate(key, torch.zeros_like(of))
-        return dot_products(self.rotary.rotate(query, at), origin)
+        return dot_products(self.rotary.rotate(query, at), origin, needed)

@@ -35,8 +35,8 @@ class AnswerSession(Protocol):
 class Reading(Protocol):
     """Texts that have been read as far as a question about them; several questions may follow, each as if it were the first."""
 
-    def ask(self, questions: list[list[int]]) -> AnswerSession:
-        """Read on with a question for each text; the texts themselves are not read again."""
+    def ask(self, questions: list[list[int]], texts: list[int] | None = None) -> AnswerSession:
+        """Read on with a batch of questions about these texts (None: one for each); texts themselves are not read again."""
 
 
 @runtime_checkable
@@ -85,9 +85,11 @@ class DecoderReading:
     def __init__(self, family: RopeDecoder, reader: LongReader, ending: str, lengths: list[int]):
         self.family, self.reader, self.ending, self.lengths = family, reader, ending, lengths
 
-    def ask(self, questions: list[list[int]]) -> DecoderSession:
-        """Read on with a question for each text."""
-        return DecoderSession(self.family, self.reader.fork(), self.ending, questions, self.lengths)
+    def ask(self, questions: list[list[int]], texts: list[int] | None = None) -> DecoderSession:
+        """Read on with a batch of questions about these texts; None: one for each."""
+        texts = [*range(len(self.lengths))] if texts is None else texts
+        lengths = [self.lengths[text] for text in texts]
+        return DecoderSession(self.family, self.reader.fork(texts), self.ending, questions, lengths)
 
 
 class DecoderSession:
@@ -146,17 +148,19 @@ class EncoderDecoderReading:
     def __init__(self, answerer: EncoderDecoderAnswerer, reader: LongReader, entries: MemoryState | None, lengths: list[int]):
         self.answerer, self.reader, self.entries, self.lengths = answerer, reader, entries, lengths
 
-    def feed(self, texts: list[list[int]]) -> EncoderDecoderReading:
-        """Return the reading of these texts after the present ones, which stay as they are."""
-        reader, entries = self.reader.fork(), self.entries
-        for hidden in reader.feed(*pad_prompts(texts, self.answerer.family.model.device, self.lengths)):
+    def feed(self, parts: list[list[int]], texts: list[int] | None = None) -> EncoderDecoderReading:
+        """Return the reading of ``parts`` after these texts, which stay as they are; None: one part for each."""
+        texts, device = [*range(len(self.lengths))] if texts is None else texts, self.answerer.family.model.device
+        reader, before = self.reader.fork(texts), [self.lengths[text] for text in texts]
+        entries = self.entries and self.entries.take_rows(torch.tensor(texts, device=device))
+        for hidden in reader.feed(*pad_prompts(parts, device, before)):
             entries = self.answerer.write(entries, hidden)
-        lengths = [length + len(text) for length, text in zip(self.lengths, texts, strict=True)]
+        lengths = [length + len(part) for length, part in zip(before, parts, strict=True)]
         return EncoderDecoderReading(self.answerer, reader, entries, lengths)
 
-    def ask(self, questions: list[list[int]]) -> EncoderDecoderSession:
-        """Read on with a question for each text."""
-        whole = self.feed(questions)
+    def ask(self, questions: list[list[int]], texts: list[int] | None = None) -> EncoderDecoderSession:
+        """Read on with a batch of questions about these texts; None: one for each."""
+        whole = self.feed(questions, texts)
         for hidden in whole.reader.end(self.answerer.reading.ending):
             whole.entries = self.answerer.write(whole.entries, hidden)
         assert whole.entries is not None

@@ -93,15 +93,12 @@ class LongReader:
         self.state: list[AttendreState] = []
         self.read = 0  # positions so far, padding included
 
-    def fork(self) -> LongReader:
-        """Return a reader that has read the same; what either reads from now on is its own."""
+    def fork(self, rows: list[int]) -> LongReader:
+        """Return a reader whose rows have read what these have, in any number; what either reads from now on is its own."""
         other = copy.copy(self)
         other.stack = copy.copy(self.stack)
-        other.stack.last_outputs = copy.copy(self.stack.last_outputs)
-        columns = [tuple(column.clone() for column in layer.keys.columns) for layer in self.state]
-        other.state = [
-            layer._replace(keys=layer.keys._replace(columns=own)) for layer, own in zip(self.state, columns, strict=True)
-        ]
+        other.stack.last_outputs = None if self.stack.last_outputs is None else []
+        other.state = [layer.take_rows(torch.tensor(rows, device=layer.keys.ranking.clock.device)) for layer in self.state]
         return other
 
     @torch.no_grad()

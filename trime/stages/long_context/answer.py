@@ -113,17 +113,15 @@ class Answer(Artefact):
 
     def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
-        reading = answerer.start([group[0][1].shared for group in groups])
-        lines: list[list[dict[str, Any]]] = [[] for _ in groups]
-        for number in range(max(map(len, groups))):
-            rows = [group[min(number, len(group) - 1)] for group in groups]
-            session = reading.ask([made.rest for _, made in rows])
-            for place, tokens in enumerate(greedy(session, tokenizer.eos_token_id, self.config.answering.max_new_tokens)):
-                if number < len(groups[place]):
-                    example, made = rows[place]
-                    text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
-                    lines[place].append(answer_line(example, text, made, first=number == 0))
-        return [line for group in lines for line in group]
+        reading, lines = answerer.start([group[0][1].shared for group in groups]), []
+        asked = [(text, *pair, pair is group[0]) for text, group in enumerate(groups) for pair in group]
+        for batch in batched(asked, self.config.answering.batch_size):
+            session = reading.ask([made.rest for _, _, made, _ in batch], [text for text, *_ in batch])
+            answers = greedy(session, tokenizer.eos_token_id, self.config.answering.max_new_tokens)
+            for (_, example, made, first), tokens in zip(batch, answers, strict=True):
+                text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
+                lines.append(answer_line(example, text, made, first))
+        return lines
 
 
 def by_text(asked: Iterable[Asked]) -> Iterator[list[Asked]]:

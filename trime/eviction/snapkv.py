@@ -1,0 +1,61 @@
+"""SnapKV (Li et al. 2024): the attention weights of the last queries, smoothed over neighbouring entries."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from trime.eviction.base import AttentionScorePolicy, Summary, check_recent, last_position
+from trime.eviction.initial import OwnPosition
+from trime.eviction.score_transform import ScoreTransform
+from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
+
+
+class SnapKV(AttentionScorePolicy):
+    """Score entries by the mean of what the last ``window`` queries of a step gave them, averaged over ``kernel`` neighbours.
+
+    The ``window`` newest entries always stay, and count as neighbours of none. ``score_transform`` is the attention weight in
+    the paper. ValueError unless ``window`` is at least 1, and ``kernel`` at least 1 and odd.
+    """
+
+    def __init__(self, score_transform: ScoreTransform, window: int = 64, kernel: int = 5, newest_first: bool = True):
+        super().__init__(OwnPosition(), score_transform, newest_first)
+        if kernel < 1 or kernel % 2 == 0:
+            raise ValueError(f"eviction.kernel={kernel} must be odd: an entry has as many neighbours before it as after it")
+        self.window, self.kernel = check_recent(window, "window"), kernel
+
+    def protected(self, size: int) -> int:
+        return self.window
+
+    def begin(self, ranking: Ranking) -> Summary:
+        b, m = ranking.score.shape
+        window = ranking.clock.new_full((b, self.window), -1)
+        return super().begin(ranking)._replace(value=ranking.score.new_zeros(b, self.window, m), window=window)
+
+    def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
+        """Return the summary with the values of the last queries, those of the block included, summed over heads."""
+        value = self.score_transform(block).masked_fill(~block.visible, 0.0).sum(1, dtype=torch.float64)
+        position = torch.cat([summary.window, block.position], 1)
+        newest = position.topk(self.window, dim=1).indices
+        rows = torch.arange(len(position), device=position.device)[:, None]
+        return summary._replace(
+            value=torch.cat([summary.value, value], 1)[rows, newest],
+            last=last_position(summary, block),
+            window=position[rows, newest],
+        )
+
+    def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+        queries = (summary.window >= 0).sum(1, keepdim=True).clamp(min=1)
+        return smoothed(summary.value.sum(1) / queries, ranking.position, self.window, self.kernel)
+
+
+def smoothed(score: Float[Tensor, "b m"], position: Int[Tensor, "b m"], newest: int, kernel: int) -> Float[Tensor, "b m"]:
+    """Return the mean of the scores of ``kernel`` neighbours in order of position, where the ``newest`` count as zeros.
+
+    Neighbours before the first entry count as zeros, too, as in the authors' average pooling.
+    """
+    order = position.argsort(1)  # empty slots come first
+    sorted_score = score.gather(1, order).masked_fill(position.gather(1, order) < 0, 0.0)
+    sorted_score[:, max(0, score.shape[1] - newest) :] = 0.0
+    pooled = F.avg_pool1d(sorted_score[:, None], kernel, 1, kernel // 2)[:, 0]
+    return torch.empty_like(score).scatter(1, order, pooled)

@@ -1,0 +1,257 @@
+"""Attention to the entries of a memory on the CPU, to all that a query sees or to its best k: one pass over its scores.
+
+The k-th largest score of a query is found by counting, which vector instructions do at eight scores or more at a time: first
+between which scores it lies, beginning with the k-th of the query before it, then among the few candidates that remain.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import prange
+
+from trime.kernels.numba_kernels import HALF, LANES, ONE, STEP, ZERO, exponentials, lane_sum, numba_jit, run_kernel
+from trime.types import Bool, Float, Int, Tensor
+
+HIDDEN = np.float32(-np.inf)
+LOWEST, HIGHEST = np.finfo(np.float32).min, np.finfo(np.float32).max
+ANY_POSITION = 2**31 - 1
+MARGIN = np.float32(0.05)  # of the distance from the best score to the k-th, by which the next query's guess is lower
+FIRST_STEP = np.float32(0.2)  # of that distance, by which a guess is first corrected
+
+
+class Reach(NamedTuple):
+    """Which entries a query sees: ``causal`` and ``window`` as in Attendre; beyond ``longest`` tokens other scores count."""
+
+    causal: bool
+    window: int | None = None
+    longest: int | None = None
+
+
+class CPUAttention(NamedTuple):
+    """The attended values of each query, and which entries it retrieved; None: all that it sees."""
+
+    attended: Float[Tensor, "b h q d"]
+    retrieved: Bool[Tensor, "b h q m"] | None
+
+
+def runs_on_cpu(*tensors: Tensor) -> bool:
+    """Return True where ``attend`` can be used: on the CPU, in float32, without a gradient."""
+    gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return not gradient and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
+
+
+def attend(
+    logits: Float[Tensor, "b h q m"],
+    far: Float[Tensor, "b h q m"] | None,
+    query_position: Int[Tensor, "b q"],
+    key_position: Int[Tensor, "b m"],
+    value: Float[Tensor, "b m g d"],
+    top_k: int | None,
+    reach: Reach,
+) -> CPUAttention:
+    """Return attention to each query's ``top_k`` best visible entries, or to all of them.
+
+    ``logits`` are changed in place: beyond ``reach.longest`` those of ``far`` take their place, and hidden entries get -inf.
+    Padding, at position -1, sees nothing and is not seen. Consecutive heads of queries share a head of values. A query that
+    sees nothing has an output of 0.
+    """
+    b, h, q, _ = logits.shape
+    window = ANY_POSITION if reach.window is None else reach.window
+    other = (logits, ANY_POSITION) if far is None or reach.longest is None else (far, reach.longest)
+    seen = (*other, query_position.int(), key_position.int(), reach.causal, window)
+    if top_k is None:
+        weight = torch.empty_like(logits)
+        run_kernel(softmax_kernel, logits, *seen, weight)
+        return CPUAttention(weighted_values(weight, value), None)
+    attended = logits.new_empty(b, q, h, value.shape[3])
+    retrieved = torch.zeros_like(logits, dtype=torch.bool)
+    run_kernel(topk_kernel, logits, *seen, value.contiguous(), top_k, attended, retrieved)
+    return CPUAttention(attended.transpose(1, 2), retrieved)
+
+
+def weighted_values(weight: Float[Tensor, "b h q m"], value: Float[Tensor, "b m g d"]) -> Float[Tensor, "b h q d"]:
+    """Return the weighted sums of values, head by head, since a batched product would first copy the values."""
+    b, h, q, _ = weight.shape
+    shared = h // value.shape[2]
+    result = weight.new_empty(b, q, h, value.shape[3])
+    for row, head in itertools.product(range(b), range(h)):
+        torch.mm(weight[row, head], value[row, :, head // shared], out=result[row, :, head])
+    return result.transpose(1, 2)
+
+
+@numba_jit(parallel=True)
+def softmax_kernel(logits, far, longest, query_position, key_position, causal, window, weight):  # type: ignore[no-untyped-def]
+    """Hide in ``logits`` what a query may not see, and fill ``weight`` with the softmax, head by head."""
+    b, h, q, m = logits.shape
+    for item in prange(b * h):
+        row, head = item // h, item % h
+        lanes, bits = np.empty(LANES, np.float32), np.empty(m, np.int32)
+        power = bits.view(np.float32)
+        for i in range(q):
+            scores, out = logits[row, head, i], weight[row, head, i]
+            select_seen(scores, far[row, head, i], query_position[row, i], key_position[row], longest, causal, window)
+            best = largest(scores, lanes)
+            if best == HIDDEN:
+                out[:] = ZERO
+                continue
+            exponentials(scores, ONE, best, out, bits, power)
+            scale = ONE / lane_sum(out, lanes)
+            for j in range(m):
+                out[j] = out[j] * scale if scores[j] > HIDDEN else ZERO
+
+
+@numba_jit(parallel=True)
+def topk_kernel(  # type: ignore[no-untyped-def]
+    logits, far, longest, query_position, key_position, causal, window, value, k, attended, retrieved
+):
+    """Hide in ``logits`` what a query may not see, and fill ``attended`` and ``retrieved``, head by head."""
+    b, h, q, m = logits.shape
+    shared, most = h // value.shape[2], min(2 * k, m)
+    for item in prange(b * h):
+        row, head = item // h, item % h
+        slots, candidates = np.empty(m + 1, np.int32), np.empty(m, np.float32)
+        weight, bits = np.empty(m, np.float32), np.empty(m, np.int32)
+        power = bits.view(np.float32)
+        guess, step = ZERO, ONE
+        for i in range(q):
+            scores, out = logits[row, head, i], attended[row, i, head]
+            select_seen(scores, far[row, head, i], query_position[row, i], key_position[row], longest, causal, window)
+            least = LOWEST
+            if count_from(scores, LOWEST) > k:
+                least = threshold(scores, k, most, guess, step)
+            count = collect(scores, least, slots, candidates)
+            out[:] = ZERO
+            if count == 0:
+                continue
+            best = candidates[:count].max()
+            if count > k:
+                least = kth_largest(candidates[:count], k, least, best)
+                guess, step = least - MARGIN * (best - least), FIRST_STEP * (best - least) + np.float32(1e-6)
+                count = keep_best(candidates, slots, count, least, k)
+            exponentials(candidates[:count], ONE, best, weight[:count], bits[:count], power[:count])
+            total = ZERO
+            for j in range(count):
+                total += weight[j]
+                entry = value[row, slots[j], head // shared]
+                for c in range(len(out)):
+                    out[c] += weight[j] * entry[c]
+                retrieved[row, head, i, slots[j]] = True
+            for c in range(len(out)):
+                out[c] /= total
+
+
+@numba_jit()
+def select_seen(scores, far, at, position, longest, causal, window):  # type: ignore[no-untyped-def]
+    """Hide the scores of entries that a query at ``at`` does not see; for those beyond ``longest`` the scores ``far`` count."""
+    place = np.int64(at)
+    low = np.int32(max(place - window, -1))
+    high = np.int32(place if causal or place < 0 else min(place + window - 1, ANY_POSITION))
+    edge = np.int32(max(place - longest, -1))
+    for j in range(len(scores)):
+        of, near, other = position[j], scores[j], far[j]  # all are read, so that vector instructions can select
+        score = other if of < edge else near
+        scores[j] = score if (of > low) & (of <= high) else HIDDEN
+
+
+@numba_jit()
+def largest(x, lanes):  # type: ignore[no-untyped-def]
+    """Return the largest number of ``x``; ``lanes`` is a buffer of LANES partial maxima."""
+    lanes[:] = HIDDEN
+    whole = len(x) // STEP * STEP
+    for first in range(0, whole, STEP):
+        part = x[first : first + STEP]
+        for i in range(LANES):
+            lanes[i] = max(max(lanes[i], part[i]), max(max(part[i + LANES], part[i + 2 * LANES]), part[i + 3 * LANES]))
+    for j in range(whole, len(x)):
+        lanes[0] = max(lanes[0], x[j])
+    return lanes.max()
+
+
+@numba_jit()
+def count_from(scores, least):  # type: ignore[no-untyped-def]
+    """Return how many scores are at least ``least``."""
+    count = np.int32(0)
+    for j in range(len(scores)):
+        count += np.int32(scores[j] >= least)
+    return count
+
+
+@numba_jit()
+def threshold(scores, k, most, guess, step):  # type: ignore[no-untyped-def]
+    """Return a score from which on there are at least ``k`` scores, and ``most`` or few more.
+
+    More than ``k`` scores are not hidden. The search goes from ``guess`` in steps that double, then halves what remains; where
+    many scores are equal, the largest such score is returned.
+    """
+    low, high = LOWEST, HIGHEST
+    if not (LOWEST < guess < HIGHEST and step < HIGHEST):  # after a score that overflowed
+        guess, step = ZERO, ONE
+    while True:
+        count = count_from(scores, guess)
+        if k <= count <= most:
+            return guess
+        if count > most:
+            low = guess
+        else:
+            high = guess
+        if high == HIGHEST and guess + step < HIGHEST:
+            guess, step = guess + step, step + step
+        elif low == LOWEST and guess - step > LOWEST:
+            guess, step = guess - step, step + step
+        else:
+            guess = HALF * low + HALF * high
+            if guess <= low or guess >= high:
+                return low
+
+
+@numba_jit()
+def kth_largest(candidates, k, low, high):  # type: ignore[no-untyped-def]
+    """Return a score from which on there are ``k`` candidates, or the k-th largest score if others equal it.
+
+    At least ``k`` candidates reach ``low``, and none is above ``high``.
+    """
+    if count_from(candidates, high) >= k:
+        return high
+    while True:
+        middle = HALF * low + HALF * high
+        if middle <= low or middle >= high:
+            return low
+        count = count_from(candidates, middle)
+        if count >= k:
+            low = middle
+        else:
+            high = middle
+        if count == k:
+            return low
+
+
+@numba_jit()
+def collect(scores, least, slots, candidates):  # type: ignore[no-untyped-def]
+    """Write the slots of the scores from ``least`` on, and those scores; return their number. There are no branches."""
+    count = 0
+    for j in range(len(scores)):
+        slots[count] = j
+        count += scores[j] >= least
+    for j in range(count):
+        candidates[j] = scores[slots[j]]
+    return count
+
+
+@numba_jit()
+def keep_best(candidates, slots, count, least, k):  # type: ignore[no-untyped-def]
+    """Keep the ``k`` largest candidates, none of them below ``least``; of those equal to it the first. Return their number."""
+    larger = 0
+    for j in range(count):
+        larger += candidates[j] > least
+    equal, kept = k - larger, 0
+    for j in range(count):
+        is_equal = candidates[j] == least
+        if candidates[j] > least or (is_equal and equal > 0):
+            equal -= is_equal
+            candidates[kept], slots[kept] = candidates[j], slots[j]
+            kept += 1
+    return kept
