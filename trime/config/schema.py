@@ -572,6 +572,7 @@ PRETRAINED = {
     "model.search": Rule(choices=TOP_K_SEARCHES),
     "model.factor": Rule(at_least=1),
     "model.end": Rule(choices=("flush", "drain")),
+    "model.prefill": Rule(choices=("chunked", "whole")),
     "model.causal": Rule(switch=True, optional=True),
     "model.lora.rank": COUNT,
     "model.lora.alpha": COUNT,

@@ -54,6 +54,8 @@ def smoothed(score: Float[Tensor, "b m"], position: Int[Tensor, "b m"], newest: 
 
     Neighbours before the first entry count as zeros, too, as in the authors' average pooling.
     """
+    if not score.shape[1]:
+        return score
     order = position.argsort(1)  # empty slots come first
     sorted_score = score.gather(1, order).masked_fill(position.gather(1, order) < 0, 0.0)
     sorted_score[:, max(0, score.shape[1] - newest) :] = 0.0

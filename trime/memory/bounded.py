@@ -68,6 +68,28 @@ class BoundedMemory:
         writes, ranking = self.plan(state.ranking, columns, position)
         return MemoryState(tuple(map(writes.apply_, state.columns, columns)), ranking)
 
+    def fit(self, state: MemoryState) -> MemoryState:
+        """Return a state of another size as one of this size: its best entries, or all of them and empty slots."""
+        old = state.ranking
+        kept = self.keep_mask(old.position, self.policy.compete(old.position, old.score, self.size))
+        slot, room = first_true(kept, self.size), max(0, self.size - kept.shape[1])
+        empty = self.empty(tuple(column[:, :0] for column in state.columns)).ranking
+        is_kept = kept.gather(1, slot)
+
+        def moved(column: Tensor, none: Tensor) -> Tensor:
+            taken = torch.where(is_kept, column.gather(1, slot), none[:, : slot.shape[1]])
+            return torch.cat([taken, none[:, slot.shape[1] :]], 1)
+
+        ranking = old._replace(
+            position=moved(old.position, empty.position),
+            score=moved(old.score, empty.score),
+            attended=moved(old.attended, empty.attended),
+        )
+        columns = (take_slots(column, slot) for column in state.columns)
+        return MemoryState(
+            tuple(torch.cat([column, column.new_zeros(len(column), room, *column.shape[2:])], 1) for column in columns), ranking
+        )
+
     def plan(self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[SlotWrites, Ranking]:
         """Return which new entries are written to which slots, and the ranking after that."""
         count = min(position.shape[1], self.size)

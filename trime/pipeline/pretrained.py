@@ -78,6 +78,8 @@ def build_answerer(config: DictConfig, model: Any) -> Answerer:
     settings = config.model
     model.to(device_of(config))
     if model.config.is_encoder_decoder:
+        if settings.prefill != "chunked":
+            raise UserError(f"model.prefill={settings.prefill} is for decoders: set chunked for an encoder-decoder")
         encoder = T5Encoder(model)
         return EncoderDecoderAnswerer(encoder, reading_config(config, encoder), settings.outputs)
     decoder = RopeDecoder(model, settings.position, settings.factor, settings.cached_keys)
@@ -104,7 +106,7 @@ def reading_config(config: DictConfig, family: Any) -> ReadingConfig:
         )
         for size, query_size, k, window in zip(sizes, query_sizes, top_k, family.windows, strict=True)
     ]
-    return ReadingConfig(memories, settings.chunk, settings.end)
+    return ReadingConfig(memories, settings.chunk, settings.end, settings.prefill)
 
 
 def vocabulary_source(config: DictConfig) -> VocabularySource:

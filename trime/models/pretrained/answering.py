@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -51,14 +52,31 @@ class Answerer(Protocol):
 
 
 class ReadingConfig:
-    """How prompts are read: a memory for each layer, chunks of a size, and flush or drain at the end."""
+    """How prompts are read: a memory for each layer, chunks of a size, and flush or drain at the end.
 
-    def __init__(self, memories: list[Attendre], chunk: int = 128, end: str = "flush"):
-        self.memories, self.chunk, self.ending = memories, chunk, end
+    ``prefill``: entries are evicted chunk by chunk (chunked), or a part of a prompt, such as the text before the question, is
+    read with everything kept, and the memories are cut to their sizes after it (whole, as prompt compression does).
+    """
+
+    def __init__(self, memories: list[Attendre], chunk: int = 128, end: str = "flush", prefill: str = "chunked"):
+        self.memories, self.chunk, self.ending, self.prefill = memories, chunk, end, prefill
 
     def reader(self, family: Any, record_attention: bool = False) -> LongReader:
         """Return a reader with these memories for a model."""
         return LongReader(family, self.memories, self.chunk, record_attention)
+
+    def read(
+        self, reader: LongReader, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"], is_last: bool
+    ) -> Iterator[Hidden]:
+        """Let a reader read a part of its prompts, the last one with the queries that still wait, and yield the outputs."""
+        sizes = [memory.keys.size for memory in self.memories]
+        if self.prefill == "whole":
+            reader.resize([size + tokens.shape[1] for size in sizes])
+        yield from reader.feed(tokens, position)
+        if is_last:
+            yield from reader.end(self.ending)
+        if self.prefill == "whole":
+            reader.resize(sizes)
 
 
 class DecoderAnswerer:
@@ -70,9 +88,9 @@ class DecoderAnswerer:
     def start(self, texts: list[list[int]], record_attention: bool = False) -> DecoderReading:
         """Read the beginnings of prompts as a batch."""
         reader = self.reading.reader(self.family, record_attention)
-        for _ in reader.feed(*pad_prompts(texts, self.family.model.device)):
+        for _ in self.reading.read(reader, *pad_prompts(texts, self.family.model.device), is_last=False):
             pass
-        return DecoderReading(self.family, reader, self.reading.ending, [*map(len, texts)])
+        return DecoderReading(self, reader, [*map(len, texts)])
 
     def read(self, prompts: list[list[int]], record_attention: bool = False) -> DecoderSession:
         """Read whole prompts as a batch."""
@@ -82,27 +100,24 @@ class DecoderAnswerer:
 class DecoderReading:
     """A decoder that has read texts of some ``lengths``."""
 
-    def __init__(self, family: RopeDecoder, reader: LongReader, ending: str, lengths: list[int]):
-        self.family, self.reader, self.ending, self.lengths = family, reader, ending, lengths
+    def __init__(self, answerer: DecoderAnswerer, reader: LongReader, lengths: list[int]):
+        self.answerer, self.reader, self.lengths = answerer, reader, lengths
 
     def ask(self, questions: list[list[int]], texts: list[int] | None = None) -> DecoderSession:
         """Read on with a batch of questions about these texts; None: one for each."""
         texts = [*range(len(self.lengths))] if texts is None else texts
-        lengths = [self.lengths[text] for text in texts]
-        return DecoderSession(self.family, self.reader.fork(texts), self.ending, questions, lengths)
+        return DecoderSession(self.answerer, self.reader.fork(texts), questions, [self.lengths[text] for text in texts])
 
 
 class DecoderSession:
     """A decoder that has read its prompts, of which the last parts are ``questions``, after texts of some ``lengths``."""
 
-    def __init__(self, family: RopeDecoder, reader: LongReader, ending: str, questions: list[list[int]], lengths: list[int]):
-        self.family, self.reader, self.rows = family, reader, len(questions)
-        tokens, position = pad_prompts(questions, family.model.device, lengths)
+    def __init__(self, answerer: DecoderAnswerer, reader: LongReader, questions: list[list[int]], lengths: list[int]):
+        self.family, self.reader, self.rows = answerer.family, reader, len(questions)
+        tokens, position = pad_prompts(questions, self.family.model.device, lengths)
         self.device, self.last_position = tokens.device, position.amax(1, keepdim=True)
         last = LastOutput(position.amax(1))
-        for hidden in self.reader.feed(tokens, position):
-            last.update(hidden)
-        for hidden in self.reader.end(ending):
+        for hidden in answerer.reading.read(reader, tokens, position, is_last=True):
             last.update(hidden)
         self.x, self.kept = last.x[:, None], self.reader.kept()
 

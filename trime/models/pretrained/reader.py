@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, AttendreState, AttentionOutput, Queries
 from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.topk_attention import masked_softmax
@@ -118,6 +119,15 @@ class LongReader:
         """Run a chunk through the layers from ``first`` on."""
         self.state, hidden = self.stack.forward(self.state, hidden, first)
         return hidden
+
+    def resize(self, sizes: list[int]) -> None:
+        """Give the layers' memories other sizes: of a smaller one, its policy's best entries stay."""
+        pairs = zip(self.stack.memories, sizes, strict=True)
+        self.stack.memories = [replace(memory, keys=BoundedMemory(size, memory.keys.policy)) for memory, size in pairs]
+        self.state = [
+            layer._replace(keys=memory.keys.fit(layer.keys))
+            for layer, memory in zip(self.state, self.stack.memories[: len(self.state)], strict=True)
+        ]
 
     def kept(self) -> list[Int[Tensor, "b m"]]:
         """Return the positions of the entries that each layer's memory holds; -1 is an empty slot."""

@@ -34,6 +34,7 @@ READING = (
     "top_k",
     "search",
     "cached_keys",
+    "prefill",
     "end",
     "outputs",
     "position",

@@ -1,0 +1,90 @@
+"""A prompt that is read whole before its memories are cut is read as transformers reads it, whose cache is cut by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the extra pretrained")
+
+import trime
+from tests.helpers.pretrained import save_model
+from trime.eviction.base import EvictionPolicy
+from trime.memory.bounded import BoundedMemory
+from trime.models.attendre import Attendre
+from trime.models.pretrained.answering import DecoderAnswerer, ReadingConfig
+from trime.models.pretrained.loading import load_pretrained
+from trime.models.pretrained.rope import RopeDecoder
+
+LENGTH, SIZE, CHUNK = 31, 9, 4
+
+
+def answerer_of(folder: Path, policy: EvictionPolicy, size: int, prefill: str) -> DecoderAnswerer:
+    """Return an answerer with a memory for each layer; the models have no sliding windows."""
+    family = RopeDecoder(load_pretrained(str(folder)), "none")
+    memories = [Attendre(BoundedMemory(size, policy), 0, None, True) for _ in family.layers]
+    return DecoderAnswerer(family, ReadingConfig(memories, CHUNK, prefill=prefill))
+
+
+def cut_cache(model: Any, prompt: torch.Tensor, first: int) -> tuple[torch.Tensor, Any]:
+    """Return the logits after a prompt, and transformers' cache of it without the entries before ``first``."""
+    output = model(prompt, use_cache=True)
+    for layer in output.past_key_values.layers:
+        layer.keys, layer.values = layer.keys[:, :, first:], layer.values[:, :, first:]
+    return output.logits[:, -1], output.past_key_values
+
+
+@pytest.mark.parametrize("form", ["Llama", "GPTNeoX"])
+@torch.no_grad()
+def test_the_prompt_is_read_whole_and_then_cut(form: str, tmp_path: Path) -> None:
+    """The logits after it are those of full attention; the next token sees the newest entries, which know the whole prompt."""
+    folder = save_model(form, tmp_path)
+    model = load_pretrained(str(folder))
+    prompt, token = torch.randint(3, 20, (1, LENGTH)), torch.randint(3, 20, (1, 1))
+    session = answerer_of(folder, trime.FIFO(), SIZE, "whole").read(prompt.tolist())
+    assert all(sorted(position[0].tolist()) == [*range(LENGTH - SIZE, LENGTH)] for position in session.kept)
+    logits, cache = cut_cache(model, prompt, LENGTH - SIZE + 1)  # the next token takes the place of one more
+    torch.testing.assert_close(session.next_logits(token[:, :0]), logits, atol=1e-5, rtol=1e-5)
+    place = torch.tensor([[LENGTH]])
+    expected = model(token, past_key_values=cache, position_ids=place).logits[:, -1]
+    torch.testing.assert_close(session.next_logits(token), expected, atol=1e-5, rtol=1e-5)
+    chunked = answerer_of(folder, trime.FIFO(), SIZE, "chunked").read(prompt.tolist())
+    assert not torch.allclose(chunked.next_logits(token[:, :0]), logits, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_text_is_cut_before_its_questions(tmp_path: Path) -> None:
+    """Which entries of the text stay does not depend on the question; each question adds its own."""
+    folder = save_model("Llama", tmp_path)
+    text, questions = torch.randint(3, 20, (LENGTH,)).tolist(), [[5, 6], [7, 8]]
+    reading = answerer_of(folder, trime.Sink(2), SIZE, "whole").start([text])
+    expected = [0, 1, *range(LENGTH - SIZE + 4, LENGTH + 2)]
+    for position in reading.ask(questions, [0, 0]).kept:
+        assert position.sort(1).values.tolist() == [expected, expected]
+
+
+@pytest.mark.parametrize("size", [3, 8, 20])
+def test_a_memory_of_another_size_has_the_best_entries(size: int) -> None:
+    """Also of rows with fewer entries; what stays keeps its columns, and can be written on."""
+    torch.manual_seed(0)
+    given, policy = torch.randn(2, 8, 5), trime.LRU(trime.eviction.initial.OwnPosition())
+    position = torch.stack([torch.arange(8), torch.arange(8) - 4]).clamp(min=-1)
+    memory, other = BoundedMemory(8, policy), BoundedMemory(size, policy)
+    state = memory.update(memory.empty((given[:, :0],)), (given,), position)
+    scores = torch.rand(2, 8, dtype=torch.float64).masked_fill(state.ranking.position < 0, -torch.inf)
+    state = state._replace(ranking=state.ranking._replace(score=scores))
+    result = other.fit(state)
+    for row in range(2):
+        filled = result.ranking.position[row] >= 0
+        best = scores[row].topk(min(size, int((position[row] >= 0).sum()))).indices
+        found = sorted(result.ranking.position[row][filled].tolist())
+        assert found == sorted(state.ranking.position[row][best].tolist())
+        for slot in filled.nonzero().flatten():
+            place = (state.ranking.position[row] == result.ranking.position[row, slot]).nonzero().item()
+            assert torch.equal(result.columns[0][row, slot], state.columns[0][row, place])
+            assert result.ranking.score[row, slot] == scores[row, place]
+    assert result.columns[0].shape == (2, size, 5)
+    other.update(result, (given[:, :1],), torch.tensor([[8], [8]]))
