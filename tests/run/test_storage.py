@@ -14,7 +14,8 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.report.results import read_run, write_results
 from trime.run.runner import run
-from trime.run.storage import artefact_folders
+from trime.run.storage import NEEDS, data_places, outputs_place
+from trime.run.storage import artefact_folders as folders_in
 
 Tiny = Callable[..., DictConfig]
 
@@ -34,6 +35,11 @@ def outputs(tiny: Tiny, two_runs: Path, tmp_path: Path) -> Callable[..., DictCon
     folder = tmp_path / "copy"
     shutil.copytree(two_runs, folder, symlinks=True)
     return partial(compose_in, tiny, folder)
+
+
+def artefact_folders(config: DictConfig) -> list[Path]:
+    """Return all artefacts of a command's outputs and data."""
+    return [*folders_in(*data_places(config), outputs_place(config))]
 
 
 def compose_in(tiny: Tiny, folder: Path, *words: str) -> DictConfig:
@@ -61,7 +67,7 @@ def test_disk_tells_what_runs_need(outputs: Tiny, capsys: pytest.CaptureFixture[
 def test_prune_deletes_what_no_run_needs_and_only_when_told(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     """Artefacts of finished runs stay, also after a report alone; what is being built stays; the runs still work."""
     config = outputs("stages=[prune]")
-    folders = [*artefact_folders(config)]
+    folders = artefact_folders(config)
     place = Path(config.paths.outputs) / "artefacts"
     for name in ("fit-0.partial", "fit-1.partial", "tune-2"):
         (place / name).mkdir()
@@ -92,7 +98,7 @@ def test_unnamed_runs_may_go(outputs: Tiny, capsys: pytest.CaptureFixture[str]) 
 
 def test_runs_that_do_not_match_stay(outputs: Tiny) -> None:
     """storage.match limits what may be deleted: the artefacts of other runs stay, and those that they share."""
-    config = outputs("stages=[prune]", "storage.match=cache", "storage.keep=named", "storage.delete=true")
+    config = outputs("stages=[prune]", "storage.match=cache", "storage.keep=named", "storage.delete=true", "storage.data=true")
     before = {folder.name for folder in artefact_folders(config)}
     (file,) = Path(config.paths.outputs).glob("runs/vanilla/*/results.json")
     run(config)
@@ -105,6 +111,36 @@ def test_matching_without_giving_up_runs_deletes_nothing(outputs: Tiny, capsys: 
     capsys.readouterr()
     run(outputs("stages=[prune]", "storage.match=cache", "storage.delete=true"))
     assert "0 folders" in capsys.readouterr().out
+
+
+def test_what_unfinished_runs_need_stays(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also what a killed training has written so far; a run that is finished no longer needs the note."""
+    config = outputs("stages=[prune]", "storage.delete=true", "storage.data=true")
+    (note,) = [file.with_name(NEEDS) for file in Path(config.paths.outputs).glob("runs/cache/*/results.json")]
+    assert not note.exists()
+    run(outputs("experiment=trime", "stages=[prepare,fit]"))
+    (unfinished,) = Path(config.paths.outputs).glob(f"runs/trime/*/{NEEDS}")
+    fit = next(name for name in unfinished.read_text().split() if name.startswith("fit-"))
+    place = outputs_place(config)
+    (place / fit).rename(place / f"{fit}.partial")  # as if it had been killed
+    folders = artefact_folders(config)
+    capsys.readouterr()
+    run(config)
+    assert artefact_folders(config) == folders and str(unfinished.parent) in capsys.readouterr().out
+    shutil.rmtree(unfinished.parent)
+    run(config)
+    assert not (place / f"{fit}.partial").exists()
+
+
+def test_data_that_other_outputs_may_use_stays(outputs: Tiny, tmp_path: Path) -> None:
+    config = outputs("stages=[prune]", "storage.delete=true")
+    config.paths.outputs = str(tmp_path / "elsewhere")
+    before = artefact_folders(config)
+    run(config)
+    assert before and artefact_folders(config) == before
+    config.storage.data = True
+    run(config)
+    assert not artefact_folders(config)
 
 
 def test_a_run_that_does_not_say_what_it_needs_stops_prune(outputs: Tiny) -> None:

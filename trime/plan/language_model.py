@@ -247,7 +247,7 @@ class Plan:
         return runs / f"seed{self.config.seed}-{results.fingerprint[:8]}"
 
     def made_by(self, stage: str) -> list[Artefact]:
-        """Return the artefacts that a stage makes for this experiment, in order."""
+        """Return the artefacts that a stage makes for this experiment, in order; none for stages that read only."""
         nodes: dict[str, Callable[[], Sequence[Artefact | None]]] = {
             "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
             "prepare": lambda: [self.corpus, self.evaluated_corpus, self.stored_corpus if self.memories.needs() else None],
@@ -263,4 +263,4 @@ class Plan:
             "record": lambda: [self.test, *self.tune.build_order()] if self.has_long_memory_row else [self.record],
             "replay": lambda: [self.replay],
         }
-        return list(dict.fromkeys(node for node in nodes[stage]() if node is not None))
+        return list(dict.fromkeys(node for node in nodes.get(stage, list)() if node is not None))

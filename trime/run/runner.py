@@ -32,7 +32,7 @@ from trime.run.baseline import baseline_overrides
 from trime.run.log_results import log_once
 from trime.run.preflight import check
 from trime.run.reporting import report_answers, report_replay, report_run
-from trime.run.storage import list_runs, prune, show_disk
+from trime.run.storage import NEEDS, list_runs, note_needs, prune, show_disk
 
 log = logging.getLogger(__name__)
 
@@ -122,17 +122,26 @@ def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
     with finishing_wandb_run(), logging_to_file(log_file(plan, stages)):
         if is_worker(config):
             assist_training(plan, stages)
-        else:
-            for stage in stages:
-                outcome = run_stage(plan, stage, outcome)
+            return outcome
+        made = [artefact.name for stage in stages for artefact in plan.made_by(stage)]
+        if made:
+            note_needs(results_folder(plan, stages), made)
+        for stage in stages:
+            outcome = run_stage(plan, stage, outcome)
+        if {"report", "answer"} & {*stages}:
+            (results_folder(plan, stages) / NEEDS).unlink(missing_ok=True)  # results.json says it from now on
     return outcome
+
+
+def results_folder(plan: Plan, stages: list[str]) -> Path:
+    """Return the folder of the results of these stages."""
+    return plan.answers_folder if "answer" in stages else plan.run_folder
 
 
 def log_file(plan: Plan, stages: list[str]) -> Path | None:
     """Return the file of a run's messages, in the folder of its results; None for stages that write no results."""
-    if "answer" in stages:
-        return plan.answers_folder / LOG
-    return plan.run_folder / LOG if {"evaluate", "replay", "report"} & {*stages} and not is_worker(plan.config) else None
+    writes = {"answer", "evaluate", "replay", "report"} & {*stages} and not is_worker(plan.config)
+    return results_folder(plan, stages) / LOG if writes else None
 
 
 @contextmanager

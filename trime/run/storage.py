@@ -15,11 +15,13 @@ from omegaconf import DictConfig
 
 from trime.config.check import check_sections
 from trime.errors import UserError
-from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of
+from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of, write_atomically
 from trime.report.answers import result_row
 from trime.report.results import read_run
 from trime.report.tables import TableRows, markdown, metric_name, metric_value
 from trime.report.texts import evaluated_text
+
+NEEDS = "needs.txt"  # in the folder of a run without results: the artefacts that it needs
 
 
 @dataclass(eq=False)
@@ -63,7 +65,7 @@ ORDERS: dict[str, Callable[[StoredRun], Any]] = {
 
 def stored_runs(config: DictConfig) -> list[StoredRun]:
     """Return all finished runs in ``paths.outputs``."""
-    files = sorted((Path(config.paths.outputs) / "runs").glob("*/*/results.json"))
+    files = sorted(runs_folder(config).glob("*/*/results.json"))
     return [StoredRun(file.parent, read_run(file)) for file in files]
 
 
@@ -93,7 +95,7 @@ def show_disk(config: DictConfig) -> None:
     check_sections(plain(config), "storage")
     needed = [needs_of(run) for run in stored_runs(config)]
     kinds: dict[str, list[Path]] = {}
-    for folder in artefact_folders(config):
+    for folder in artefact_folders(*data_places(config), outputs_place(config)):
         kind = "unfinished" if folder.name.endswith(PARTIAL) else folder.name.rpartition("-")[0]
         kinds.setdefault(kind, []).append(folder)
     sizes = {kind: sum(map(size_of, folders)) for kind, folders in kinds.items()}
@@ -111,14 +113,18 @@ def prune(config: DictConfig) -> None:
     """Print what no kept run needs, artefacts and runs, and with ``storage.delete`` delete it.
 
     ``storage.keep=all`` keeps every finished run. ``named`` gives up runs that match ``storage.match`` and whose command had no
-    ``name=``. What another process is building stays. Raises UserError if a kept run does not say what it was made from.
+    ``name=``. What unfinished runs need stays, and what another process is building; so does what lies in ``paths.data``, for
+    other outputs may use it, unless ``storage.data`` is set. Raises UserError if a kept run does not say what it was made from.
     """
     check_sections(plain(config), "storage")
     runs = stored_runs(config)
     given_up = [run for run in runs if config.storage.keep == "named" and matches(run, config) and not run.is_named]
     kept = [run for run in runs if run not in given_up]
-    needed = {name for run in kept for name in needs_of(run)}
-    unused = [folder for folder in artefact_folders(config) if folder.name not in needed and not is_in_use(folder)]
+    unfinished = {file.parent: file.read_text().split() for file in sorted(runs_folder(config).glob(f"*/*/{NEEDS}"))}
+    needed = {name for run in kept for name in needs_of(run)}.union(*unfinished.values())
+    places = [*data_places(config), outputs_place(config)] if config.storage.data else [outputs_place(config)]
+    folders = artefact_folders(*places)
+    unused = [folder for folder in folders if folder.name.removesuffix(PARTIAL) not in needed and not is_in_use(folder)]
     unused += [run.folder for run in given_up]
     sizes = {folder: size_of(folder) for folder in unused}
     for folder, size in sizes.items():
@@ -127,6 +133,10 @@ def prune(config: DictConfig) -> None:
             shutil.rmtree(folder)
     done = "deleted" if config.storage.delete else "could be deleted (storage.delete=true)"
     print(f"{len(sizes)} folders, {megabytes(sum(sizes.values()))} MB, {done}; {len(kept)} runs are kept")
+    for folder in unfinished:
+        print(f"what a run without results needs is kept too; to give it up, delete its folder: {folder}")
+    if not config.storage.data:
+        print(f"{config.paths.data} may be used by other outputs and is left alone (storage.data=true)")
 
 
 def needs_of(run: StoredRun) -> set[str]:
@@ -136,10 +146,32 @@ def needs_of(run: StoredRun) -> set[str]:
     return set(run.results["made_from"])
 
 
-def artefact_folders(config: DictConfig) -> Iterator[Path]:
+def note_needs(folder: Path, names: list[str]) -> None:
+    """Write into a run's folder which artefacts it needs, so that they stay while it has no results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / NEEDS
+    before = file.read_text().split() if file.exists() else []
+    write_atomically(file, "\n".join(sorted({*before, *names})))
+
+
+def runs_folder(config: DictConfig) -> Path:
+    """Return the folder of all runs."""
+    return Path(config.paths.outputs) / "runs"
+
+
+def data_places(config: DictConfig) -> list[Path]:
+    """Return where the artefacts lie that depend on the text alone."""
+    return [Path(config.paths.data) / "prepared", Path(config.paths.data) / "packed"]
+
+
+def outputs_place(config: DictConfig) -> Path:
+    """Return where all other artefacts lie."""
+    return Path(config.paths.outputs) / "artefacts"
+
+
+def artefact_folders(*places: Path) -> Iterator[Path]:
     """Yield the folders of artefacts, finished or not."""
-    data, outputs = Path(config.paths.data), Path(config.paths.outputs)
-    for place in (data / "prepared", data / "packed", outputs / "artefacts"):
+    for place in places:
         yield from sorted(path for path in place.glob("[!.]*") if path.is_dir())
 
 
