@@ -6,9 +6,10 @@ import ctypes
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from statistics import geometric_mean, mean
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +36,14 @@ def bits(loss: Loss) -> Loss:
 
 MEASURES: dict[str, Callable[[float], float]] = {"perplexity": perplexity, "bits/char": bits}  # from a mean loss, by unit
 ARRAY_MEASURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"perplexity": perplexities, "bits/char": bits}
+
+
+def mean_over_seeds(results: Iterable[float], metric: str) -> float:
+    """Return the mean of results in a metric; of perplexities the geometric one, which is the perplexity of the mean loss.
+
+    Differences and their intervals are those of mean losses, too.
+    """
+    return (geometric_mean if metric == "perplexity" else mean)(results)
 
 
 def share_interval(share: float, count: int) -> tuple[float, float]:

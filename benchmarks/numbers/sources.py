@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks.numbers.given import GivenValues
 from benchmarks.numbers.kept import SourceFiles
-from trime.metrics import perplexity
+from trime.metrics import mean_over_seeds, perplexity
 from trime.report.bootstrap import Difference
 from trime.report.frontier import External, frontier_points
 from trime.report.memories import memory_contribution
-from trime.report.tables import metric_value
+from trime.report.tables import metric_name, metric_value
 
 
 class Sources:
@@ -54,11 +54,16 @@ class Sources:
 
     def dev(self, name: str, row: int = -1) -> float:
         """Return a row's perplexity (or bits) on valid, the mean over seeds."""
-        return mean(metric_value(run["metrics"]["valid"][row]) for run in self.runs(name))
+        return self.result(name, "valid", row)
 
     def test(self, name: str, row: int = -1) -> float:
         """Return a row's perplexity (or bits) on test, the mean over seeds."""
-        return mean(metric_value(run["metrics"]["test"][row]) for run in self.runs(name))
+        return self.result(name, "test", row)
+
+    def result(self, name: str, split: str, row: int) -> float:
+        """Return a row's perplexity (or bits) on a split, the mean over seeds."""
+        rows = [run["metrics"][split][row] for run in self.runs(name)]
+        return mean_over_seeds(map(metric_value, rows), metric_name(rows[0]))
 
     def value(self, name: str, *keys: str | int, seed: int | None = None) -> Any:
         """Return the value under some keys: the mean of a number over seeds, or a text that all seeds share."""
@@ -77,7 +82,7 @@ class Sources:
 
     def at_size(self, name: str, size: int, split: str = "test") -> float:
         """Return the perplexity at a size of the long memory, the mean over seeds."""
-        return mean(perplexity(run["analysis"][split]["by_memory_size"][str(size)]) for run in self.runs(name))
+        return perplexity(mean(run["analysis"][split]["by_memory_size"][str(size)] for run in self.runs(name)))
 
     def bleu(self, name: str, split: str = "test", row: int = -1) -> float:
         """Return the mean BLEU over seeds."""

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trime.metrics import mean_over_seeds
 from trime.report.command_lines import PATH_SETTINGS, split_command
-from trime.report.tables import metric_names, metric_value
+from trime.report.tables import metric_name, metric_names, metric_value
 from trime.report.texts import evaluated_text
 
 Run = dict[str, Any]
@@ -51,8 +52,8 @@ class Group(NamedTuple):
         return [row["bleu"] if metric == "BLEU" else metric_value(row) for row in rows]
 
     def mean(self, split: str, metric: str = "") -> float:
-        """Return the mean of a metric over seeds."""
-        return float(np.mean(self.values(split, metric)))
+        """Return the mean of a metric over seeds, by default of the row's own."""
+        return mean_over_seeds(self.values(split, metric), metric if metric == "BLEU" else metric_name(self.row))
 
     def bleu(self, split: str) -> float | None:
         """Return the mean BLEU of the last row over seeds; None if it does not translate."""

@@ -43,7 +43,7 @@ def memory_contribution(runs: list[dict[str, Any]], memory: str) -> tuple[float,
         (without,) = (subset for subset in subsets if set(subset["memories"]) == rest)
         losses.append(without["loss"])
         sides.append([full["documents"], without["documents"]])
-    return mean(MEASURES[metric](loss) for loss in losses), paired_bootstrap(np.array(sides), metric)
+    return MEASURES[metric](mean(losses)), paired_bootstrap(np.array(sides), metric)
 
 
 def table_title(results: dict[str, Any]) -> str:

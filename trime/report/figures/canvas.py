@@ -6,11 +6,10 @@ import io
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from trime.io import replacing
-from trime.metrics import MEASURES
+from trime.metrics import MEASURES, mean_over_seeds
 
 BLUE, GREY, ORANGE, LINES = "#2a6f97", "#9aa5b1", "#d9772b", "#e3e7ec"
 COLOURS = {  # of the vocabulary and of each memory
@@ -134,7 +133,7 @@ def draw_dots(
 
     The axis is logarithmic where results differ by more than a factor of five.
     """
-    means = [mean(of_seeds) for of_seeds in values]
+    means = [mean_over_seeds(of_seeds, metric) for of_seeds in values]
     for position, (of_seeds, value, interval, colour) in enumerate(zip(values, means, intervals, colours, strict=True)):
         if interval:
             axis.plot(interval, [position, position], color=colour, lw=2, alpha=0.45, solid_capstyle="butt")
