@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import trime
 
 WINDOW = 256
-name, *files = sys.argv[1:]
+name, *files = sys.argv[1:] or sys.exit(__doc__)
 tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name).eval()
 
 

@@ -4,7 +4,8 @@ import sys
 
 import trime
 
-model, text = trime.load(sys.argv[1]), "".join(sys.argv[2:]) or "import os\n"
+folder, *words = sys.argv[1:] or sys.exit(__doc__)
+model, text = trime.load(folder), " ".join(words) or "import os\n"
 print(model.label)
 for token in model.score(text)[0]:
     print(

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import trime
 
-name, file, *size = sys.argv[1:]
+name, file, *size = sys.argv[1:] or sys.exit(__doc__)
 entries = int(size[0]) if size else 512
 tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name).eval()
 ids = torch.tensor([tokenizer(Path(file).read_text())["input_ids"][: model.config.max_position_embeddings - 64]])

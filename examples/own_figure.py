@@ -7,7 +7,7 @@ import sys
 
 from matplotlib import pyplot
 
-pattern, target = sys.argv[1:]
+pattern, target = sys.argv[1:] or sys.exit(__doc__)
 for file in sorted(glob.glob(pattern, recursive=True)):
     with open(file) as content:
         run = json.load(content)

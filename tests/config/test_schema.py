@@ -80,15 +80,22 @@ def test_every_setting_has_help() -> None:
 @pytest.mark.parametrize(
     ("topic", "said"),
     [
-        ("nonsense", "there is no section, setting or group nonsense: python cli.py --help lists them"),
-        ("evaluat", "is it evaluate"),
         ("model.backbone", "model.backbone: its settings are those of the choice\nbackbone=NAME, one of:\n  memorizing"),
         ("evaluate.tokens", "evaluate.tokens="),
     ],
 )
 def test_help_of_what_is_no_section(topic: str, said: str) -> None:
-    """One line for a setting, the group for a part that is chosen, and the nearest names for anything else."""
+    """One line for a setting, and the group for a part that is chosen."""
     assert said in help_text(ROOT / "conf", topic)
+
+
+@pytest.mark.parametrize(
+    ("topic", "said"), [("nonsense", "group nonsense: python cli.py --help lists"), ("evaluat", "is it evaluate")]
+)
+def test_help_of_nothing(topic: str, said: str) -> None:
+    """An error with the nearest names."""
+    with pytest.raises(UserError, match=said):
+        help_text(ROOT / "conf", topic)
 
 
 def test_rules_of_groups_are_of_settings_that_exist() -> None:

@@ -13,7 +13,7 @@ from tests.helpers.results import made
 from trime.report.folder import report_folder, writing_report
 from trime.report.report_runs import keep_results, report_several
 from trime.report.text_comparison import compare_runs, joined_table
-from trime.report.texts import evaluated_text, group_by_text, smoke_test_note, text_facts
+from trime.report.texts import group_by_text, text_facts, text_notes
 
 PUBLISHED = {"a paper": {"a": [50.0], "b": [40.0]}}
 
@@ -57,8 +57,11 @@ def test_runs_on_different_texts_share_no_table(tmp_path: Path) -> None:
 def test_a_text_says_what_it_is() -> None:
     run = on({"tokens": {"test": 5000}, "unknown": {"test": 0.0812}, "path": "/books"}, "a", 4.0)
     assert text_facts(run) == "text (f1, 10 symbols): 1,200 tokens of 5,000 of test scored, 8.1 % <unk>, in /books"
-    assert "smoke test" in smoke_test_note(evaluated_text(run))
-    assert not smoke_test_note(evaluated_text(run)._replace(scored=10_000))
+    smoke_test, unknown = text_notes(run)
+    assert "1,200 tokens" in smoke_test and "8.1 % of test is <unk>" in unknown
+    run["dataset"]["unknown"] = {"test": 0.001}
+    run["metrics"]["test"][-1] |= {"tokens": 10_000, "bootstrap_unit": "parts of 512 tokens"}
+    assert len(text_notes(run)) == 1 and "few documents" in text_notes(run)[0]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trime.report.tables import markdown, run_table
-from trime.report.texts import evaluated_text, smoke_test_note, text_facts
+from trime.report.texts import text_facts, text_notes
 
 TEMPLATE = """\
 ---
@@ -49,7 +49,7 @@ def model_card(results: dict[str, Any], disclosed: list[str]) -> str:
     """Return the model card of a run, with a warning that names the memories whose text goes along (``disclosed``)."""
     machine, versions = results["hardware"], results["versions"]
     parameters = f", of {results['parameters']:,} parameters" if results["parameters"] else ""
-    note = smoke_test_note(evaluated_text(results))
+    note = " ".join(text_notes(results))
     return TEMPLATE.format(
         name=results["name"],
         version=versions.get("trime", ""),

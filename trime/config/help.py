@@ -10,6 +10,7 @@ from trime.config.reproduce import PREFIX, PublishedRow, read_table, tables
 from trime.config.table_source import GROUP
 from trime.config.walk import Entry, schema_entries
 from trime.config.wording import written
+from trime.errors import UserError
 
 Choices = dict[str, Path | PublishedRow]  # of a group, by name
 HEADER = """\
@@ -46,7 +47,7 @@ Often changed:
 
 
 def help_text(conf: Path, topic: str | None = None) -> str:
-    """Return the whole help, or that of one section, setting or group; of an unknown one, what it may have meant."""
+    """Return the whole help, or that of one section, setting or group; UserError if there is none."""
     named = groups(conf)
     known = {entry.key: entry for entry in schema_entries()}
     if topic is None:
@@ -54,17 +55,18 @@ def help_text(conf: Path, topic: str | None = None) -> str:
         settings = [f"  {name:<14} {entry.help}" for name, entry in known.items() if "." not in name]
         return "\n".join([HEADER, "Settings:", *settings, "", "Groups and their choices:", *choices, "", FOOTER])
     lines = [*lines_of_setting(topic, known), *lines_of_group(topic, named.get(topic, {}))]
-    return "\n".join(lines) or no_topic(topic, known, named)
+    return "\n".join(lines or lines_of_part(topic, known, named))
 
 
-def no_topic(topic: str, known: Mapping[str, Entry], named: Mapping[str, Choices]) -> str:
-    """Return what to say of a topic that is none: the group of that name, or the nearest topics that there are."""
+def lines_of_part(topic: str, known: Mapping[str, Entry], named: Mapping[str, Choices]) -> Iterator[str]:
+    """Yield the choices of a part that a group chooses; UserError with the nearest topics if there is no such group."""
     group = topic.rpartition(".")[2]
-    if group in named:
-        return "\n".join([f"{topic}: its settings are those of the choice", *lines_of_group(group, named[group])])
-    near = difflib.get_close_matches(topic, [*known, *named], 3)
-    advice = f"is it {' or '.join(near)}?" if near else "python cli.py --help lists them"
-    return f"there is no section, setting or group {topic}: {advice}"
+    if group not in named:
+        near = difflib.get_close_matches(topic, [*known, *named], 3)
+        advice = f"is it {' or '.join(near)}?" if near else "python cli.py --help lists them"
+        raise UserError(f"there is no section, setting or group {topic}: {advice}")
+    yield f"{topic}: its settings are those of the choice"
+    yield from lines_of_group(group, named[group])
 
 
 def lines_of_setting(topic: str, known: Mapping[str, Entry]) -> Iterator[str]:

@@ -47,7 +47,7 @@ class Difference(NamedTuple):
         return self.units >= FEWEST and not math.isnan(self.low)
 
     def __str__(self) -> str:
-        few = "" if self.has_verdict or math.isnan(self.low) else f" {self.units} units: no verdict"
+        few = "" if self.has_verdict or math.isnan(self.low) else f" no verdict: {self.units} resampled, {FEWEST} needed"
         return f"{self.value:+.2f} {self.interval}{few}" + " no difference shown" * (self.has_verdict and not self.significant)
 
 

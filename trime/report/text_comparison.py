@@ -14,7 +14,7 @@ from trime.report.figures.comparison import several_panels
 from trime.report.groups import Group, document_losses, group_runs, is_fitted
 from trime.report.page import Section, Table, picture_sections
 from trime.report.tables import EDGE, EDGE_NOTE, FITTED_NOTE, TableRows, applicable, markdown
-from trime.report.texts import evaluated_dataset, evaluated_text, smoke_test_note, text_facts
+from trime.report.texts import evaluated_dataset, evaluated_text, text_facts, text_notes
 
 PUBLISHED_NOTE = (
     "Columns with * hold results published for the papers' texts and larger budgets, dev / test or test alone: compare their "
@@ -49,9 +49,8 @@ class Comparison(NamedTuple):
         units = " or ".join(sorted({units_of(group) for group in self.groups}))
         paired = f"Differences to {self.against} are paired, with a 95 % interval by bootstrap over seeds and {units}."
         compared = INTERVAL.format(self.against) in self.header
-        return applicable(
+        return text_notes(self.runs[0]) + applicable(
             {
-                smoke_test_note(evaluated_text(self.runs[0])): True,
                 paired: compared,
                 PUBLISHED_NOTE: any(title.endswith("*") for title in self.header),
                 FITTED_NOTE: any(map(is_fitted, self.runs)),

@@ -6,6 +6,14 @@ from typing import Any, NamedTuple
 
 Run = dict[str, Any]
 SMOKE_TEST = 10_000  # scored tokens below which a result says only that the code ran
+FEW_DOCUMENTS = (
+    "Test has few documents, so that intervals are over parts of them: they do not say how results vary between documents."
+)
+MANY_UNKNOWN = 0.02  # share of unknown tokens above which perplexity and bits per byte are much too low
+UNKNOWN_NOTE = (
+    "{:.1f} % of test is <unk>, which is easy to predict: perplexity and bits per byte are lower than those of a model that "
+    "reads every word, such as one of byte pairs (dataset=folder_pieces)."
+)
 
 
 class EvaluatedText(NamedTuple):
@@ -68,6 +76,13 @@ def group_by_text(runs: list[Run]) -> dict[EvaluatedText, list[Run]]:
     return {text: texts[text] for text in sorted(texts, key=lambda text: tuple(map(str, text)))}
 
 
-def smoke_test_note(text: EvaluatedText) -> str:
-    """Return a warning if so few tokens were scored that their result means little; else an empty text."""
-    return f"These are {text.scored:,} tokens: a smoke test, not a result." if text.scored < SMOKE_TEST else ""
+def text_notes(run: Run) -> list[str]:
+    """Return warnings about the evaluated text: few tokens, few documents, many unknown tokens."""
+    text, row = evaluated_text(run), run["metrics"]["test"][-1]
+    unknown = evaluated_dataset(run).get("unknown", {}).get("test") or 0.0
+    warnings = {
+        f"These are {text.scored:,} tokens: a smoke test, not a result.": text.scored < SMOKE_TEST,
+        FEW_DOCUMENTS: str(row.get("bootstrap_unit", "")).startswith("parts"),
+        UNKNOWN_NOTE.format(100 * unknown): unknown > MANY_UNKNOWN,
+    }
+    return [note for note, applies in warnings.items() if applies]

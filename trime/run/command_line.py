@@ -8,7 +8,6 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -183,8 +182,13 @@ def main() -> int:
     """Run the command line; return the exit status, 1 if a run failed. Without words it prints the help."""
     if not sys.argv[1:] or {"--help", "-h"} & {*sys.argv[1:]}:
         topics = [word for word in sys.argv[1:] if not word.startswith("-")]
-        with suppress(BrokenPipeError):  # as of `--help | head`
+        try:
             print(help_text(CONF, topics[0] if topics else None), flush=True)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        except BrokenPipeError:  # as of `--help | head`
+            pass
         return 0
     sys.argv[1:] = with_trainer_arguments(without_dashes(sys.argv[1:]))
     limit_threads(sys.argv[1:])

@@ -45,8 +45,9 @@ def command() -> str | None:
         return None
     hydra = HydraConfig.get()
     overrides = [override for override in hydra.overrides.task if not override.startswith("sweep=")]
-    mode = ["hydra.mode=RUN"] if hydra.mode == RunMode.MULTIRUN else []  # an ablation's experiment file starts a sweep
-    return shlex.join([*PROGRAM, *overrides, *mode])
+    # The file of a table or an ablation starts a sweep by itself, without -m, unless it is told not to.
+    by_file = hydra.mode == RunMode.MULTIRUN and "hydra.mode=MULTIRUN" not in hydra.overrides.hydra
+    return shlex.join([*PROGRAM, *overrides, *["hydra.mode=RUN"] * by_file])
 
 
 def versions() -> dict[str, str]:

@@ -24,7 +24,7 @@ from trime.report.memories import memories_section, memories_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, sample_sections, write_page
 from trime.report.results import write_results
 from trime.report.tables import EDGE_NOTE, FITTED_NOTE, analysis_text, applicable, markdown, replay_text, run_table, to_csv
-from trime.report.texts import evaluated_text, smoke_test_note, text_facts
+from trime.report.texts import evaluated_text, text_facts, text_notes
 from trime.run.collect import collect_results, keep_provenance, made_from
 from trime.run.provenance import provenance
 from trime.stages.analysis.per_token import FILE
@@ -142,9 +142,8 @@ def run_notes(results: dict[str, Any]) -> list[str]:
     """Return what a reader of a run's table has to know."""
     has_memories, rows = len(results["metrics"]["test"]) > 1, results["metrics"]["valid"]
     compared = "report.baseline=" in (results["command"] or "")
-    return applicable(
+    return text_notes(results) + applicable(
         {
-            smoke_test_note(evaluated_text(results)): True,
             BASELINE_NOTE: results["trained_with_memory"] and has_memories and not compared,
             FITTED_NOTE: is_fitted(results),
             EDGE_NOTE: any(row.get("at_grid_edge") for row in rows),

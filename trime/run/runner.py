@@ -123,7 +123,7 @@ def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
         if is_worker(config):
             assist_training(plan, stages)
             return outcome
-        made = [artefact.name for stage in stages for artefact in plan.made_by(stage)]
+        made = [artefact.name for stage in stages if stage != "init_small" for artefact in plan.made_by(stage)]
         if made:
             note_needs(results_folder(plan, stages), made)
         for stage in stages:
@@ -135,7 +135,7 @@ def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
 
 def results_folder(plan: Plan, stages: list[str]) -> Path:
     """Return the folder of the results of these stages."""
-    return plan.answers_folder if "answer" in stages else plan.run_folder
+    return plan.answers_folder if {"train_small", "answer"} & {*stages} else plan.run_folder
 
 
 def log_file(plan: Plan, stages: list[str]) -> Path | None:

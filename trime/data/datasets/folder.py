@@ -59,7 +59,8 @@ class Folder(Dataset):
         files = files_below(location, self.suffix)
         if len(files) < 3:
             raise UserError(
-                f"{self.location} holds {len(files)} {self.suffix} files: put in at least 3, or train/, valid/ and test/"
+                f"{self.location} holds {len(files)} {self.suffix} files: put in at least 3, or train/, valid/ and "
+                "test/; a single file is split by paragraphs (dataset.path=FILE)"
             )
         random.Random(self.seed).shuffle(files)
         parts = self.split_by_tokens(files, self.tokens) if self.tokens else self.split_by_ratio(files)

@@ -145,7 +145,8 @@ def draw_dots(
     axis.set_ylim(len(names) - 0.5, -0.7)
     draw_grid(axis, "x")
     better = f"{'higher' if metric == 'BLEU' else 'lower'} is better"
-    lines = "; lines: 95 %" if any(intervals) else ""
+    lines = "; lines: 95 %" * any(intervals) + "; small dots: seeds" * any(len(of_seeds) > 1 for of_seeds in values)
+    axis.margins(x=0.12)  # room for the numbers at either end
     axis.set_xlabel(f"test {metric} ({better}{lines})")
     if min(means) > 0 and max(means) > 5 * min(means):
         axis.set_xscale("log")

@@ -15,6 +15,7 @@ FONT_SIZE, LINE, MARGIN = 9.4, 0.19, 0.15  # points, inches, inches; a letter of
 CHARACTER = 0.602 * FONT_SIZE / 72  # inches: the letter is 0.602 em wide
 SHOWN_BEFORE = 2 * WIDTH  # characters of the text before a passage
 ENTRIES = 3  # tokens of a passage whose best entry is shown
+LEAST_SHOWN = 0.01  # probability from memories of such a token
 PASSAGES = 2  # in a picture; a page has all
 
 
@@ -106,9 +107,11 @@ def entry_lines(sample: dict[str, Any]) -> PassageLines:
     """Return a line for the best entry of each of the words that owe most to memories."""
     words = {token["text"].strip(): token for token in sample["tokens"] if token["entries"] and token["text"].strip().isalpha()}
     ranked = sorted(words.items(), key=lambda word: from_memories(word[1]), reverse=True)
+    ranked = [(text, token) for text, token in ranked if from_memories(token) >= LEAST_SHOWN]
     lines: PassageLines = []
     for text, token in ranked[:ENTRIES]:
-        entry = token["entries"][0]
+        largest = largest_memory(token["parts"])
+        entry = max(token["entries"], key=lambda entry: (entry["memory"] == largest, entry["share"]))
         name, place = f" {text} ", f" ({entry['place']})"
         label = f" p = {token['probability']:.2f}, of which {entry['share']:.2f} by …"
         context = " ".join(entry["text"].split())[len(name + label + place) - WIDTH :]
