@@ -289,3 +289,17 @@ def test_jobs_in_other_processes_are_one_sweep(launcher: str, session_folder: Pa
     assert done.returncode == 1 and done.stderr.count("error: job ") == 2 and "evaluate.block=0" in done.stderr
     table = (tmp_path / "reports" / "latest" / "table.csv").read_text()
     assert "vanilla" in table and "trime" in table and not [*(tmp_path / "sweeps").glob("jobs-*")]
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ("-m experiment=vanilla,trime seed=0,1,2 size=tiny", 6),
+        ("-m seed=range(4) tune.memory_size=[64,128]", 4),
+        ("experiment=vanilla,trime", 0),
+        ("-m seed=0,1 sweep=optuna", 0),
+        ("-m seed=[", 0),
+    ],
+)
+def test_a_sweep_says_how_many_runs_it_has(words: str, runs: int) -> None:
+    assert command_line.sweep_size(words.split()) == runs

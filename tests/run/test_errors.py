@@ -193,6 +193,7 @@ def test_impossible_settings(said: Said) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("exprimnt=trime", "there is no setting exprimnt: is it experiment?"),
         ("++evaluate.boundd=false", "there is no setting evaluate.boundd: is it evaluate.bounded?"),
         ("+train.nope=1", "there is no setting train.nope"),
         ("+nope=1", "there is no setting nope"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from trime.config.folder import CONF
+from trime.config.help import groups
 from trime.config.walk import schema_entries
 from trime.config.wording import no_choice, no_setting, wanted
 
@@ -33,7 +35,7 @@ def names_beside(key: str, cause: BaseException) -> list[str]:
 
 
 def unknown_setting(key: str, schema: dict[str, Any], said: str, others: list[str]) -> str:
-    """Return what to say of a setting that there is not, with the nearest that there is."""
+    """Return what to say of a setting that there is not, with the nearest setting or group that there is."""
     if key in schema or not key:  # a group that is named in the wrong way: Hydra says how
         return " ".join(said.split())
-    return no_setting(key, [*schema, *others])
+    return no_setting(key, [*schema, *groups(CONF), *others])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless war
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -178,6 +180,17 @@ def limit_threads(words: list[str]) -> None:
     os.environ.update({name: counts[-1] for name in THREADS if counts})
 
 
+def sweep_size(words: list[str]) -> int:
+    """Return how many runs the choices on a command line make; 0 if it is a search or no sweep, or cannot be read."""
+    if not {"-m", "--multirun"} & {*words} or any(word.startswith(("sweep=", "hydra/sweeper")) for word in words):
+        return 0
+    try:
+        overrides = OverridesParser.create().parse_overrides([word for word in words if not word.startswith("-")])
+        return math.prod(len([*override.sweep_iterator()]) for override in overrides if override.is_discrete_sweep())
+    except HydraException:  # it will be told when Hydra reads the words
+        return 0
+
+
 def main() -> int:
     """Run the command line; return the exit status, 1 if a run failed. Without words it prints the help."""
     if not sys.argv[1:] or {"--help", "-h"} & {*sys.argv[1:]}:
@@ -192,6 +205,11 @@ def main() -> int:
         return 0
     sys.argv[1:] = with_trainer_arguments(without_dashes(sys.argv[1:]))
     limit_threads(sys.argv[1:])
+    if (runs := sweep_size(sys.argv[1:])) > 1:
+        print(
+            f"{runs} runs, of which those that share a model train it once; a long training says how long it will take",
+            flush=True,
+        )
     try:
         return 0 if report_jobs(run_jobs()) else 1
     except (HydraException, OmegaConfBaseException) as error:
