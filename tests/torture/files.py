@@ -93,13 +93,17 @@ def make(name: str, seed: int, place: Path) -> DictConfig:
 
 
 def files_of(folder: Path, other: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the files of all artefacts and results in a folder, each with one of the same name in another folder."""
+    """Yield the files of all artefacts and results in a folder, each with one of the same name in another folder.
+
+    An artefact that both runs have, since the seed does not matter to it, is its own twin: its manifest there is as good.
+    """
     for root in ("data", "outputs/artefacts", "outputs/runs"):
         for file in sorted((folder / root).rglob("*")):
             if file.is_file() and (file.name == "results.json" or any((parent / MANIFEST).exists() for parent in file.parents)):
                 kind = file.parent.name.partition("-")[0]
                 twins = [path for path in sorted(other.rglob(file.name)) if path.parent.name.startswith(kind)]
-                yield file, (twins or [file])[0]
+                same = twins and twins[0].parent.name == file.parent.name
+                yield file, file if same or not twins else twins[0]
 
 
 def damaged(config: DictConfig, file: Path, twin: Path, damage: Damage, draw: random.Random) -> Case:
