@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 
 from tests.conftest import composed
 from trime.eviction.base import EvictionPolicy
-from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.memory.bounded import BoundedMemory, MemoryState, keep_mask
 from trime.models.attendre import Attendre, Queries
 from trime.models.layers.rotary import dot_products
 from trime.types import AttentionBlock, Tensor
@@ -53,7 +53,7 @@ def kept(policy: EvictionPolicy, state: MemoryState) -> set[int]:
     """Return the positions that stay when the memory is cut to KEPT entries."""
     position = state.ranking.position
     score = policy.compete(position, state.ranking.score, KEPT)
-    return set(position[BoundedMemory(KEPT, policy).keep_mask(position, score)].tolist())
+    return set(position[keep_mask(position, score, KEPT, policy.newest_first)].tolist())
 
 
 def best(score: Tensor) -> set[int]:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from trime.eviction.base import EvictionPolicy
-from trime.types import Bool, Int, Ranking, Tensor
+from trime.memory.bounded_cpu import choose_on_cpu
+from trime.types import Bool, Float, Int, Ranking, Tensor
 
 
 class MemoryState(NamedTuple):
@@ -71,7 +72,8 @@ class BoundedMemory:
     def fit(self, state: MemoryState) -> MemoryState:
         """Return a state of another size as one of this size: its best entries, or all of them and empty slots."""
         old = state.ranking
-        kept = self.keep_mask(old.position, self.policy.compete(old.position, old.score, self.size))
+        score = self.policy.compete(old.position, old.score, self.size)
+        kept = keep_mask(old.position, score, self.size, self.policy.newest_first)
         slot, room = first_true(kept, self.size), max(0, self.size - kept.shape[1])
         empty = self.empty(tuple(column[:, :0] for column in state.columns)).ranking
         is_kept = kept.gather(1, slot)
@@ -92,32 +94,39 @@ class BoundedMemory:
 
     def plan(self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[SlotWrites, Ranking]:
         """Return which new entries are written to which slots, and the ranking after that."""
-        count = min(position.shape[1], self.size)
         score = self.policy.admit_entries(columns, old, position).masked_fill(position < 0, -torch.inf)
         candidates = torch.cat([old.position, position], 1)
-        kept = self.keep_mask(candidates, self.policy.compete(candidates, torch.cat([old.score, score], 1), self.size))
-        stays, enters = kept.split([self.size, position.shape[1]], 1)
-        slot, source = first_true(~stays, count), first_true(enters, count)
-        writes = SlotWrites(slot, source, enters.gather(1, source))
+        competing = self.policy.compete(candidates, torch.cat([old.score, score], 1), self.size)
+        choose = choose_on_cpu if position.device.type == "cpu" else choose_anywhere
+        writes = SlotWrites(*choose(candidates, competing, self.size, position.shape[1], self.policy.newest_first))
         ranking = Ranking(
             writes.apply(old.position, position),
             writes.apply(old.score, score),
-            writes.apply(old.attended, torch.zeros_like(enters)),
+            writes.apply(old.attended, torch.zeros_like(position, dtype=torch.bool)),
             old.clock,
             old.written + (position >= 0).sum(1),
         )
         return writes, ranking
 
-    def keep_mask(self, position: Int[Tensor, "b c"], score: Tensor) -> Bool[Tensor, "b c"]:
-        """Return the candidates to keep: those of the best scores, ties broken by age as the policy says, no empty ones."""
-        filled = position >= 0
-        if int(filled.sum(1).max()) <= self.size:  # nothing is evicted, so nothing need be sorted
-            return filled
-        age = position if self.policy.newest_first else -position
-        by_age = age.argsort(1, descending=True)
-        order = by_age.gather(1, score.gather(1, by_age).argsort(dim=1, descending=True, stable=True))
-        best = torch.zeros_like(position, dtype=torch.bool).scatter(1, order[:, : self.size], True)
-        return best & filled
+
+def keep_mask(position: Int[Tensor, "b c"], score: Tensor, size: int, newest_first: bool) -> Bool[Tensor, "b c"]:
+    """Return the candidates to keep: those of the best scores, of equal ones the newest or the oldest, no empty ones."""
+    filled = position >= 0
+    if int(filled.sum(1).max()) <= size:  # nothing is evicted, so nothing need be sorted
+        return filled
+    by_age = (position if newest_first else -position).argsort(1, descending=True)
+    order = by_age.gather(1, score.gather(1, by_age).argsort(dim=1, descending=True, stable=True))
+    return torch.zeros_like(position, dtype=torch.bool).scatter(1, order[:, :size], True) & filled
+
+
+def choose_anywhere(
+    position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int, new: int, newest_first: bool
+) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
+    """Return what ``choose_on_cpu`` does, on any device."""
+    count = min(new, size)
+    stays, enters = keep_mask(position, score, size, newest_first).split([size, new], 1)
+    slot, source = first_true(~stays, count), first_true(enters, count)
+    return slot, source, enters.gather(1, source)
 
 
 class SlotWrites(NamedTuple):
@@ -133,8 +142,10 @@ class SlotWrites(NamedTuple):
 
     def apply_(self, old: Tensor, new: Tensor) -> Tensor:
         """Write the new entries to a column in place, and return it."""
-        valid = self.valid.view(*self.valid.shape, *[1] * (old.dim() - 2))
-        value = torch.where(valid, take_slots(new, self.source), take_slots(old, self.slot))
+        value = take_slots(new, self.source)
+        if self.valid.device.type != "cpu" or not self.valid.all():
+            valid = self.valid.view(*self.valid.shape, *[1] * (old.dim() - 2))
+            value = torch.where(valid, value, take_slots(old, self.slot))
         old[torch.arange(len(old), device=old.device)[:, None], self.slot] = value
         return old
 
