@@ -228,6 +228,7 @@ def test_solved_questions_are_facts_alone_of_train(questions: str, tiny: Tiny, s
         (["model.memory_size=[24,24,24]"], "2 layers"),
         (["model.memory_size=0"], "model.memory_size=0"),
         (["model.end=never"], "model.end=never"),
+        (["model.prefill=half"], "model.prefill"),
         (["model.position=far"], "position=far"),
         (["model.name=/nowhere"], "model.name=/nowhere"),
         (["small.model.kind=both"], "kind=both"),
@@ -241,12 +242,16 @@ def test_mistakes(options: list[str], message: str, tiny: Tiny, settings: list[s
         run(tiny("experiment=attendre_decoder", *settings, *options))
 
 
-@pytest.mark.parametrize(("policy", "kept"), [("fifo", "last"), ("sink", "first and last")])
+@pytest.mark.parametrize(
+    ("policy", "prefill", "kept"),
+    [("fifo", "chunked", "last"), ("sink", "chunked", "first and last"), ("sink", "whole", "first and last")],
+)
 def test_a_page_shows_what_was_kept(
-    policy: str, kept: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
+    policy: str, prefill: str, kept: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """FIFO keeps the last entries of a context in every layer, a sink the first ones as well; the page names the question."""
-    config = tiny("experiment=attendre_decoder", *settings, f"eviction={policy}", "model.query_size=0", pictures=True)
+    how = f"eviction={policy}", f"model.prefill={prefill}", "model.query_size=0"
+    config = tiny("experiment=attendre_decoder", *settings, *how, pictures=True)
     run(config)
     plan = Plan(config)
     (folder,) = Path(config.paths.outputs).glob("runs/attendre_decoder/*")
