@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
@@ -120,7 +121,7 @@ def prune(config: DictConfig) -> None:
     runs = stored_runs(config)
     given_up = [run for run in runs if config.storage.keep == "named" and matches(run, config) and not run.is_named]
     kept = [run for run in runs if run not in given_up]
-    unfinished = {file.parent: file.read_text().split() for file in sorted(runs_folder(config).glob(f"*/*/{NEEDS}"))}
+    unfinished = {file.parent: noted_needs(file.parent) for file in sorted(runs_folder(config).glob(f"*/*/{NEEDS}"))}
     needed = {name for run in kept for name in needs_of(run)}.union(*unfinished.values())
     places = [*data_places(config), outputs_place(config)] if config.storage.data else [outputs_place(config)]
     folders = artefact_folders(*places)
@@ -149,9 +150,14 @@ def needs_of(run: StoredRun) -> set[str]:
 def note_needs(folder: Path, names: list[str]) -> None:
     """Write into a run's folder which artefacts it needs, so that they stay while it has no results."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / NEEDS
-    before = file.read_text().split() if file.exists() else []
-    write_atomically(file, "\n".join(sorted({*before, *names})))
+    write_atomically(folder / NEEDS, "\n".join(sorted({*noted_needs(folder), *names})))
+
+
+def noted_needs(folder: Path) -> list[str]:
+    """Return the artefacts that a run's folder notes; none if another process has just finished the run."""
+    with suppress(FileNotFoundError):
+        return (folder / NEEDS).read_text().split()
+    return []
 
 
 def runs_folder(config: DictConfig) -> Path:
