@@ -38,6 +38,14 @@ def test_help_names_groups_stages_and_common_overrides() -> None:
         assert word in shown
 
 
+def test_the_command_line_answers_without_torch() -> None:
+    """Importing it takes longer than all that --help and messages about settings do."""
+    code = (
+        "import sys, trime.run.command_line as line; sys.argv[1:] = ['--help']; line.main(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
 def test_a_command_without_words_prints_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["cli.py"])
     assert command_line.main() == 0 and "experiment=NAME" in capsys.readouterr().out

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from trime.io import write_atomically
-
 FOLDER, OWNER = "TRIME_SWEEP", "TRIME_SWEEP_OWNER"  # environment variables, which jobs in other processes inherit
 
 
@@ -56,6 +54,8 @@ def in_worker_process() -> bool:
 
 def write_job_result(result: JobResult) -> None:
     """Write one job's result atomically."""
+    from trime.io import write_atomically  # imported late: it needs torch, and --help is to answer at once
+
     folder = Path(os.environ[FOLDER])
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{result.number:06d}.json", json.dumps(result._asdict()))
