@@ -142,7 +142,7 @@ class SlotWrites(NamedTuple):
 
     def apply_(self, old: Tensor, new: Tensor) -> Tensor:
         """Write the new entries to a column in place, and return it."""
-        value = take_slots(new, self.source)
+        value = take_slots(new, self.source).to(old.dtype)  # new entries may be of half precision
         if self.valid.device.type != "cpu" or not self.valid.all():
             valid = self.valid.view(*self.valid.shape, *[1] * (old.dim() - 2))
             value = torch.where(valid, value, take_slots(old, self.slot))
