@@ -14,8 +14,7 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.report.results import read_run, write_results
 from trime.run.runner import run
-from trime.run.storage import NEEDS, data_places, outputs_place
-from trime.run.storage import artefact_folders as folders_in
+from trime.run.storage import NEEDS, artefact_folders
 
 Tiny = Callable[..., DictConfig]
 
@@ -35,11 +34,6 @@ def outputs(tiny: Tiny, two_runs: Path, tmp_path: Path) -> Callable[..., DictCon
     folder = tmp_path / "copy"
     shutil.copytree(two_runs, folder, symlinks=True)
     return partial(compose_in, tiny, folder)
-
-
-def artefact_folders(config: DictConfig) -> list[Path]:
-    """Return all artefacts of a command's outputs and data."""
-    return [*folders_in(*data_places(config), outputs_place(config))]
 
 
 def compose_in(tiny: Tiny, folder: Path, *words: str) -> DictConfig:
@@ -121,7 +115,7 @@ def test_what_unfinished_runs_need_stays(outputs: Tiny, capsys: pytest.CaptureFi
     run(outputs("experiment=trime", "stages=[prepare,fit]"))
     (unfinished,) = Path(config.paths.outputs).glob(f"runs/trime/*/{NEEDS}")
     fit = next(name for name in unfinished.read_text().split() if name.startswith("fit-"))
-    place = outputs_place(config)
+    place = Path(config.paths.outputs) / "artefacts"
     (place / fit).rename(place / f"{fit}.partial")  # as if it had been killed
     folders = artefact_folders(config)
     capsys.readouterr()

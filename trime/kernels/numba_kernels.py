@@ -1,4 +1,4 @@
-"""How numba kernels are compiled and run, and the vectorised exponential, sums and selection that they share."""
+"""How numba kernels are compiled and run, and the vectorised exponential and sums that they share."""
 
 from __future__ import annotations
 
@@ -82,32 +82,3 @@ def add_lanes(lanes):  # type: ignore[no-untyped-def]
     for i in range(LANES // 4):
         total += (lanes[i] + lanes[i + LANES // 4]) + (lanes[i + LANES // 2] + lanes[i + 3 * LANES // 4])
     return total
-
-
-@numba_jit()
-def select(score, index, k, count):  # type: ignore[no-untyped-def]
-    """Move the k largest to the front by quickselect; return the smallest of them."""
-    low, high = 0, count - 1
-    while low < high:
-        pivot = max(min(score[low], score[high]), min(max(score[low], score[high]), score[(low + high) // 2]))
-        i, j = low, high
-        while i <= j:
-            while score[i] > pivot:
-                i += 1
-            while score[j] < pivot:
-                j -= 1
-            if i <= j:
-                score[i], score[j] = score[j], score[i]
-                index[i], index[j] = index[j], index[i]
-                i += 1
-                j -= 1
-        if k - 1 <= j:
-            high = j
-        elif k - 1 >= i:
-            low = i
-        else:
-            break
-    smallest = score[0]
-    for i in range(k):
-        smallest = min(smallest, score[i])
-    return smallest

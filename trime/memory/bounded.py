@@ -15,6 +15,8 @@ from trime.eviction.base import EvictionPolicy
 from trime.memory.bounded_cpu import choose_on_cpu
 from trime.types import Bool, Float, Int, Ranking, Tensor
 
+BY_SLOT = ("position", "score", "attended")  # the columns of a ranking
+
 
 class MemoryState(NamedTuple):
     """The entries of a memory as columns [b m ...], and the policy's ranking of them."""
@@ -74,23 +76,11 @@ class BoundedMemory:
         old = state.ranking
         score = self.policy.compete(old.position, old.score, self.size)
         kept = keep_mask(old.position, score, self.size, self.policy.newest_first)
-        slot, room = first_true(kept, self.size), max(0, self.size - kept.shape[1])
-        empty = self.empty(tuple(column[:, :0] for column in state.columns)).ranking
-        is_kept = kept.gather(1, slot)
-
-        def moved(column: Tensor, none: Tensor) -> Tensor:
-            taken = torch.where(is_kept, column.gather(1, slot), none[:, : slot.shape[1]])
-            return torch.cat([taken, none[:, slot.shape[1] :]], 1)
-
-        ranking = old._replace(
-            position=moved(old.position, empty.position),
-            score=moved(old.score, empty.score),
-            attended=moved(old.attended, empty.attended),
-        )
-        columns = (take_slots(column, slot) for column in state.columns)
-        return MemoryState(
-            tuple(torch.cat([column, column.new_zeros(len(column), room, *column.shape[2:])], 1) for column in columns), ranking
-        )
+        source, empty = first_true(kept, self.size), self.empty(state.columns)
+        slot = torch.arange(source.shape[1], device=source.device).expand_as(source)
+        writes = SlotWrites(slot, source, kept.gather(1, source))
+        moved = {name: writes.apply_(getattr(empty.ranking, name), getattr(old, name)) for name in BY_SLOT}
+        return MemoryState(tuple(map(writes.apply_, empty.columns, state.columns)), old._replace(**moved))
 
     def plan(self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[SlotWrites, Ranking]:
         """Return which new entries are written to which slots, and the ranking after that."""

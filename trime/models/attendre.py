@@ -17,13 +17,12 @@ import torch
 from torch.nn import functional as F
 
 from trime.eviction.base import topk_mask
-from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.memory.bounded import BY_SLOT, BoundedMemory, MemoryState
 from trime.models.layers.attention_cpu import Reach, attend, runs_on_cpu
 from trime.models.layers.rotary import RotaryScore
 from trime.models.layers.topk_attention import bucket_top, masked_softmax
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
-BY_SLOT = ("position", "score", "attended")  # the columns of a ranking
 # (query, its position, key, its position) -> logits [b h q m], a tensor of the caller's own
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -41,7 +40,7 @@ class Queries(NamedTuple):
         return first, rest
 
     def take_rows(self, rows: Int[Tensor, " n"]) -> Queries:
-        """Return a copy of the queries of these rows."""
+        """Return a copy of these rows of the batch, each as often as it is named."""
         return Queries(tuple(column[rows] for column in self.columns), self.position[rows])
 
     def concat(self, newer: Queries) -> Queries:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -96,7 +96,7 @@ def show_disk(config: DictConfig) -> None:
     check_sections(plain(config), "storage")
     needed = [needs_of(run) for run in stored_runs(config)]
     kinds: dict[str, list[Path]] = {}
-    for folder in artefact_folders(*data_places(config), outputs_place(config)):
+    for folder in artefact_folders(config):
         kind = "unfinished" if folder.name.endswith(PARTIAL) else folder.name.rpartition("-")[0]
         kinds.setdefault(kind, []).append(folder)
     sizes = {kind: sum(map(size_of, folders)) for kind, folders in kinds.items()}
@@ -123,8 +123,7 @@ def prune(config: DictConfig) -> None:
     kept = [run for run in runs if run not in given_up]
     unfinished = {file.parent: noted_needs(file.parent) for file in sorted(runs_folder(config).glob(f"*/*/{NEEDS}"))}
     needed = {name for run in kept for name in needs_of(run)}.union(*unfinished.values())
-    places = [*data_places(config), outputs_place(config)] if config.storage.data else [outputs_place(config)]
-    folders = artefact_folders(*places)
+    folders = artefact_folders(config, config.storage.data)
     unused = [folder for folder in folders if folder.name.removesuffix(PARTIAL) not in needed and not is_in_use(folder)]
     unused += [run.folder for run in given_up]
     sizes = {folder: size_of(folder) for folder in unused}
@@ -161,24 +160,15 @@ def noted_needs(folder: Path) -> list[str]:
 
 
 def runs_folder(config: DictConfig) -> Path:
-    """Return the folder of all runs."""
+    """Return the folder in which every run has its own, by name and seed."""
     return Path(config.paths.outputs) / "runs"
 
 
-def data_places(config: DictConfig) -> list[Path]:
-    """Return where the artefacts lie that depend on the text alone."""
-    return [Path(config.paths.data) / "prepared", Path(config.paths.data) / "packed"]
-
-
-def outputs_place(config: DictConfig) -> Path:
-    """Return where all other artefacts lie."""
-    return Path(config.paths.outputs) / "artefacts"
-
-
-def artefact_folders(*places: Path) -> Iterator[Path]:
-    """Yield the folders of artefacts, finished or not."""
-    for place in places:
-        yield from sorted(path for path in place.glob("[!.]*") if path.is_dir())
+def artefact_folders(config: DictConfig, data: bool = True) -> list[Path]:
+    """Return the folders of artefacts, finished or not; with ``data`` also those of the text alone, in ``paths.data``."""
+    of_text = [Path(config.paths.data) / name for name in ("prepared", "packed") if data]
+    places = (*of_text, Path(config.paths.outputs) / "artefacts")
+    return [path for place in places for path in sorted(place.glob("[!.]*")) if path.is_dir()]
 
 
 def is_in_use(folder: Path) -> bool:

@@ -40,7 +40,7 @@ class ParallelCorpus(Corpus):
         return json.loads((self.folder / f"{split}.references.json").read_text())
 
     def source_text(self, split: str, number: int) -> str:
-        """Return a source sentence as text."""
+        """Return the source sentence of this number in a split, as text without ``<eos>``."""
         vocabulary = self.sources.vocabulary
         pieces = self.sources.split(split).document(number).tolist()
         return self.tokenizer.text([vocabulary.symbols[piece] for piece in pieces if piece != vocabulary.special_ids.eos])

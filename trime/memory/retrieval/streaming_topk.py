@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import numba_jit, run_kernel, select
+from trime.kernels.numba_kernels import numba_jit, run_kernel
 from trime.types import Float, Int, Tensor
 
 BINS = 512  # of the histogram
@@ -129,6 +129,35 @@ def prune(score, index, k, count):  # type: ignore[no-untyped-def]
                 return size, np.float32(cut)
             count = size
     return k, select(score, index, k, count)
+
+
+@numba_jit()
+def select(score, index, k, count):  # type: ignore[no-untyped-def]
+    """Move the k largest to the front by quickselect; return the smallest of them."""
+    low, high = 0, count - 1
+    while low < high:
+        pivot = max(min(score[low], score[high]), min(max(score[low], score[high]), score[(low + high) // 2]))
+        i, j = low, high
+        while i <= j:
+            while score[i] > pivot:
+                i += 1
+            while score[j] < pivot:
+                j -= 1
+            if i <= j:
+                score[i], score[j] = score[j], score[i]
+                index[i], index[j] = index[j], index[i]
+                i += 1
+                j -= 1
+        if k - 1 <= j:
+            high = j
+        elif k - 1 >= i:
+            low = i
+        else:
+            break
+    smallest = score[0]
+    for i in range(k):
+        smallest = min(smallest, score[i])
+    return smallest
 
 
 @numba_jit(parallel=True)
