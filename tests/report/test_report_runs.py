@@ -47,9 +47,11 @@ def test_runs_on_different_texts_share_no_table(tmp_path: Path) -> None:
     assert [len(of_text) for of_text in texts.values()] == [2] * (len(TEXTS) + 1)
     config = OmegaConf.create({"paths": {"outputs": str(tmp_path)}, "report": {"name": "x", "keep": None}})
     config.report = OmegaConf.merge(config.report, configured())
-    report_several(config, [*runs, *part])
+    report_several(config, [*runs, *part], "python cli.py -m experiment=a,b")
     table = (tmp_path / "reports" / "latest" / "table.md").read_text()
     assert table.count("\n| run ") == table.count("## ") == len(texts)
+    page = (tmp_path / "reports" / "latest" / "page.html").read_text()
+    assert "<pre>python cli.py -m experiment=a,b</pre>" in page and "The first made this report" in page
     lines = [*csv.DictReader((tmp_path / "reports" / "latest" / "table.csv").open())]
     assert len(lines) == 2 * len(texts) and {line["text"] for line in lines} == {text.title for text in texts}
 

@@ -46,6 +46,7 @@ def test_finished_runs_are_listed(outputs: Tiny, capsys: pytest.CaptureFixture[s
     run(outputs("stages=[list]", "storage.sort=score"))
     lines = [line for line in capsys.readouterr().out.splitlines() if "stdlib" in line]
     assert len(lines) == 2 and all("perplexity" in line and line.count("20") for line in lines)
+    assert all("smoke test" in line for line in lines)
     run(outputs("stages=[list]", "storage.match=van*"))
     shown = capsys.readouterr().out
     assert "vanilla" in shown and "cache" not in shown.partition("\n1 runs")[0] and "1 runs" in shown

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 import trime
 from trime.bundle.model_card import model_card
 from trime.errors import UserError, install_command
@@ -24,6 +22,7 @@ from trime.pipeline.manifest import MANIFEST, write_manifest
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.settings import without
 from trime.plan.language_model import Plan
+from trime.progress import Progress
 from trime.report.results import portable, read_run, write_results
 from trime.stages.prepare import LEARNED
 
@@ -115,7 +114,7 @@ def disclosed_memories(plan: Plan) -> list[str]:
 def copy_parts(parts: list[Part], target: Path) -> None:
     """Copy the files of artefacts under a progress bar, with manifests of what goes along."""
     total = sum(file.stat().st_size for part in parts for file in part.files)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="export", mininterval=1) as bar:
+    with Progress(total=total, unit="B", unit_scale=True, desc="export") as bar:
         for artefact, files in parts:
             source = artefact.path()
             folder = target / ("data/prepared" if artefact.kind == "prepare" else "artefacts") / source.name

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from trime.data.datasets import Dataset, Document
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
+from trime.progress import Progress
 
 FLUSH = 2**20  # tokens buffered before they are written
 MAX_UNKNOWN = 0.3  # share of unknown tokens above which a split was probably tokenised wrongly
@@ -94,7 +94,7 @@ def symbol_stream(
 ) -> Iterator[tuple[str | None, list[str]]]:
     """Yield lists of a split's symbols, the first of a document with its name, and show a progress bar in bytes."""
     total = dataset.size(split)
-    with tqdm(total=total, unit="B", unit_scale=True, desc=f"{action} {split}", mininterval=1) as bar:
+    with Progress(total=total, unit="B", unit_scale=True, desc=f"{action} {split}") as bar:
         for document in dataset.documents(split):
             name: str | None = document.name
             lines = lines_with_progress(document, bar, counts or TextCounts(), check=not dataset.characters)

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
@@ -33,6 +32,7 @@ from trime.models.network import Reader
 from trime.pipeline.model_io import open_network
 from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
+from trime.progress import Progress
 from trime.stages.encode import read_windows
 from trime.stages.tune import build_scorer
 from trime.types import Mass, Tensor, contexts_of, is_token
@@ -185,10 +185,12 @@ def audit(plan: Plan) -> dict[str, Any]:
     checks = Audit(plan)
     numbers = evenly_spaced(np.arange(len(checks.windows)))
     borders = checks.windows_after_borders() if is_bounded(checks) else []
-    later = [checks.change_by_later_tokens(number) for number in tqdm(numbers, unit="window", desc="audit later tokens")]
+    later = [checks.change_by_later_tokens(number) for number in Progress(numbers, unit="window", desc="audit later tokens")]
     stored = [checks.stored_encoding_error(number) for number in numbers]
     weights = [checks.change_by_target(number) for number in numbers]
-    others = [checks.change_by_other_documents(number) for number in tqdm(borders, unit="window", desc="audit other documents")]
+    others = [
+        checks.change_by_other_documents(number) for number in Progress(borders, unit="window", desc="audit other documents")
+    ]
     results = {
         "windows": numbers,
         "windows_after_borders": borders,

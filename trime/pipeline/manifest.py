@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
-from tqdm import tqdm
 
 from trime.errors import UserError
 from trime.io import checksum_of, write_atomically
+from trime.progress import Progress
 
 MANIFEST = "manifest.json"
 BLOCK = 2**22  # bytes that are hashed at once
@@ -105,9 +105,7 @@ def checksums(folder: Path, sizes: Mapping[str, int]) -> list[str]:
     total = sum(sizes.values())
     with (
         ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool,
-        tqdm(
-            total=total, unit="B", unit_scale=True, desc=f"verify {folder.name}", disable=total < BAR_BYTES, mininterval=1
-        ) as bar,
+        Progress(total=total, unit="B", unit_scale=True, desc=f"verify {folder.name}", disable=total < BAR_BYTES) as bar,
     ):
         return [*pool.map(lambda name: file_checksum(folder / name, bar.update), sizes)]
 

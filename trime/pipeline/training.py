@@ -14,12 +14,12 @@ from hydra.utils import instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Checkpoint, ProgressBar
-from tqdm import tqdm
 
 from trime.config.check import added_arguments
 from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.precision import resolved_precision
+from trime.progress import Progress
 from trime.tasks.callbacks.checkpoints import Checkpoints
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def build_trainer(
         "enable_model_summary": False,
         "enable_progress_bar": config.trainer.enable_progress_bar,
         "enable_checkpointing": any(isinstance(one, Checkpoint) for one in further),
-        "callbacks": [*callbacks, *further, *([Progress(stage)] if own_bar else []), saving],
+        "callbacks": [*callbacks, *further, *([TrainingProgress(stage)] if own_bar else []), saving],
         "default_root_dir": folder,
     }
     try:
@@ -76,7 +76,7 @@ def build_trainer(
         raise UserError(f"Lightning's trainer refuses an argument: {' '.join(str(error).split())}") from error
 
 
-class Progress(ProgressBar):
+class TrainingProgress(ProgressBar):
     """One bar over all updates, across resumed runs and epochs."""
 
     def __init__(self, stage: str) -> None:
@@ -94,7 +94,7 @@ class Progress(ProgressBar):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         total, done = trainer.max_steps, trainer.global_step
-        self.bar = tqdm(total=total, initial=done, unit="update", desc=self.stage, mininterval=1, disable=not self.shown)
+        self.bar = Progress(total=total, initial=done, unit="update", desc=self.stage, disable=not self.shown)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
         made = trainer.global_step - self.bar.n

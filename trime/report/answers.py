@@ -9,17 +9,7 @@ from statistics import mean
 from typing import Any
 
 from trime.metrics import share_interval
-from trime.report.figures.canvas import (
-    BLUE,
-    GREY,
-    ORANGE,
-    Panel,
-    draw_grid,
-    fill_axes,
-    finish_size_axis,
-    panel_grid,
-    save_picture,
-)
+from trime.report.figures.canvas import BLUE, GREY, ORANGE, Panel, draw_grid, finish_size_axis, save_panels
 from trime.report.tables import TableRows
 
 Runs = list[dict[str, Any]]
@@ -105,10 +95,7 @@ def policies_table(runs: Runs) -> tuple[list[str], TableRows]:
 
 def answers_picture(runs: Runs, path: Path) -> Path:
     """Draw exact match over M, a panel for each model, context length and N."""
-    panels = answers_panels(runs)
-    figure, axes = panel_grid(len(panels), 3)
-    fill_axes(axes, panels)
-    return save_picture(figure, path)
+    return save_panels(answers_panels(runs), path)
 
 
 def answers_panels(runs: Runs) -> list[Panel]:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.io import write_atomically
 from trime.metrics import MEASURES
-from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, canvas, fill_axes, save_picture
+from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, save_panels
 from trime.report.groups import memory_size, size_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
 from trime.report.tables import TableRows, markdown, metric_name, to_csv
@@ -165,7 +165,7 @@ def front_panel(axis: Any, points: list[Point], cost_axis: tuple[str, float, str
     axis.legend(frameon=False, fontsize=8)
 
 
-def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path) -> None:
+def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path, command: str | None = None) -> None:
     """Write tables, pictures and a page, a part for each trained model; print the points on Pareto fronts and the advice."""
     sections: list[Section] = []
     texts: list[str] = []
@@ -182,13 +182,13 @@ def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path
         name = "frontier" if len(models) == 1 else f"frontier-{len(texts)}"
         csvs.append(f"{name}.csv")
         write_atomically(folder / csvs[-1], to_csv(header, lines))
-        print(f"table: {folder / csvs[-1]}\npicture: {frontier_picture(panels, title, folder / f'{name}.png')}")
+        print(f"table: {folder / csvs[-1]}\npicture: {save_panels(panels, folder / f'{name}.png', title)}")
         sections += [
             Section(title, f"{sentence} {NOTE}", [Table(header, lines)]),
             *picture_sections(f"Pictures of {title}", panels),
         ]
     write_atomically(folder / "frontier.md", "\n".join(texts))
-    page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands_section(runs)], csvs)
+    page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands_section(runs, command)], csvs)
     print(f"table: {folder / 'frontier.md'}\npage: {write_page(page, folder / 'frontier.html')}")
 
 
@@ -207,11 +207,3 @@ def group_by_model(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
         ]
         groups.setdefault(", ".join(facts), []).append(run)
     return groups
-
-
-def frontier_picture(panels: list[Panel], title: str, path: Path) -> Path:
-    """Draw perplexity against time and against size, side by side."""
-    figure, axes = canvas(12, 4.6, len(panels))
-    fill_axes(axes, panels)
-    figure.suptitle(title, fontsize=9)
-    return save_picture(figure, path)

@@ -41,6 +41,7 @@ class Section:
     passages: list[dict[str, Any]] = field(default_factory=list)
     colours: dict[str, str] = field(default_factory=dict)  # of the passages' tokens, by memory
     commands: list[str] = field(default_factory=list)
+    footnotes: list[str] = field(default_factory=list)  # below the tables
     folded: bool = False  # shown when its heading is selected
 
 
@@ -104,12 +105,13 @@ def token_content(token: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def commands_section(runs: list[dict[str, Any]]) -> Section:
-    """Return the section with the command of each run."""
+def commands_section(runs: list[dict[str, Any]], command: str | None = None) -> Section:
+    """Return the section with the command that made a report, if there is one, and the command of each run."""
     known = list(dict.fromkeys(run["command"] for run in runs if run.get("command")))
-    note = (
-        "Run again, each command reuses the artefacts that already exist."
-        if known
-        else "No run recorded its command; its settings are in config.yaml beside its results."
-    )
-    return Section("Commands", note, commands=known)
+    if not known and not command:
+        note = "No run recorded its command; its settings are in config.yaml beside its results."
+    elif command and known:
+        note = "The first made this report; each of the others makes one run. Run again, they reuse the artefacts that exist."
+    else:
+        note = "Run again, each command reuses the artefacts that already exist."
+    return Section("Commands", note, commands=[*([command] if command else []), *known])

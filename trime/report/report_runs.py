@@ -23,17 +23,20 @@ from trime.report.text_comparison import compare_runs, joined_table
 from trime.report.texts import evaluated_text, group_by_text
 
 
-def report_several(config: DictConfig, runs: list[dict[str, Any]]) -> None:
-    """Write table (Markdown and CSV), picture and page of some runs, and copy their results to ``report.keep``."""
+def report_several(config: DictConfig, runs: list[dict[str, Any]], command: str | None = None) -> None:
+    """Write table (Markdown and CSV), picture and page of some runs, and copy their results to ``report.keep``.
+
+    ``command`` is the command line that asked for the report.
+    """
     folder = report_folder(Path(config.paths.outputs) / "reports", config.report.name, runs)
     with writing_report(folder):
         if answering := [run for run in runs if "questions" in run]:
-            report_answering(answering, folder)
+            report_answering(answering, folder, command)
         if swept := [run for run in runs if run.get("subsets", {}).get("selection") == "all"]:
-            report_frontier(swept, config.frontier, folder)
+            report_frontier(swept, config.frontier, folder, command)
         models = [run for run in runs if "questions" not in run]
         if len(models) > len(swept):
-            report_models(models, config.report, folder)
+            report_models(models, config.report, folder, command)
     if config.report.keep:
         keep_results(runs, Path(config.report.keep))
 
@@ -44,7 +47,7 @@ def check_keep(config: DictConfig) -> None:
         raise UserError(f"report.keep={config.report.keep} is a file: name a folder")
 
 
-def report_answering(runs: list[dict[str, Any]], folder: Path) -> None:
+def report_answering(runs: list[dict[str, Any]], folder: Path, command: str | None) -> None:
     """Write and print table, pictures and page of question-answering runs."""
     header, lines = answers_table(runs)
     write_atomically(folder / "answers.md", markdown(header, lines))
@@ -55,7 +58,7 @@ def report_answering(runs: list[dict[str, Any]], folder: Path) -> None:
         Section("Runs", tables=[Table(header, lines)]),
         Section("Eviction policies", tables=[Table(*policies_table(runs))]),
         *picture_sections("Exact match by memory size", answers_panels(runs)),
-        commands_section(runs),
+        commands_section(runs, command),
     ]
     print(f"page: {write_page(Page(folder.name, run_facts(runs), sections, ['answers.csv']), folder / 'answers.html')}")
 
@@ -84,7 +87,7 @@ def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
         print(f"\n{markdown(header, lines)}\npicture: {answers_picture(runs, folder / 'policies.png')}")
 
 
-def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path) -> None:
+def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path, command: str | None) -> None:
     """Write and print table, pictures and page of language models and translations, each text in a section of its own."""
     figures = configured_figures(settings.figures)
     texts = group_by_text(split_by_mixture(runs))
@@ -106,7 +109,7 @@ def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path
         if panels := [panel for comparison in comparisons for panel in figure.comparison_panels(comparison.runs)]:
             print(f"{name}: {figure.save(panels, folder.name, folder / f'{name}.png')}")
     sections = [section for comparison in comparisons for section in comparison.sections(figures)]
-    page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs)], ["table.csv", "order.md"])
+    page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs, command)], ["table.csv", "order.md"])
     print(f"page: {write_page(page, folder / 'page.html')}")
 
 

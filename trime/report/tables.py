@@ -71,7 +71,10 @@ def metric_names(runs: list[dict[str, Any]]) -> str:
 
 
 EDGE = "‡"  # marks a row with a tuned setting at the edge of its grid
-EDGE_NOTE = f"{EDGE} The best setting lies at the edge of its grid: widen tune.* to look for a better one."
+EDGE_NOTE = (
+    f"{EDGE} The best setting lies at the edge of its grid. A wider one may hold a better: for λ 0.02, for instance, "
+    "tune.interpolation_share='[0.005,0.01,0.02,0.05]'."
+)
 FITTED_NOTE = (
     "Rows with a fitted mixture (adaptive, calibrated) are not in the papers. The mixture is fitted on dev, so their dev "
     "result is cross-validated (each document, or block of the text if there are few, is scored by a fit that did not see it)."

@@ -44,12 +44,12 @@ class Comparison(NamedTuple):
         return evaluated_text(self.runs[0]).title
 
     @property
-    def notes(self) -> list[str]:
-        """Return what a reader of the table has to know."""
+    def footnotes(self) -> list[str]:
+        """Return how the table's columns and marks are to be read."""
         units = " or ".join(sorted({units_of(group) for group in self.groups}))
         paired = f"Differences to {self.against} are paired, with a 95 % interval by bootstrap over seeds and {units}."
         compared = INTERVAL.format(self.against) in self.header
-        return text_notes(self.runs[0]) + applicable(
+        return applicable(
             {
                 paired: compared,
                 PUBLISHED_NOTE: any(title.endswith("*") for title in self.header),
@@ -62,15 +62,16 @@ class Comparison(NamedTuple):
         """Return text, table and notes, under a heading if ``titled``."""
         order = f"{verdict_summary(self.order[1])}\n" if self.order[1] else ""
         parts = [f"## {self.title}"] * titled + [text_facts(self.runs[0]), markdown(self.header, self.lines).rstrip()]
-        return "\n\n".join([*parts, *self.notes]) + "\n" + f"\n{order}" * bool(order)
+        notes = [*text_notes(self.runs[0]), *self.footnotes]
+        return "\n\n".join([*parts, *notes]) + "\n" + f"\n{order}" * bool(order)
 
     def sections(self, figures: dict[str, Figure]) -> list[Section]:
         """Return the sections of the text on a page."""
-        note = " ".join([f"{text_facts(self.runs[0])}. The worst run comes first.", *self.notes])
+        note = " ".join([f"{text_facts(self.runs[0])}. The worst run comes first.", *text_notes(self.runs[0])])
         drawn = {figure.title: figure.comparison_panels(self.runs) for figure in figures.values()}
         summary = verdict_summary(self.order[1])
         return [
-            Section(self.title, note, [Table(self.header, self.lines)]),
+            Section(self.title, note, [Table(self.header, self.lines)], footnotes=self.footnotes),
             *picture_sections(f"Pictures of {self.title}", several_panels(self.groups, self.runs)),
             *(section for title, panels in drawn.items() for section in picture_sections(title, panels)),
             *([Section("Order of the papers", summary, [Table(*self.order)], folded=True)] if self.order[1] else []),

@@ -76,12 +76,17 @@ def group_by_text(runs: list[Run]) -> dict[EvaluatedText, list[Run]]:
     return {text: texts[text] for text in sorted(texts, key=lambda text: tuple(map(str, text)))}
 
 
+def is_smoke_test(run: Run) -> bool:
+    """Return True if too few tokens were scored for a result."""
+    return evaluated_text(run).scored < SMOKE_TEST
+
+
 def text_notes(run: Run) -> list[str]:
     """Return warnings about the evaluated text: few tokens, few documents, many unknown tokens."""
     text, row = evaluated_text(run), run["metrics"]["test"][-1]
     unknown = evaluated_dataset(run).get("unknown", {}).get("test") or 0.0
     warnings = {
-        f"These are {text.scored:,} tokens: a smoke test, not a result.": text.scored < SMOKE_TEST,
+        f"These are {text.scored:,} tokens: a smoke test, not a result.": is_smoke_test(run),
         FEW_DOCUMENTS: str(row.get("bootstrap_unit", "")).startswith("parts"),
         UNKNOWN_NOTE.format(100 * unknown): unknown > MANY_UNKNOWN,
     }

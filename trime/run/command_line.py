@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -100,7 +101,8 @@ def report_jobs(results: list[JobResult]) -> bool:
         if config and config.search:
             report_best(finished)
         elif config:
-            report_sweep(config, [Path(folder) for result in finished for folder in result.folders])  # type: ignore[arg-type]
+            folders = [Path(folder) for result in finished for folder in result.folders]
+            report_sweep(config, folders, shlex.join([*PROGRAM, *sys.argv[1:]]))  # type: ignore[arg-type]
     except Exception as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return False

@@ -60,7 +60,7 @@ def report_run(plan: Plan) -> RunReport:
     if plan.per_token:
         copy_file(plan.per_token.path() / FILE, folder / FILE)
     header, lines = run_table(results)
-    table = "\n".join([markdown(header, lines), *(f"{note}\n" for note in run_notes(results))])
+    table = "\n".join([markdown(header, lines), *(f"{note}\n" for note in [*text_notes(results), *run_footnotes(results)])])
     write_atomically(folder / "table.md", table)
     write_atomically(folder / "table.csv", to_csv(header, lines))
     if "subsets" in results:
@@ -118,12 +118,12 @@ def run_page(results: dict[str, Any], table: Table, history: Path, figures: list
         commit_fact(results),
     ]
     note = "The last row is the experiment's own. Temperatures, weights and sizes were tuned on dev; test was scored once."
-    note = " ".join([note, *run_notes(results)])
+    note = " ".join([note, *text_notes(results)])
     return Page(
         results["name"],
         facts,
         [
-            Section("Results", note, [table]),
+            Section("Results", note, [table], footnotes=run_footnotes(results)),
             *memories_section(results),
             *(section for figure in figures for section in picture_sections(figure.title, figure.panels(results, history))),
             *examples,
@@ -138,11 +138,11 @@ def commit_fact(results: dict[str, Any]) -> str:
     return f"commit {(results['commit'] or 'unknown')[:12]}"
 
 
-def run_notes(results: dict[str, Any]) -> list[str]:
-    """Return what a reader of a run's table has to know."""
+def run_footnotes(results: dict[str, Any]) -> list[str]:
+    """Return how the rows and marks of a run's table are to be read."""
     has_memories, rows = len(results["metrics"]["test"]) > 1, results["metrics"]["valid"]
     compared = "report.baseline=" in (results["command"] or "")
-    return text_notes(results) + applicable(
+    return applicable(
         {
             BASELINE_NOTE: results["trained_with_memory"] and has_memories and not compared,
             FITTED_NOTE: is_fitted(results),

@@ -31,6 +31,7 @@ from trime.report.results import find_runs, read_runs
 from trime.run.baseline import baseline_overrides
 from trime.run.log_results import log_once
 from trime.run.preflight import check
+from trime.run.provenance import command
 from trime.run.reporting import report_answers, report_replay, report_run
 from trime.run.storage import NEEDS, list_runs, note_needs, prune, show_disk
 
@@ -56,11 +57,11 @@ class RunOutcome(NamedTuple):
     folders: tuple[Path, ...] = ()
 
 
-def report_sweep(config: DictConfig, folders: list[Path]) -> None:
-    """Report all runs of a sweep together; a single run only if it is to be kept or has a frontier."""
+def report_sweep(config: DictConfig, folders: list[Path], command: str) -> None:
+    """Report all runs of a sweep and its command together; a single run only if it is to be kept or has a frontier."""
     if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
         check_keep(config)
-        report_several(config, read_runs(folder / "results.json" for folder in folders))
+        report_several(config, read_runs(folder / "results.json" for folder in folders), command)
 
 
 def run(config: DictConfig) -> RunOutcome:
@@ -109,7 +110,7 @@ def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
     runs = find_runs(patterns)
     if not runs:
         raise UserError(f"report.runs={', '.join(patterns)} matches no results.json: name folders of finished runs")
-    report_several(config, runs)
+    report_several(config, runs, command())
 
 
 def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:

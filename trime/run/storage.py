@@ -18,9 +18,10 @@ from trime.config.check import check_sections
 from trime.errors import UserError
 from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of, write_atomically
 from trime.report.answers import result_row
+from trime.report.groups import is_fitted
 from trime.report.results import read_run
 from trime.report.tables import TableRows, markdown, metric_name, metric_value
-from trime.report.texts import evaluated_text
+from trime.report.texts import evaluated_text, is_smoke_test
 
 NEEDS = "needs.txt"  # in the folder of a run without results: the artefacts that it needs
 
@@ -49,6 +50,14 @@ class StoredRun:
             return "exact match, %", 100 * result_row(self.results)["exact_match"]
         row = self.results["metrics"]["test"][-1]
         return ("BLEU", row["bleu"]) if "bleu" in row else (metric_name(row), metric_value(row))
+
+    @property
+    def marks(self) -> list[str]:
+        """Return what keeps its result from being compared with others at a glance: a fitted mixture, too few tokens."""
+        if "questions" in self.results:
+            return []
+        fitted = ["fitted mixture"] * is_fitted(self.results)
+        return [*fitted, *["smoke test"] * is_smoke_test(self.results)]
 
     @property
     def text(self) -> str:
@@ -87,7 +96,8 @@ def run_line(run: StoredRun) -> list[str]:
     """Return a run's line of the list."""
     (metric, value), results = run.score, run.results
     created = str(results.get("created", ""))[:16].replace("T", " ")
-    cells = [results["name"], str(results["seed"]), created, run.text, f"{metric} {value:.2f}", megabytes(run.size)]
+    result = ", ".join([f"{metric} {value:.2f}", *run.marks])
+    cells = [results["name"], str(results["seed"]), created, run.text, result, megabytes(run.size)]
     return [*cells, results.get("command") or ""]
 
 

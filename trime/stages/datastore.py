@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from trime.data.corpus import content_hash
 from trime.errors import UserError
@@ -23,6 +22,7 @@ from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.rows import memories_of
+from trime.progress import Progress
 from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class BuildIndex(Artefact):
         factory = check_index(index, entries, width)
         parts = split_into_parts(store, index.parts, folder, factory, index.metric)
         if factory:
-            with tqdm(total=entries, unit="key", unit_scale=True, desc=f"index {factory}", mininterval=1) as bar:
+            with Progress(total=entries, unit="key", unit_scale=True, desc=f"index {factory}") as bar:
                 build_parts(parts, folder, bar)
         size = sum(path.stat().st_size for path in (*folder.rglob("*"), *store.iterdir()) if is_permanent(path))
         content = {

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
-from tqdm import tqdm
 
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import sequential_batches
@@ -33,6 +32,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, POSITIONS, check_positions, open_network, reading_settings
 from trime.pipeline.precision import autocast, resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
+from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
 from trime.tasks.language_model import contexts_and_mass
@@ -96,7 +96,7 @@ class Encode(Artefact):
         reader, per_shard = Reader(network), max(1, SHARD // int(windows.length.max()))
         if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
             self.forecast(folder, Reader(network), corpus, windows, device)
-        with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}", mininterval=1) as bar:
+        with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}") as bar:
             for number, start in enumerate(range(0, len(windows), per_shard)):
                 part = windows.take(slice(start, start + per_shard))
                 file = folder / f"{number:05d}.safetensors"

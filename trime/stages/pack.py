@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
@@ -18,6 +17,7 @@ from trime.data.segments import Segments
 from trime.errors import UserError
 from trime.io import write_array
 from trime.pipeline.artefact import Artefact
+from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 
 QUERIES = 2048  # per file of results
@@ -71,7 +71,7 @@ class Pack(Artefact):
     def search(self, backend: Any, parts: list[Path], segments: Segments) -> None:
         """Answer the queries whose results no file holds yet."""
         total = len(segments)
-        with tqdm(total=total, unit="segment", desc="pack", mininterval=1) as bar:
+        with Progress(total=total, unit="segment", desc="pack") as bar:
             for number, part in enumerate(parts):
                 queries = list(range(number * QUERIES, min((number + 1) * QUERIES, total)))
                 if not part.exists():

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from trime.data.corpus import (
     FLUSH,
@@ -34,6 +33,7 @@ from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import DATASET_PLACES
 from trime.pipeline.settings import without
+from trime.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: DictC
     """Train a tokenizer on the training split of its dataset, under a progress bar; UserError where there is none."""
     if "train" not in dataset.splits():
         raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")
-    with tqdm(total=dataset.size("train"), unit="B", unit_scale=True, desc="learn train", mininterval=1) as bar:
+    with Progress(total=dataset.size("train"), unit="B", unit_scale=True, desc="learn train") as bar:
         read = (lines_with_progress(document, bar, TextCounts(), check=False) for document in dataset.documents("train"))
         tokenizer.train(chain.from_iterable(read), settings.max_size, settings.min_count)
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
-from tqdm import tqdm
 
 from trime.data.segments import parse_token_count
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, MassCollector
@@ -30,6 +29,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import device_of
 from trime.pipeline.rows import MixtureSpecs
 from trime.pipeline.settings import Keys
+from trime.progress import Progress
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
 from trime.types import Float, Tensor
@@ -184,7 +184,7 @@ def with_progress(encoded: Encode, title: str) -> Iterator[Window]:
     """Yield the windows of an encoded split under a progress bar."""
     folder = encoded.path()
     total = encoded.summary()["tokens"]
-    with tqdm(total=total, unit="tok", unit_scale=True, desc=f"{title} {encoded.split}", mininterval=1) as bar:
+    with Progress(total=total, unit="tok", unit_scale=True, desc=f"{title} {encoded.split}") as bar:
         for window in read_windows(folder, device_of(encoded.config)):
             yield window
             bar.update(len(window.vocabulary.total))

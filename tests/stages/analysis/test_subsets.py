@@ -145,7 +145,7 @@ def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tupl
 def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Of one folder too, which a sweep over settings of what it does not evaluate has."""
     plan, folder = swept
-    report_sweep(plan.config, [plan.run_folder])
+    report_sweep(plan.config, [plan.run_folder], "python cli.py -m seed=0")
     assert "Pareto fronts of 8" in capsys.readouterr().out
     other = read_run(plan.run_folder / "results.json")
     other["subsets"]["selection"], other["name"] = "leave_one_out", "other"

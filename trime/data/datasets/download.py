@@ -9,10 +9,9 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from tqdm import tqdm
-
 from trime.errors import UserError
 from trime.io import lock_of, locked, partial_of
+from trime.progress import Progress
 
 CHUNK = 2**20
 
@@ -57,7 +56,7 @@ def download(url: str, partial: Path) -> None:
     done = done if response.status == 206 else 0
     with response, open(partial, "ab" if done else "wb") as file:
         length = int(response.headers.get("Content-Length") or 0)
-        with tqdm(total=length or None, unit="B", unit_scale=True, desc=f"fetch {url.rsplit('/', 1)[-1]}") as bar:
+        with Progress(total=length or None, unit="B", unit_scale=True, desc=f"fetch {url.rsplit('/', 1)[-1]}") as bar:
             while block := response.read(CHUNK):
                 file.write(block)
                 bar.update(len(block))

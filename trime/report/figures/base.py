@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra.utils import instantiate
 
-from trime.report.figures.canvas import Panel, save_panels
+from trime.report.figures.canvas import PANEL_HEIGHT, Panel, save_panels
 
 
 def configured_figures(settings: Any) -> dict[str, Figure]:
@@ -18,10 +18,9 @@ def configured_figures(settings: Any) -> dict[str, Figure]:
 
 
 class Figure(ABC):
-    """Panels side by side: NAME.png, .svg and .pdf of a run or a comparison of runs, and a section ``title`` of its page."""
+    """Panels in a grid: NAME.png, .svg and .pdf of a run or a comparison of runs, and a section ``title`` of its page."""
 
     title: str
-    panel_width = 5.4  # inches
 
     def panels(self, results: dict[str, Any], history: Path) -> list[Panel]:
         """Return the panels of one run, from its results.json and its metrics.csv, which may not exist; none: no figure."""
@@ -33,8 +32,8 @@ class Figure(ABC):
 
     def height(self, results: dict[str, Any]) -> float:
         """Return the height of a run's figure in inches."""
-        return 4.0
+        return PANEL_HEIGHT
 
-    def save(self, panels: list[Panel], headline: str, path: Path, height: float = 4.0) -> Path:
-        """Draw panels side by side under a headline, write them as PNG, SVG and PDF, and return the path of the first."""
-        return save_panels(panels, path, headline, self.panel_width, height)
+    def save(self, panels: list[Panel], headline: str, path: Path, height: float = PANEL_HEIGHT) -> Path:
+        """Draw panels in a grid under a headline, write them as PNG, SVG and PDF, and return the path of the first."""
+        return save_panels(panels, path, headline, height)

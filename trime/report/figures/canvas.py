@@ -22,8 +22,10 @@ COLOURS = {  # of the vocabulary and of each memory
 }
 Panel = Callable[[Any], None]
 SVG_WIDTH, SVG_HEIGHT = 3.3, 2.7  # inches: on a phone of 360 pixels the smallest letters, of 8 points, have 11 pixels
+PANEL_WIDTH, PANEL_HEIGHT, COLUMNS = 5.0, 4.0, 2  # of a picture's panels: inches, and how many stand side by side
 NAMED = "names"  # the id of a vertical axis of names, not of numbers
 TITLE_WIDTH, LABEL_WIDTH, NAME_WIDTH = 40, 28, 20  # characters of a line
+HEADLINE_WIDTH = 55  # for each column of panels
 UNDATED: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same bytes always
 SCALES = {"perplexity": "log", "bits/char": "linear"}
 
@@ -69,11 +71,11 @@ def save_picture(figure: Any, path: Path) -> Path:
     return path
 
 
-def save_panels(panels: list[Panel], path: Path, headline: str = "", panel_width: float = 6, height: float = 4.4) -> Path:
-    """Draw panels side by side in a picture, of these inches each, under a headline."""
-    figure, axes = canvas(1 + panel_width * len(panels), height, len(panels))
+def save_panels(panels: list[Panel], path: Path, headline: str = "", height: float = PANEL_HEIGHT) -> Path:
+    """Draw panels in a grid under a headline, each of this height in inches, and return the path of the picture."""
+    figure, axes = panel_grid(len(panels), height)
     fill_axes(axes, panels)
-    figure.suptitle(headline)
+    figure.suptitle(textwrap.fill(headline, HEADLINE_WIDTH * min(len(panels), COLUMNS)))
     return save_picture(figure, path)
 
 
@@ -167,11 +169,11 @@ def draw_curve(axis: Any, losses: dict[str, float], label: str, metric: str) -> 
     axis.minorticks_off()
 
 
-def panel_grid(count: int, max_columns: int) -> tuple[Any, Any]:
-    """Return a figure and its axes for a number of small panels."""
-    columns = min(count, max_columns)
-    rows = -(-count // columns)
-    figure, axes = canvas(1 + 5.2 * columns, 4.4 * rows, columns, rows)
+def panel_grid(count: int, height: float = PANEL_HEIGHT) -> tuple[Any, Any]:
+    """Return a figure and its axes for a number of panels, two in a line, so that its type is legible in a column of text."""
+    columns = min(count, COLUMNS)
+    lines = -(-count // columns)
+    figure, axes = canvas(1 + PANEL_WIDTH * columns, height * lines, columns, lines)
     for axis in axes[count:]:
         axis.set_visible(False)
     return figure, axes

@@ -114,7 +114,7 @@ def replay_picture(results: dict[str, Any], path: Path) -> Path:
         for rows in split_by_policy(memory["rows"])
         for title, value in replay_metrics(results["unit"]).items()
     ]
-    figure, axes = panel_grid(len(panels), 4)
+    figure, axes = panel_grid(len(panels))
     accuracy = "exact" if results["exact"] else "approximate"
     for axis, (memory, title, value, rows) in zip(axes, panels, strict=False):
         for name in dict.fromkeys(row["policy"] for row in rows):

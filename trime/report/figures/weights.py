@@ -14,7 +14,6 @@ class Weights(Figure):
     """How much a fitted mixture relies on each memory, by what is known of the token."""
 
     title = "Weights"
-    panel_width = 6.0
 
     def panels(self, results: dict[str, Any], history: Path) -> list[Panel]:
         return weights_panels(results)

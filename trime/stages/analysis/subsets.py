@@ -22,6 +22,7 @@ from trime.evaluation.mixture_spec import MixtureSpec
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact
+from trime.progress import Progress
 from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
@@ -86,7 +87,8 @@ class Subsets(Artefact):
     ) -> tuple[list[MixtureSpec | FittedMixtureSpec], list[float]]:
         """Return the row of each subset, and its cross-fitted loss on valid."""
         full_row, rows, losses = self.tune.row(), [], []
-        for names in subsets(full_row.memory_order, self.config.evaluate.subsets):
+        chosen = subsets(full_row.memory_order, self.config.evaluate.subsets)
+        for names in Progress(chosen, unit="subset", desc="fit subsets"):
             if names == full_row.memory_order:
                 rows.append(self.tune.rows()[-1])
                 losses.append(self.tune.summary()["row"]["loss"])

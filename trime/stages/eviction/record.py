@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
@@ -25,6 +24,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, open_network
 from trime.pipeline.precision import resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
+from trime.progress import Progress
 from trime.stages.encode import Encode
 from trime.tasks.callbacks.staleness import memory_layers
 from trime.types import Tensor
@@ -63,7 +63,7 @@ class Record(Artefact):
             raise UserError(NO_MEMORY)
         recorders = {number: QueryKeyRecorder(backbone.attentions[number]) for number in layers}  # type: ignore[index, arg-type]
         documents, reader = np.unique(windows.document), Reader(network)
-        with tqdm(total=windows.scored(), unit="tok", unit_scale=True, desc="record", mininterval=1) as bar:
+        with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc="record") as bar:
             for number, document in enumerate(documents):
                 file = folder / f"{number:05d}.safetensors"
                 rows = np.flatnonzero(windows.document == document).tolist()

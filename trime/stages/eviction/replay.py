@@ -17,7 +17,6 @@ import torch
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
-from tqdm import tqdm
 
 from trime.config.folder import CONF
 from trime.errors import UserError
@@ -27,6 +26,7 @@ from trime.io import plain
 from trime.memory.bounded import BoundedMemory
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.settings import Keys
+from trime.progress import Progress
 from trime.stages.eviction.record import Record
 from trime.types import AttentionBlock, Float, Int, Tensor
 
@@ -85,7 +85,7 @@ class Replay(Artefact):
         """Return the results of every policy and size over all documents; UserError if no memory was ever used."""
         results: dict[tuple[str, int], list[ReplayResult]] = {}
         total_mass = 0.0
-        for document in tqdm(self.documents(memory), unit="document", desc=f"replay {memory}", mininterval=1):
+        for document in Progress(self.documents(memory), unit="document", desc=f"replay {memory}"):
             total_mass += float(document.mass.sum())
             for name, policy in [*policies.items(), (ORACLE, Clairvoyant(document.mass, document.starts))]:
                 for size, result in zip(self.sizes, document.replay(policy, self.sizes), strict=True):

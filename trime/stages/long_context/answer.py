@@ -10,7 +10,6 @@ from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from trime.data.questions.base import Example, Questions, contains_answer, exact_match
 from trime.errors import UserError
@@ -22,6 +21,7 @@ from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.pretrained import build_answerer, model_fingerprint
 from trime.pipeline.processes import DEVICE
+from trime.progress import Progress
 from trime.stages.long_context.prompts import Prompt, PromptMaker
 from trime.stages.long_context.train_small import batched
 
@@ -75,7 +75,7 @@ class Answer(Artefact):
         file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch_size
         done, make_prompt = read_json_lines(file), self.prompts(tokenizer)
         asked = ((example, make_prompt(example)) for example in examples[len(done) :])
-        with tqdm(total=len(examples), initial=len(done), unit="question", desc="answer", mininterval=1) as bar:
+        with Progress(total=len(examples), initial=len(done), unit="question", desc="answer") as bar:
             for groups in batched(by_text(asked), size):
                 answers = self.answer(groups, tokenizer, answerer)
                 append_json_lines(file, answers)

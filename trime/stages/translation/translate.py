@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from trime.data.corpus import evenly_spaced
 from trime.data.parallel.corpus import ParallelCorpus
@@ -18,6 +17,7 @@ from trime.models.network import Network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, open_network
 from trime.pipeline.processes import DEVICE, device_of
+from trime.progress import Progress
 from trime.stages.encode import Encode
 from trime.stages.translation.translator import Translator
 from trime.stages.tune import TunedRows
@@ -82,7 +82,7 @@ class Translate(Artefact):
     def translate(self, file: Path, translator: Translator, corpus: ParallelCorpus, count: int) -> list[str]:
         """Return the translations of the first ``count`` sentences; a killed run resumes from those in ``file``."""
         split, texts = self.encoded.split, read_json_lines(file)
-        with tqdm(total=count, initial=len(texts), unit="sentence", desc=f"translate {split}", mininterval=1) as bar:
+        with Progress(total=count, initial=len(texts), unit="sentence", desc=f"translate {split}") as bar:
             for new in translator.translate(corpus.sources.split(split), len(texts), count):
                 append_json_lines(file, new)
                 texts += new
