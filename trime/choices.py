@@ -16,4 +16,5 @@ TOP_K_SEARCHES = get_args(TopKSearch)
 CachedKeys = Literal["before_rope", "after_rope"]  # rotary position embedding
 CACHED_KEYS = get_args(CachedKeys)
 ORDERS = ("first", "last", "both")  # where a question stands: before its context, after it, or both
+COUNTED = ("exact_match", "contained")  # by which measure an answer counts
 ASKED = ("one", "all")  # of the keys that a text hides

@@ -12,6 +12,7 @@ from trime.choices import (
     ANALYZERS,
     ASKED,
     CACHED_KEYS,
+    COUNTED,
     DTYPES,
     EXCLUDED,
     EXTENSIONS,
@@ -313,6 +314,11 @@ class Answering:
     max_prompt_tokens: int | None = setting(
         None, "read only this many last tokens of a prompt; null: all", at_least=1, whole=True, optional=True
     )
+    counts: str = setting(
+        "exact_match",
+        "which answers count in pictures and in the list of runs: exact matches, or those that contain an accepted answer",
+        choices=COUNTED,
+    )
     order: str = setting(
         "first",
         "where the question stands: before the context, after it (a context is then read once for all its questions), or both",
@@ -574,6 +580,7 @@ PRETRAINED = {
     "model.factor": Rule(at_least=1),
     "model.end": Rule(choices=("flush", "drain")),
     "model.prefill": Rule(choices=("chunked", "whole")),
+    "model.per_head": Rule(switch=True),
     "model.causal": Rule(switch=True, optional=True),
     "model.lora.rank": COUNT,
     "model.lora.alpha": COUNT,

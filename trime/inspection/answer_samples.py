@@ -19,7 +19,7 @@ EXCERPT = 200  # characters around the last place of an answer
 class AnswerSamples(Artefact):
     """``answer_samples.json``: the first correctly and the first incorrectly answered question, read once more."""
 
-    kind, stage, depends_on = "answer_samples", "answer", ()
+    kind, stage, depends_on = "answer_samples", "answer", ("answering.counts",)
     summary_file = "answer_samples.json"
 
     def __init__(self, plan: Plan):
@@ -31,7 +31,8 @@ class AnswerSamples(Artefact):
 
     def build(self, folder: Path) -> None:
         answers = read_json_lines(self.plan.answer.path() / "answers.jsonl")
-        chosen = {answer["right"]: number for number, answer in reversed([*enumerate(answers)])}
+        counts = {"exact_match": "right", "contained": "contained"}[self.config.answering.counts]
+        chosen = {answer[counts]: number for number, answer in reversed([*enumerate(answers)])}
         _, examples = self.plan.answer.examples()
         tokenizer, answerer = self.plan.answer.model()
         make_prompt, samples = self.plan.answer.prompts(tokenizer), []

@@ -80,6 +80,10 @@ def build_answerer(config: DictConfig, model: Any) -> Answerer:
     if model.config.is_encoder_decoder:
         if settings.prefill != "chunked":
             raise UserError(f"model.prefill={settings.prefill} is for decoders: set chunked for an encoder-decoder")
+        if settings.per_head:
+            raise UserError(
+                "model.per_head=true is for decoders: heads of an encoder-decoder share the bias of their positions"
+            )
         encoder = T5Encoder(model)
         return EncoderDecoderAnswerer(encoder, reading_config(config, encoder), settings.outputs)
     decoder = RopeDecoder(model, settings.position, settings.factor, settings.cached_keys)
@@ -106,7 +110,7 @@ def reading_config(config: DictConfig, family: Any) -> ReadingConfig:
         )
         for size, query_size, k, window in zip(sizes, query_sizes, top_k, family.windows, strict=True)
     ]
-    return ReadingConfig(memories, settings.chunk, settings.end, settings.prefill)
+    return ReadingConfig(memories, settings.chunk, settings.end, settings.prefill, settings.per_head)
 
 
 def vocabulary_source(config: DictConfig) -> VocabularySource:

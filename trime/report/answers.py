@@ -1,15 +1,13 @@
-"""Comparison of question-answering runs: exact match by model, memory size and eviction policy (Attendre Tables 2 to 5)."""
+"""Question-answering runs: their table, and what memories kept of a context (Attendre Tables 2 to 5)."""
 
 from __future__ import annotations
 
 import textwrap
-from functools import partial
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from trime.metrics import share_interval
-from trime.report.figures.canvas import BLUE, GREY, ORANGE, Panel, draw_grid, finish_size_axis, save_panels
+from trime.report.figures.canvas import BLUE, ORANGE, draw_grid
 from trime.report.tables import TableRows
 
 Runs = list[dict[str, Any]]
@@ -47,7 +45,10 @@ def query_size_text(row: dict[str, Any]) -> str:
     return "default" if row["query_size"] is None else str(row["query_size"])
 
 
-RESULTS = {"exact_match", "contained", "questions", "tokens", "tokens_per_second", "peak_memory_mb", "missing_evidence"}
+RESULTS = {
+    *("exact_match", "contained", "questions", "tokens", "prompt_tokens", "by_depth"),
+    *("tokens_per_second", "peak_memory_mb", "missing_evidence"),
+}
 OWN_COLUMNS = {"memory_size", "query_size", "eviction", "max_prompt_tokens"}
 
 
@@ -70,52 +71,19 @@ def settings_of(run: dict[str, Any]) -> dict[str, Any]:
     return model | questions | run.get("answering", {}) | reading
 
 
-def match_by_policy(runs: Runs) -> dict[tuple[Any, ...], dict[str, float]]:
-    """Return mean exact match over seeds, by (label, words of context, M, N) and by policy; truncated inputs are left out."""
-    matches: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    for label, run in label_runs(runs):
-        row = result_row(run)
-        if isinstance(row["memory_size"], int) and not row["max_prompt_tokens"]:
-            key = (label, run["questions"].get("words"), row["memory_size"], query_size_text(row))
-            matches.setdefault(key, {}).setdefault(row["eviction"], []).append(row["exact_match"])
-    order = sorted(matches, key=lambda key: (key[0], key[1] or 0, key[3], key[2]))
-    return {key: {policy: mean(values) for policy, values in matches[key].items()} for key in order}
+def measure_of(run: dict[str, Any]) -> str:
+    """Return by which measure an answer of a run counts: exact_match or contained."""
+    return str(run.get("answering", {}).get("counts", "exact_match"))
 
 
-def policies_table(runs: Runs) -> tuple[list[str], TableRows]:
-    """Return header and lines of exact match in per cent: a line for each M and N, a column for each policy."""
-    matches = match_by_policy(runs)
-    policies = list(dict.fromkeys(policy for cells in matches.values() for policy in cells))
-    lines = [
-        [name, str(words or ""), str(size), queries, *(f"{100 * cells[p]:.1f}" if p in cells else "" for p in policies)]
-        for (name, words, size, queries), cells in matches.items()
-    ]
-    return ["run", "words", "M", "N", *policies], lines
+def counted(run: dict[str, Any]) -> tuple[str, float]:
+    """Return the measure by which an answer of a run counts, in words, and the share of questions that were answered by it."""
+    return measure_of(run).replace("_", " "), result_row(run)[measure_of(run)]
 
 
-def answers_picture(runs: Runs, path: Path) -> Path:
-    """Draw exact match over M, a panel for each model, context length and N."""
-    return save_panels(answers_panels(runs), path)
-
-
-def answers_panels(runs: Runs) -> list[Panel]:
-    """Return a panel for each model, context length and N."""
-    matches = match_by_policy(runs)
-    keys = dict.fromkeys((name, words, queries) for name, words, _, queries in matches)
-    return [partial(answers_panel, matches=matches, key=key) for key in keys]
-
-
-def answers_panel(axis: Any, matches: dict[tuple[Any, ...], dict[str, float]], key: tuple[Any, ...]) -> None:
-    """Draw exact match over M for the (label, words, N) of ``key``, a line for each policy."""
-    by_size = {size: by_policy for (name, words, size, queries), by_policy in matches.items() if (name, words, queries) == key}
-    for policy in dict.fromkeys(policy for by_policy in by_size.values() for policy in by_policy):
-        points = [(size, 100 * by_policy[policy]) for size, by_policy in sorted(by_size.items()) if policy in by_policy]
-        style = {"color": GREY} if policy == "fifo" else {}
-        axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=policy, **style)
-    name, words, queries = key
-    axis.set(xlabel="entries M per layer", ylabel="exact match, %", ylim=(0, 105))
-    axis.set_title(f"{name}, {words or 'all'} words, N {queries}", fontsize=10)
-    finish_size_axis(axis, sorted(by_size))
+def measures(runs: Runs) -> str:
+    """Return the measures by which answers of several runs count, as in ``exact match or contained``."""
+    return " or ".join(sorted({counted(run)[0] for run in runs}, reverse=True))
 
 
 def kept_panel(axis: Any, sample: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from trime.errors import UserError
 from trime.io import write_atomically
-from trime.report.answers import answers_panels, answers_picture, answers_table, policies_table
+from trime.report.answers import answers_table
 from trime.report.figures.base import configured_figures
 from trime.report.figures.canvas import save_panels
 from trime.report.figures.comparison import compare_picture, curves_panels, policies_panels
@@ -17,10 +17,16 @@ from trime.report.folder import report_folder, writing_report
 from trime.report.frontier import report_frontier
 from trime.report.groups import Group, split_by_mixture
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
+from trime.report.policies import answers_panels, depth_panels, policies_table
 from trime.report.results import portable, write_results
 from trime.report.tables import markdown, to_csv
 from trime.report.text_comparison import compare_runs, joined_table
 from trime.report.texts import evaluated_text, group_by_text
+
+POLICIES_NOTE = (
+    "Share of questions answered, %, with Wilson's 95 % interval; which answers count is answering.counts of each run."
+)
+DEPTH_HEIGHT = 2.8  # inches of a panel by depth and length
 
 
 def report_several(config: DictConfig, runs: list[dict[str, Any]], command: str | None = None) -> None:
@@ -56,8 +62,9 @@ def report_answering(runs: list[dict[str, Any]], folder: Path, command: str | No
     report_policies(runs, folder)
     sections = [
         Section("Runs", tables=[Table(header, lines)]),
-        Section("Eviction policies", tables=[Table(*policies_table(runs))]),
-        *picture_sections("Exact match by memory size", answers_panels(runs)),
+        Section("Eviction policies", POLICIES_NOTE, [Table(*policies_table(runs))]),
+        *picture_sections("By memory size", answers_panels(runs)),
+        *picture_sections("By depth and length", depth_panels(runs)),
         commands_section(runs, command),
     ]
     print(f"page: {write_page(Page(folder.name, run_facts(runs), sections, ['answers.csv']), folder / 'answers.html')}")
@@ -80,11 +87,15 @@ def run_facts(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
-    """Write and print exact match by policy and memory size, if there are several of either."""
+    """Write and print results by policy, memory size, length and depth, if there are several."""
     header, lines = policies_table(runs)
-    if len(header) > 5 or len(lines) > 1:
-        write_atomically(folder / "policies.md", markdown(header, lines))
-        print(f"\n{markdown(header, lines)}\npicture: {answers_picture(runs, folder / 'policies.png')}")
+    if len(header) > 2 or len(lines) > 1:
+        write_atomically(folder / "policies.md", f"{markdown(header, lines)}\n{POLICIES_NOTE}\n")
+        print(f"\n{markdown(header, lines)}\n{POLICIES_NOTE}\n")
+    if panels := answers_panels(runs):
+        print(f"by memory size: {save_panels(panels, folder / 'policies.png')}")
+    if panels := depth_panels(runs):
+        print(f"by depth and length: {save_panels(panels, folder / 'depth.png', height=DEPTH_HEIGHT)}")
 
 
 def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path, command: str | None) -> None:

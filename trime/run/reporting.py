@@ -169,7 +169,9 @@ def report_answers(plan: Plan) -> Path:
     row |= {"eviction": policy_name(plain(config.eviction)), "max_prompt_tokens": config.answering.max_prompt_tokens}
     results = provenance(config) | {
         "questions": plain(config.questions),
-        "answering": {name: plain(config.answering[name]) for name in ("split", "order", "chat_template", "examples")},
+        "answering": {
+            name: plain(config.answering[name]) for name in ("split", "counts", "order", "chat_template", "examples")
+        },
         "model": config.model.name or str(plan.small_model.path()),  # type: ignore[union-attr]
         "small_model": plan.small_model.recipe() if plan.small_model else None,
         "metrics": {config.answering.split: [row]},

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from trime.config.check import check_sections
 from trime.errors import UserError
 from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of, write_atomically
-from trime.report.answers import result_row
+from trime.report.answers import counted
 from trime.report.groups import is_fitted
 from trime.report.results import read_run
 from trime.report.tables import TableRows, markdown, metric_name, metric_value
@@ -47,7 +47,8 @@ class StoredRun:
     def score(self) -> tuple[str, float]:
         """Return the measure of its main result on test, and the result."""
         if "questions" in self.results:
-            return "exact match, %", 100 * result_row(self.results)["exact_match"]
+            measure, share = counted(self.results)
+            return f"{measure}, %", 100 * share
         row = self.results["metrics"]["test"][-1]
         return ("BLEU", row["bleu"]) if "bleu" in row else (metric_name(row), metric_value(row))
 

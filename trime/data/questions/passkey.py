@@ -65,14 +65,20 @@ class Passkey:
             rng = random.Random(f"{self.seed} {draw} {split} {number}")
             names, numbers = rng.sample(NAMES, self.keys), rng.sample(range(10000, 100000), self.keys)
             depths, words = self.depths(rng), context_words(self.words, self.min_words, rng)
-            whose = [f" of {name}" for name in names] if self.keys > 1 else [""]
-            facts = [f"The pass key{of} is {key}. Remember it." for of, key in zip(whose, numbers, strict=True)]
+            whose = names if self.keys > 1 else [""]
+            facts = [f"{what_of(name, 'The')} is {key}. Remember it." for name, key in zip(whose, numbers, strict=True)]
             sentences = sentences_of_novel(self.background, split, rng) if self.background else prose()
             passage = random_passage(sentences, words - sum(len(fact.split()) for fact in facts), rng)
             context, depths = place_facts(facts, depths, passage)
             asked = [
-                Example(f"{split}-{number}{of}", f"What is the pass key{of}?", context, (str(key),), round(depth, 4))
-                for of, key, depth in zip(whose, numbers, depths, strict=True)
+                Example(
+                    f"{split}-{number} {name}".strip(),
+                    f"What is {what_of(name, 'the')}?",
+                    context,
+                    (str(key),),
+                    round(depth, 4),
+                )
+                for name, key, depth in zip(whose, numbers, depths, strict=True)
             ]
             yield asked if self.ask == "all" else [asked[0]._replace(name=f"{split}-{number}")]
 
@@ -82,3 +88,8 @@ class Passkey:
             return [(place + rng.random()) / self.keys for place in rng.sample(range(self.keys), self.keys)]
         first, *others = (rng.random() for _ in range(self.keys))
         return [first if self.depth is None else self.depth, *others]
+
+
+def what_of(name: str, article: str) -> str:
+    """Return what is hidden, of a person if there are several. Small models take a pass key for a thing, not for a number."""
+    return f"{name}'s secret number" if name else f"{article} secret number"

@@ -56,14 +56,22 @@ class ReadingConfig:
 
     ``prefill``: entries are evicted chunk by chunk (chunked), or a part of a prompt, such as the text before the question, is
     read with everything kept, and the memories are cut to their sizes after it (whole, as prompt compression does).
+    ``per_head``: each head of keys evicts for itself.
     """
 
-    def __init__(self, memories: list[Attendre], chunk: int = 128, end: str = "flush", prefill: str = "chunked"):
-        self.memories, self.chunk, self.ending, self.prefill = memories, chunk, end, prefill
+    def __init__(
+        self,
+        memories: list[Attendre],
+        chunk: int = 128,
+        end: str = "flush",
+        prefill: str = "chunked",
+        per_head: bool = False,
+    ):
+        self.memories, self.chunk, self.ending, self.prefill, self.per_head = memories, chunk, end, prefill, per_head
 
     def reader(self, family: Any, record_attention: bool = False) -> LongReader:
         """Return a reader with these memories for a model."""
-        return LongReader(family, self.memories, self.chunk, record_attention)
+        return LongReader(family, self.memories, self.chunk, record_attention, self.per_head)
 
     def read(
         self, reader: LongReader, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"], is_last: bool

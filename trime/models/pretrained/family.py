@@ -26,6 +26,7 @@ class Family(Protocol):
     """A stack that reads tokens: a decoder, or the encoder of an encoder-decoder."""
 
     layers: list[SplitLayer]
+    key_heads: int  # heads of keys and values in a layer, which the heads of queries share
     causal: bool  # whether the model was trained with causal attention
     windows: list[int | None]  # sliding window of each layer, None where it was trained without one
 

@@ -18,6 +18,7 @@ from trime.models.attendre import Attendre, AttendreState, AttentionOutput, Quer
 from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.family import Family
+from trime.models.pretrained.head_rows import heads_to_rows, rows_to_heads, side_by_side
 from trime.types import Float, Int, Tensor
 
 
@@ -37,13 +38,22 @@ class Hidden(NamedTuple):
 class Stack:
     """A family's layers with a memory for each of them; their states go in and come out.
 
-    ``overwrite``: entries are written into the tensors of the state that goes in, which is of no use afterwards.
+    ``overwrite``: entries are written into the tensors of the state that goes in, which is of no use afterwards. ``per_head``:
+    each head of keys keeps entries of its own, so that states have a row for each head of each row.
     """
 
-    def __init__(self, family: Family, memories: list[Attendre], record_attention: bool = False, overwrite: bool = False):
+    def __init__(
+        self,
+        family: Family,
+        memories: list[Attendre],
+        record_attention: bool = False,
+        overwrite: bool = False,
+        per_head: bool = False,
+    ):
         if len(memories) != len(family.layers):
             raise ValueError(f"{len(memories)} memories for {len(family.layers)} layers")
         self.family, self.memories, self.overwrite = family, memories, overwrite
+        self.heads = family.key_heads if per_head else 1
         self.last_outputs: list[AttentionOutput] | None = [] if record_attention else None  # of each layer
 
     def initial_state(self, x: Float[Tensor, "b l e"]) -> list[AttendreState]:
@@ -53,10 +63,14 @@ class Stack:
         return [memory.initial_state(entries, queries) for memory, (entries, queries) in zip(self.memories, parts, strict=True)]
 
     def project(self, number: int, hidden: Hidden) -> tuple[tuple[Tensor, ...], Queries]:
-        """Return a layer's entries, and its queries with the columns that wait with them."""
-        query, key, value = self.family.layers[number].project(hidden.x)
+        """Return a layer's entries, and its queries with the columns that wait with them.
+
+        On the CPU both are float32 whatever the model's precision is, since attention is faster in it there.
+        """
+        query, key, value = map(float32_on_cpu, self.family.layers[number].project(hidden.x))
         entries = (self.family.stored(key, hidden.position), value, hidden.document)
-        return entries, Queries((query, hidden.x, hidden.document), hidden.position)
+        queries = Queries((query, hidden.x, hidden.document), hidden.position)
+        return heads_to_rows(entries, queries, self.heads) if self.heads > 1 else (entries, queries)
 
     def forward(self, state: list[AttendreState], hidden: Hidden, first: int = 0) -> tuple[list[AttendreState], Hidden]:
         """Run a chunk through the layers from ``first`` on; return their states and the output."""
@@ -75,22 +89,36 @@ class Stack:
         for output in self.last_outputs or []:
             rows = torch.arange(len(output.position), device=output.position.device)
             weight = masked_softmax(output.retrieved.similarity)[rows, :, output.position.argmax(1)]
-            traces.append(AttentionTrace(weight.mean(1), output.retrieved.position))
+            share = side_by_side(weight.mean(1), self.heads) / self.heads
+            traces.append(AttentionTrace(share, side_by_side(output.retrieved.position, self.heads)))
         return traces
 
     def finish_layer(self, number: int, output: AttentionOutput) -> Hidden:
         """Return a layer's output, given that of its attention."""
         if self.last_outputs is not None and bool((output.position >= 0).any()):
             self.last_outputs[number : number + 1] = [output]
+        output = rows_to_heads(output, self.heads) if self.heads > 1 else output
         x, document = output.payload
-        return Hidden(self.family.layers[number].finish(x, output.attended), output.position, document)
+        return Hidden(self.family.layers[number].finish(x, output.attended.to(x.dtype)), output.position, document)
+
+
+def float32_on_cpu(tensor: Tensor) -> Tensor:
+    """Return a tensor of half precision on the CPU in float32, and any other as it is."""
+    return tensor.float() if tensor.device.type == "cpu" and tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 class LongReader:
     """Reads an input through a stack and keeps the states of its layers."""
 
-    def __init__(self, family: Family, memories: list[Attendre], chunk: int = 128, record_attention: bool = False):
-        self.stack, self.chunk = Stack(family, memories, record_attention, overwrite=True), chunk
+    def __init__(
+        self,
+        family: Family,
+        memories: list[Attendre],
+        chunk: int = 128,
+        record_attention: bool = False,
+        per_head: bool = False,
+    ):
+        self.stack, self.chunk = Stack(family, memories, record_attention, overwrite=True, per_head=per_head), chunk
         self.state: list[AttendreState] = []
         self.read = 0  # positions so far, padding included
 
@@ -99,7 +127,8 @@ class LongReader:
         other = copy.copy(self)
         other.stack = copy.copy(self.stack)
         other.stack.last_outputs = None if self.stack.last_outputs is None else []
-        other.state = [layer.take_rows(torch.tensor(rows, device=layer.keys.ranking.clock.device)) for layer in self.state]
+        taken = torch.tensor([row * self.stack.heads + head for row in rows for head in range(self.stack.heads)])
+        other.state = [layer.take_rows(taken.to(layer.keys.ranking.clock.device)) for layer in self.state]
         return other
 
     @torch.no_grad()
@@ -130,8 +159,11 @@ class LongReader:
         ]
 
     def kept(self) -> list[Int[Tensor, "b m"]]:
-        """Return the positions of the entries that each layer's memory holds; -1 is an empty slot."""
-        return [layer.keys.ranking.position for layer in self.state]
+        """Return the positions of the entries that each layer's memory holds; -1 is an empty slot.
+
+        With ``per_head`` those of all heads stand side by side.
+        """
+        return [side_by_side(layer.keys.ranking.position, self.stack.heads) for layer in self.state]
 
     def end(self, how: str) -> Iterator[Hidden]:
         """Let all waiting queries attend, by ``flush`` or ``drain``; queries of later (generated) tokens attend at once."""
@@ -153,7 +185,7 @@ class LongReader:
         memories = [replace(memory, query_size=min(memory.query_size, self.read)) for memory in self.stack.memories]
         self.stack.memories = memories
         x = self.state[0].queries.columns[1]
-        padding = x.new_zeros(len(x), self.chunk, x.shape[2])
+        padding = x.new_zeros(len(x) // self.stack.heads, self.chunk, x.shape[2] * self.stack.heads)
         position = torch.full(padding.shape[:2], -1, device=x.device)
         for _ in range(-(-sum(memory.query_size for memory in memories) // self.chunk)):
             yield self.forward(Hidden.of(padding, position))

@@ -78,6 +78,7 @@ class RopeDecoder:
         self.model, self.stack = model, getattr(model, stack)
         self.layers: list[SplitLayer] = [layer_class(layer) for layer in self.stack.layers]
         self.windows = sliding_windows(model.config, len(self.layers))
+        self.key_heads = getattr(model.config, "num_key_value_heads", None) or model.config.num_attention_heads
         rotary, longest = rotary_of(self.stack.rotary_emb), model.config.max_position_embeddings
         stretched: dict[str, Callable[..., Rotary]] = {
             "interpolation": interpolate_positions,

@@ -41,7 +41,7 @@ class T5Encoder:
 
     def __init__(self, model: Any):
         model_class(model, SUPPORTED)
-        self.model, self.stack = model, model.encoder
+        self.model, self.stack, self.key_heads = model, model.encoder, model.config.num_heads
         self.layers: list[SplitLayer] = [T5Layer(block) for block in self.stack.block]
         self.windows: list[int | None] = [None] * len(self.layers)
         self.first = self.stack.block[0].layer[0].SelfAttention

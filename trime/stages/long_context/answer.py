@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from hydra.utils import instantiate
@@ -27,6 +28,7 @@ from trime.stages.long_context.train_small import batched
 
 Asked = tuple[Example, Prompt]
 
+DEPTHS = 5  # parts of a text for which results are told apart
 READING = (
     "memory_size",
     "query_size",
@@ -35,6 +37,7 @@ READING = (
     "search",
     "cached_keys",
     "prefill",
+    "per_head",
     "end",
     "outputs",
     "position",
@@ -50,7 +53,7 @@ class Answer(Artefact):
     kind, depends_on = "answer", ("questions", "eviction", "answering")
     format = 3  # answers.jsonl says how many tokens were read for each answer
     summary_file = "answer.json"
-    unhashed = ("answering.batch_size", "model", *DEVICE)
+    unhashed = ("answering.batch_size", "answering.counts", "model", *DEVICE)
 
     def __init__(self, config: DictConfig, small_model: Artefact | None):
         super().__init__(config)
@@ -68,6 +71,11 @@ class Answer(Artefact):
             "reading": self.reading(),
             "model": None if self.small_model else model_fingerprint(self.config.model.name),
         }
+
+    def summary(self) -> Any:
+        """Return the results, with those of questions whose answers stand at a known depth by depth."""
+        lines = read_json_lines(self.path() / "answers.jsonl")
+        return super().summary() | {"prompt_tokens": round(mean(line["tokens"] for line in lines)), "by_depth": by_depth(lines)}
 
     def build(self, folder: Path) -> None:
         questions, examples = self.examples()
@@ -143,6 +151,23 @@ def answer_line(example: Example, text: str, made: Prompt, first: bool) -> dict[
         "tokens": len(made.tokens),
         "read": len(made.tokens) if first else len(made.rest),
     }
+
+
+def by_depth(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return questions and results in each fifth of the texts, from the beginning on; none where no depth is known."""
+    bins: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        if line["depth"] is not None:
+            bins.setdefault(min(int(line["depth"] * DEPTHS), DEPTHS - 1), []).append(line)
+    return [
+        {
+            "depth": (number + 0.5) / DEPTHS,
+            "questions": len(bins[number]),
+            "exact_match": mean(line["right"] for line in bins[number]),
+            "contained": mean(line["contained"] for line in bins[number]),
+        }
+        for number in sorted(bins)
+    ]
 
 
 def solved_examples(questions: DictConfig, count: int) -> list[Example]:
