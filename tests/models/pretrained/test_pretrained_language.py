@@ -37,9 +37,11 @@ def llama(tmp_path: Path) -> Path:
     return save_model("Llama", tmp_path / "llama")
 
 
-def network_of(folder: Path, size: int = 0, chunk: int = 7, lora: dict[str, Any] | None = None) -> Network:
+def network_of(
+    folder: Path, size: int = 0, chunk: int = 7, lora: dict[str, Any] | None = None, per_head: bool = False
+) -> Network:
     decoder = PretrainedDecoder(20, str(folder), lora=lora)
-    backbone = PretrainedBackbone(decoder, {"size": size, "policy": FIFO()}, chunk=chunk)
+    backbone = PretrainedBackbone(decoder, {"size": size, "policy": FIFO()}, chunk=chunk, per_head=per_head)
     return Network(backbone, PretrainedHead(decoder)).eval()
 
 
@@ -79,11 +81,12 @@ def attended(layer: Any, x: torch.Tensor, model: Any) -> torch.Tensor:
         return x + layer.self_attn(layer.input_layernorm(x), position_embeddings=rotations, attention_mask=mask)[0]
 
 
+@pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("kind", ["Llama", "GPTNeoX"])
-def test_with_large_memories_windows_are_one_text(kind: str, tmp_path: Path) -> None:
+def test_with_large_memories_windows_are_one_text(kind: str, per_head: bool, tmp_path: Path) -> None:
     """With M ≥ length, windows equal the whole text; a fresh row forgets; a restored state continues."""
     folder, tokens = save_model(kind, tmp_path / "model"), torch.randint(1, 15, (2, 60))
-    plain, stateful = network_of(folder), network_of(folder, size=60)
+    plain, stateful = network_of(folder), network_of(folder, size=60, per_head=per_head)
     with torch.no_grad():
         expected, _ = plain.backbone(tokens)
         state, parts = None, []
@@ -144,7 +147,10 @@ def test_pieces_are_those_of_the_tokenizer(llama: Path) -> None:
         ("trime_ext", []),
         ("knn_lm", ["train.updates=0"]),
         ("trime_long", [LORA]),
-        ("vanilla", ["model.memory_size=[20,30]", "eviction=lra_sum", "evaluate.context=0", "model.chunk=16"]),
+        (
+            "vanilla",
+            ["model.memory_size=[20,30]", "eviction=lra_sum", "evaluate.context=0", "model.chunk=16", "model.per_head=true"],
+        ),
     ],
 )
 def test_experiments_continue_a_pretrained_model(

@@ -24,7 +24,8 @@ from trime.metrics import share_interval
 from trime.models.pretrained.answering import greedy
 from trime.models.pretrained.tokenizer import train_word_level
 from trime.plan.language_model import Plan
-from trime.report.answers import match_by_policy
+from trime.report.figures.canvas import canvas
+from trime.report.policies import cells_by_policy, depth_panels, keys_of
 from trime.run.runner import run
 from trime.stages.long_context.answer import solved_examples
 from trime.stages.long_context.prompts import PromptMaker
@@ -85,17 +86,48 @@ def test_policies_are_compared_over_sizes(tiny: Tiny, settings: list[str], tmp_p
     outputs = f"{tmp_path}/outputs"
     run(tiny("stages=[report]", f"report.runs={outputs}/runs/**", f"paths.outputs={outputs}"))
     folder = Path(outputs) / "reports" / "latest"
-    header, _, *lines = (folder / "policies.md").read_text().splitlines()
-    assert "fifo" in header and "lra_sum c=0" in header and len(lines) == 2 and (folder / "policies.png").is_file()
-    assert [line.split("|")[3].strip() for line in lines] == ["8", "16"]
+    header, _, *lines = (folder / "policies.md").read_text().partition("\n\n")[0].splitlines()
+    assert [cell.strip() for cell in header.split("|")[1:-1]] == ["eviction", "M 8", "M 16"]
+    assert {line.split("|")[1].strip() for line in lines} == {"fifo", "lra_sum c=0"} and (folder / "policies.png").is_file()
+    assert all(line.count("[") == 2 for line in lines), "each cell has an interval"
 
 
 def test_seeds_are_averaged_and_nothing_else(tiny: Tiny, settings: list[str], tmp_path: Path) -> None:
     for overrides in (["seed=1"], ["seed=2"], ["model.top_k=4"]):
         run(tiny("experiment=attendre_decoder", *settings, "eviction=fifo", *overrides))
     folders = Path(tmp_path, "outputs", "runs", "attendre_decoder").iterdir()
-    groups = match_by_policy([json.loads((folder / "results.json").read_text()) for folder in folders])
-    assert [kind[0] for kind in groups] == ["attendre_decoder, top_k 4", "attendre_decoder, top_k 8"]
+    cells = cells_by_policy([json.loads((folder / "results.json").read_text()) for folder in folders])
+    assert [key[0] for key in keys_of(cells)] == ["attendre_decoder, top_k 4", "attendre_decoder, top_k 8"]
+    assert [cells["fifo"][key].questions for key in keys_of(cells)] == [12, 24]
+
+
+def test_results_are_told_apart_by_depth(tiny: Tiny, settings: list[str], tmp_path: Path) -> None:
+    """Questions of all fifths together are all questions; answers count as ``answering.counts`` says."""
+    for words in (60, 90):
+        passkey = ["questions=passkey", f"questions.words={words}", "answering.counts=contained"]
+        run(
+            tiny(
+                "experiment=attendre_decoder",
+                *(x for x in settings if not x.startswith("questions")),
+                *passkey,
+                "questions.count=12",
+            )
+        )
+    outputs = tmp_path / "outputs"
+    runs = [json.loads(file.read_text()) for file in sorted(outputs.glob("runs/attendre_decoder/*/results.json"))]
+    for results in runs:
+        (row,) = results["metrics"]["test"]
+        shares = [part["contained"] * part["questions"] for part in row["by_depth"]]
+        assert sum(part["questions"] for part in row["by_depth"]) == 12 and sum(shares) == pytest.approx(12 * row["contained"])
+        assert 0 < len(shares) <= 5 and all(0 < part["depth"] < 1 for part in row["by_depth"])
+    (panel,) = depth_panels(runs)
+    _, (axis,) = canvas(4, 3, 1)
+    panel(axis)
+    lengths = [label.get_text() for label in axis.get_xticklabels()]
+    assert len(lengths) == 2 and len(axis.texts) == sum(len(results["metrics"]["test"][0]["by_depth"]) for results in runs)
+    run(tiny("stages=[report]", f"report.runs={outputs}/runs/**", f"paths.outputs={outputs}", pictures=True))
+    report = outputs / "reports" / "latest"
+    assert (report / "depth.png").is_file() and "By depth and length" in (report / "answers.html").read_text()
 
 
 def test_positions_of_short_texts_are_spread() -> None:

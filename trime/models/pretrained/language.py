@@ -74,7 +74,8 @@ class PretrainedState(NamedTuple):
 class PretrainedBackbone(nn.Module):
     """Encodes tokens as (f, g). ``memory``: each layer keeps ``size`` entries by ``policy``; 0: windows are encoded alone.
 
-    ``size`` and ``top_k`` may be lists, with a value for each layer; ``chunk``: tokens read at a time.
+    ``size`` and ``top_k`` may be lists, with a value for each layer; ``chunk``: tokens read at a time. ``per_head``: each
+    head of keys evicts for itself.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class PretrainedBackbone(nn.Module):
         top_k: int | list[int | None] | None = None,
         search: TopKSearch = "exact",
         chunk: int = 128,
+        per_head: bool = False,
     ):
         super().__init__()
         self.decoder, self.chunk = embedding, chunk
@@ -98,7 +100,7 @@ class PretrainedBackbone(nn.Module):
             )
             pairs = zip(sizes, best, family.windows, strict=True)
             memories = [Attendre(BoundedMemory(m, policy), 0, k, True, window, search) for m, k, window in pairs]
-            self.stack = Stack(family, memories)
+            self.stack = Stack(family, memories, per_head=per_head)
 
     def forward(
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None = None, fresh: Bool[Tensor, " b"] | None = None
@@ -142,7 +144,8 @@ class PretrainedBackbone(nn.Module):
     def reset(self, state: PretrainedState, rows: Bool[Tensor, " b"]) -> PretrainedState:
         """Return the state with the chosen rows cleared."""
         pairs = zip(self.stack.memories, state.layers, strict=True)
-        layers = tuple(layer._replace(keys=memory.keys.reset(layer.keys, rows)) for memory, layer in pairs)
+        of_heads = rows.repeat_interleave(self.stack.heads)
+        layers = tuple(layer._replace(keys=memory.keys.reset(layer.keys, of_heads)) for memory, layer in pairs)
         return PretrainedState(layers, state.position.masked_fill(rows, 0))
 
     def training_metrics(self) -> dict[str, Tensor]:
