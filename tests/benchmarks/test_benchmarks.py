@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -77,9 +78,11 @@ def test_memorizing(bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_attendre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    for name, value in {"WIDTH": 16, "CHUNK": 16, "TOP_K": 8, "SIZE": 32, "LONGEST": 64}.items():
+    sizes = {"WIDTH": 16, "CHUNKS": (16, 32), "TOP_K": 8, "SIZE": 32, "LONGEST": 64, "SMOLLM2_LAYERS": 1}
+    for name, value in sizes.items():
         monkeypatch.setattr(attendre, name, value)
-    rows = bench("attendre", "--lengths", "64", "128", "--queries", "16", "--rounds", "1")["rows"]
+    found = bench("attendre", "--lengths", "64", "128", "--wide", "64", "--queries", "16", "--rounds", "1")
+    rows = found["rows"]
     ways = {
         "read, fifo",
         "read, lra_sum",
@@ -90,7 +93,12 @@ def test_attendre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         "both ways, flush",
         "both ways, drain",
     }
-    assert {row["what"] for row in rows} == ways and len(rows) == 14 and all(row["tokens/s"] > 0 for row in rows)
+    assert {row["what"] for row in rows} == ways and all(row["tokens/s"] > 0 for row in rows)
+    assert Counter((row["model"], row["chunk"]) for row in rows) == {
+        **{(attendre.SMALL, 16): 6 + 2 + 2 + 2, (attendre.SMALL, 32): 6 + 2, (attendre.SMALL, ""): 2},
+        **{(attendre.WIDE, 32): 3 + 1, (attendre.WIDE, ""): 1},
+    }
+    assert sum("attention alone" in claim["claim"] for claim in found["claims"]) == 2
 
 
 def test_objective(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
