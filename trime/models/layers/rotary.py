@@ -36,8 +36,8 @@ class Rotary:
         """Return the rotation with frequencies base^(-2i / width)."""
         return cls(base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), interleaved)
 
-    def rotate(self, x: Float[Tensor, "b l h d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l h d"]:
-        """Return x rotated to its positions."""
+    def rotate(self, x: Float[Tensor, "b l h d"], position: Int[Tensor, "b p"]) -> Float[Tensor, "b l h d"]:
+        """Return x rotated to its positions, or all to the same one (p = 1)."""
         width = 2 * len(self.frequency)
         angle = (position[..., None] * self.frequency.to(x.device))[:, :, None]
         cos, sin = (self.scale * part.to(x) for part in (angle.cos(), angle.sin()))
@@ -158,7 +158,7 @@ class RotaryScore:
         self, query: Tensor, distance: int, key: Tensor, of: Tensor, needed: Tensor | None = None
     ) -> Float[Tensor, "b h q m"]:
         """Return scores with all queries at a fixed ``distance`` from the keys; those not ``needed`` may be left out."""
-        at = torch.full(query.shape[:2], distance, device=query.device)
+        at = torch.full((len(query), 1), distance, device=query.device)  # of all queries
         if self.stored_rotated:
             origin = replace(self.rotary, scale=1.0).rotate(key, -of)
         else:
