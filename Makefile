@@ -68,7 +68,7 @@ tables: install ## the papers' tables in small (SIZE=small; each resumes), their
 	for name in $(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))); do \
 	  $(RUN) experiment=ablation/$$name size=$(SIZE) report.name=$$name report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
 
-BENCHMARKS := objective step packing external datastore startup memorizing attendre mixture
+BENCHMARKS := objective step packing external datastore startup memorizing attendre mixture engines
 bench: install ## every claim of speed, side by side, into benchmarks/results (35 minutes on 2 cores)
 	for name in $(BENCHMARKS); do $(VENV)/bin/python -m benchmarks $$name --device cpu || exit 1; done
 

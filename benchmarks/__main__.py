@@ -13,7 +13,10 @@ import torch
 from benchmarks.measure import RESULTS, publish
 from trime.kernels.cpu import prepare_cpu
 
-NAMES = ("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture")
+NAMES = (
+    *("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture"),
+    "engines",
+)
 
 
 def main() -> int:

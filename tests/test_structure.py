@@ -20,6 +20,7 @@ BELOW = {
     "choices": "",
     "quantities": "",
     "progress": "",
+    "engines": "errors",
     "config": "errors choices quantities",
     "io": "errors types",
     "kernels": "types",
@@ -42,8 +43,10 @@ BELOW = {
     "evaluation": "errors types metrics data memory mixtures models",
     "tasks": "errors types io metrics memory mixtures models",
     "pipeline": "errors config types io progress data evaluation memory models tasks",
-    "stages": "errors config types io progress metrics data eviction memory models mixtures optim evaluation tasks pipeline",
-    "plan": "errors types io data memory pipeline stages",
+    "stages": (
+        "errors config types io progress metrics engines data eviction memory models mixtures optim evaluation tasks pipeline"
+    ),
+    "plan": "errors types io kernels data memory pipeline stages engines",
     "report": "errors types io metrics",
     "report.figures": "io metrics report.tables report.groups report.texts report.bootstrap",
     "inspection": "errors config types io progress metrics data evaluation memory models pipeline stages plan report",

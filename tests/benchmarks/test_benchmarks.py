@@ -16,7 +16,7 @@ import numba
 import pytest
 import torch
 
-from benchmarks import __main__, attendre, datastore, external, fit, memorizing, objective, packing, startup
+from benchmarks import __main__, attendre, datastore, engines, external, fit, memorizing, objective, packing, startup
 from benchmarks.measure import Claim, alternately
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL
 
@@ -199,3 +199,13 @@ def test_startup(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "COMMANDS", {"--help": ["--help"]})
     rows = bench("startup", "--tokens", "40000", "--scored", "500", "--keys", "3000", "--rounds", "1")["rows"]
     assert len(rows) == 3 and all(row["largest costs"].count("%") == 3 for row in rows[1:])
+
+
+def test_engines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is made once, then each engine encodes the same text anew."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(engines, "run", commands.append)
+    found = bench("engines", "--tokens", "1000", "--rounds", "2")
+    assert [row["what"] for row in found["rows"]] == ["encode, one process", "encode, two processes"]
+    assert "stages=[prepare,fit]" in commands[0] and len(commands) == 5
+    assert sum("engine=processes" in command for command in commands) == 2 and len(found["claims"]) == 1

@@ -524,6 +524,7 @@ class Settings:
     schedule: Any = setting(None, "the learning-rate schedule")
     eviction: Any = setting(None, "eviction policy of the memory inside the model, or of the long memory, at evaluation")
     questions: Any = setting(None, "questions over long contexts")
+    engine: Any = setting(None, "what makes the parts of an artefact that do not depend on one another")
 
 
 COUNT, SIZE, SWITCH = Rule(at_least=1, whole=True), Rule(at_least=0, whole=True), Rule(switch=True)
@@ -545,6 +546,9 @@ PARTS = {
     "batching.processes": COUNT,
     "batching.multiple": COUNT,
     "schedule.peak": Rule(at_least=0),
+    "engine.workers": COUNT,
+    "engine.threads": Rule(at_least=1, whole=True, optional=True),
+    "engine.devices": SIZE,
     "optimizer.betas": Rule(at_least=0, below=1, filled=True, many=True),
     "dataset.ratio": Rule(at_least=0, optional=True),
     "memory.metric": Rule(choices=METRICS),

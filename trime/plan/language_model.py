@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from trime.data.corpus import VocabularySource
 from trime.data.segments import training_segments
+from trime.engines.base import Advance, Engine, Job, MakePart
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
@@ -19,6 +20,7 @@ from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.processes import launch_workers
 from trime.pipeline.rows import MixtureSpecs, memories_of, rows_of
 from trime.pipeline.tracking import build_loggers
+from trime.plan.parts import open_parts
 from trime.stages.analysis.per_token import PerToken
 from trime.stages.analysis.run_analysis import RunAnalysis
 from trime.stages.analysis.subsets import Subsets
@@ -122,7 +124,14 @@ class Plan:
     def encode(self, section: str, split: str, corpus: PreparedText) -> Encode:
         """Return the encoded portion of a split that a section asks for."""
         portion = Portion.from_config(self.config, section, split)
-        return Encode(self.config, portion, corpus, self.model, self.windows(self.config))
+        return Encode(self.config, portion, corpus, self.model, self.windows(self.config), self.run_parts)
+
+    def run_parts(self, artefact: Artefact, folder: Path, make: MakePart, numbers: list[int], advance: Advance) -> None:
+        """Make parts of an artefact by the configured engine; ``make`` does so in this process."""
+        engine: Engine = instantiate(self.config.engine)
+        settings = OmegaConf.to_yaml(self.config, resolve=True)
+        job = Job(partial(open_parts, type(self)), settings, artefact.stage, artefact.name, folder)
+        engine.run(job, make, numbers, advance)
 
     def check_text(self) -> None:
         """Raise UserError, before a model is trained, if a later stage could not work with this text."""

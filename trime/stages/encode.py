@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import sequential_batches
 from trime.data.segments import Segments
+from trime.engines.base import Advance, MakePart
 from trime.errors import UserError
 from trime.io import check_room, complete_lines, write_tensors
 from trime.memory.base import Window
@@ -40,6 +41,8 @@ from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, contexts_o
 
 log = logging.getLogger(__name__)
 
+RunParts = Callable[[Artefact, Path, MakePart, list[int], Advance], None]  # makes parts of an artefact by the engine
+
 SHARD = 2**17  # the largest number of tokens in a shard, context included
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
@@ -52,9 +55,11 @@ class Encode(Artefact):
     depends_on = ("evaluate.bounded", "compatibility.dropped_in_band", "compatibility.sorted_windows", "model.backbone.key")
     unhashed = (*NETWORK, *POSITIONS, "evaluate.batch_tokens", *DEVICE)
 
-    def __init__(self, config: DictConfig, portion: Portion, corpus: PreparedText, model: Artefact, windows: Windows):
+    def __init__(
+        self, config: DictConfig, portion: Portion, corpus: PreparedText, model: Artefact, windows: Windows, run_parts: RunParts
+    ):
         super().__init__(config)
-        self.portion, self.corpus, self.model, self.windowing = portion, corpus, model, windows
+        self.portion, self.corpus, self.model, self.windowing, self.run_parts = portion, corpus, model, windows, run_parts
 
     @property
     def split(self) -> str:
@@ -78,7 +83,33 @@ class Encode(Artefact):
         return self.windowing.cut(corpus, self.portion)
 
     def build(self, folder: Path) -> None:
-        corpus, meter = self.corpus.corpus(), ResourceUsage()
+        meter, shards = ResourceUsage(), self.open(folder)
+        windows, network = shards.windows, shards.reader.network
+        if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
+            self.forecast(folder, Reader(network), shards.corpus, windows, shards.device)
+        with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}") as bar:
+            missing = [number for number in range(shards.count) if not shards.file(number).exists()]
+            bar.update(windows.scored() - sum(shards.part(number).scored() for number in missing))
+            if network.is_stateful:  # each shard needs the state after the one before it
+                for number in missing:
+                    shards.make(number, bar.update)
+            else:
+                self.run_parts(self, folder, shards.make, missing, bar.update)
+        content = {
+            "tokens": windows.scored(),
+            "seconds": round(sum(map(float, complete_lines(folder / "seconds.txt"))), 3),
+            "peak_memory_mb": meter.peak_memory_mb,
+            "width": network.width,
+        }
+        (folder / "encode.json").write_text(json.dumps(content | self.origin(shards.corpus), indent=1))
+
+    def open_parts(self, folder: Path) -> MakePart:
+        """Return what makes the shards of this artefact, for an engine."""
+        return self.open(folder).make
+
+    def open(self, folder: Path) -> EncodedShards:
+        """Load corpus and model; UserError if the model cannot read these windows."""
+        corpus = self.corpus.corpus()
         network, description = open_network(self.model.path(), self.config)
         if description["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
             raise UserError(
@@ -93,25 +124,7 @@ class Encode(Artefact):
         network.to(device)
         if network.is_stateful and (self.config.evaluate.context or self.config.compatibility.sorted_windows):
             raise UserError("this model carries its state from window to window: set evaluate.context=0, compatibility=none")
-        reader, per_shard = Reader(network), max(1, SHARD // int(windows.length.max()))
-        if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
-            self.forecast(folder, Reader(network), corpus, windows, device)
-        with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}") as bar:
-            for number, start in enumerate(range(0, len(windows), per_shard)):
-                part = windows.take(slice(start, start + per_shard))
-                file = folder / f"{number:05d}.safetensors"
-                if file.exists():
-                    bar.update(part.scored())
-                    continue
-                restore_reader_state(reader, folder, number - 1, device)
-                write_shard(file, reader, self.encode_batches(reader, corpus, part, start, device), bar)
-        content = {
-            "tokens": windows.scored(),
-            "seconds": round(sum(map(float, complete_lines(folder / "seconds.txt"))), 3),
-            "peak_memory_mb": meter.peak_memory_mb,
-            "width": network.width,
-        }
-        (folder / "encode.json").write_text(json.dumps(content | self.origin(corpus), indent=1))
+        return EncodedShards(self, folder, Reader(network), corpus, windows, device)
 
     def origin(self, corpus: Corpus) -> dict[str, Any]:
         """Return what identifies the model and the text that were encoded."""
@@ -190,13 +203,37 @@ class Encode(Artefact):
         return {name: column.cpu() for name, column in columns.items()}
 
 
+class EncodedShards:
+    """The shards of windows that ``encode`` cuts, each a file in ``folder``."""
+
+    def __init__(self, encode: Encode, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any):
+        self.encode, self.folder, self.reader = encode, folder, reader
+        self.corpus, self.windows, self.device = corpus, windows, device
+        self.length = max(1, SHARD // int(windows.length.max()))  # windows of a shard
+        self.count = -(-len(windows) // self.length)
+
+    def part(self, number: int) -> Segments:
+        """Return the windows of a shard."""
+        return self.windows.take(slice(number * self.length, (number + 1) * self.length))
+
+    def file(self, number: int) -> Path:
+        """Return the file of a shard."""
+        return self.folder / f"{number:05d}.safetensors"
+
+    def make(self, number: int, advance: Advance) -> None:
+        """Encode the windows of a shard and write them; a stateful reader must have read those before it."""
+        restore_reader_state(self.reader, self.folder, number - 1, self.device)
+        batches = self.encode.encode_batches(self.reader, self.corpus, self.part(number), number * self.length, self.device)
+        write_shard(self.file(number), self.reader, batches, advance)
+
+
 @torch.no_grad()
-def write_shard(file: Path, reader: Reader, batches: Iterator[dict[str, Tensor]], bar: Any) -> None:
-    """Write the columns of encoded batches as one shard; the progress bar counts scored tokens."""
+def write_shard(file: Path, reader: Reader, batches: Iterator[dict[str, Tensor]], advance: Advance) -> None:
+    """Write the columns of encoded batches as one shard; progress is counted in scored tokens."""
     started, parts = time.perf_counter(), []
     for batch in batches:
         parts.append(batch)
-        bar.update(int(batch["scored"].sum()) if "scored" in batch else len(batch["token"]))
+        advance(int(batch["scored"].sum()) if "scored" in batch else len(batch["token"]))
     columns = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
     save_reader_state(reader, file)
     write_tensors(file, columns)

@@ -174,11 +174,14 @@ def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, settings: list[
     partial = answer.folder.with_name(answer.folder.name + ".partial")
     answer.folder.rename(partial)
     lines = text.splitlines(keepends=True)
-    first = json.loads(lines[0]) | {"answer": "kept"}
+    first = json.loads(lines[0]) | {"answer": "kept", "seconds": 50.0}
     (partial / "answers.jsonl").write_text(json.dumps(first) + "\n" + "".join(lines[1:5]) + lines[5][:20])
     run(config)
-    again = (answer.path() / "answers.jsonl").read_text().splitlines(keepends=True)
-    assert json.loads(again[0])["answer"] == "kept" and again[1:] == lines[1:]
+    again = read_json_lines(answer.path() / "answers.jsonl")
+    expected = [first, *map(json.loads, lines[1:])]
+    assert [line | {"seconds": 0} for line in again] == [line | {"seconds": 0} for line in expected]
+    speed = sum(line["read"] for line in again) / sum(line["seconds"] for line in again)
+    assert answer.summary()["tokens_per_second"] == pytest.approx(speed, abs=0.1), "the time before the kill counts"
 
 
 def test_a_text_with_several_questions_is_read_once(tiny: Tiny, settings: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from pathlib import Path
@@ -51,7 +52,7 @@ class Answer(Artefact):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
     kind, depends_on = "answer", ("questions", "eviction", "answering")
-    format = 3  # answers.jsonl says how many tokens were read for each answer
+    format = 4  # answers.jsonl says how many tokens were read for each answer, and in which time
     summary_file = "answer.json"
     unhashed = ("answering.batch_size", "answering.counts", "model", *DEVICE)
 
@@ -89,13 +90,13 @@ class Answer(Artefact):
                 append_json_lines(file, answers)
                 done += answers
                 bar.update(len(answers))
-        tokens = sum(line["read"] for line in done)
+        tokens, seconds = (sum(line[key] for line in done) for key in ("read", "seconds"))
         content = {
             "exact_match": sum(line["right"] for line in done) / len(done),
             "contained": sum(line["contained"] for line in done) / len(done),
             "questions": len(done),
             "tokens": tokens,
-            "tokens_per_second": round(tokens / max(meter.seconds, 1e-9), 1),  # exact if no run was killed
+            "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
             "peak_memory_mb": meter.peak_memory_mb,
         }
         if missing := getattr(questions, "missing_evidence", 0):
@@ -122,7 +123,8 @@ class Answer(Artefact):
 
     def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
-        reading, lines = answerer.start([group[0][1].shared for group in groups]), []
+        started, lines = time.perf_counter(), []
+        reading = answerer.start([group[0][1].shared for group in groups])
         asked = [(text, *pair, pair is group[0]) for text, group in enumerate(groups) for pair in group]
         for batch in batched(asked, self.config.answering.batch_size):
             session = reading.ask([made.rest for _, _, made, _ in batch], [text for text, *_ in batch])
@@ -130,7 +132,8 @@ class Answer(Artefact):
             for (_, example, made, first), tokens in zip(batch, answers, strict=True):
                 text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
                 lines.append(answer_line(example, text, made, first))
-        return lines
+        seconds = (time.perf_counter() - started) / len(lines)
+        return [line | {"seconds": round(seconds, 4)} for line in lines]
 
 
 def by_text(asked: Iterable[Asked]) -> Iterator[list[Asked]]:

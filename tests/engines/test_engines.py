@@ -1,0 +1,130 @@
+"""Engines make every part once, whoever dies meanwhile; artefacts are the same bytes as those of one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from tests.conftest import ROOT
+from tests.helpers.parts import open_part_files
+from trime.engines.base import Engine, Job, MakePart
+from trime.engines.local import Local
+from trime.engines.processes import Processes
+from trime.errors import UserError
+from trime.plan import language_model, parts
+from trime.plan.language_model import Plan
+from trime.run.runner import run
+from trime.stages import encode
+
+PARTS = [2, 3, 5, 8]
+
+
+def made(engine: Engine, job: Job) -> list[int]:
+    """Run a job and return how much work it reported, in order of size."""
+    amounts: list[int] = []
+    engine.run(job, open_part_files(job), PARTS, amounts.append)
+    return sorted(amounts)
+
+
+def test_one_process_makes_all_parts(tmp_path: Path) -> None:
+    assert made(Local(), Job(open_part_files, "", "encode", "x", tmp_path)) == [1, 1, 1, 1, *PARTS]
+    assert {(tmp_path / str(number)).read_text().split()[0] for number in PARTS} == {str(os.getpid())}
+
+
+def test_several_processes_make_each_part_once(tmp_path: Path) -> None:
+    """They open the job once each, have the threads that were asked for, and leave this process's environment as it was."""
+    before = dict(os.environ)
+    amounts = made(Processes(2, threads=3), Job(open_part_files, "", "encode", "x", tmp_path))
+    assert amounts == [number + 1 for number in PARTS] and dict(os.environ) == before
+    lines = [(tmp_path / str(number)).read_text().split() for number in PARTS]
+    workers = {process for process, _ in lines}
+    assert str(os.getpid()) not in workers and 1 <= len(workers) <= 2 and {threads for _, threads in lines} == {"3"}
+    assert {file.name for file in tmp_path.glob("opened-*")} == {f"opened-{process}" for process in (*workers, os.getpid())}
+
+
+def test_a_single_part_needs_no_other_process(tmp_path: Path) -> None:
+    job = Job(open_part_files, "", "encode", "x", tmp_path)
+    Processes(2).run(job, open_part_files(job), [5], lambda amount: None)
+    assert (tmp_path / "5").read_text().split()[0] == str(os.getpid())
+
+
+def test_a_worker_that_dies_costs_its_parts_only(tmp_path: Path) -> None:
+    assert made(Processes(2), Job(open_part_files, "death", "encode", "x", tmp_path)) == [number + 1 for number in PARTS]
+    assert (tmp_path / "death").exists() and all((tmp_path / str(number)).exists() for number in PARTS)
+
+
+def test_workers_that_always_die_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"workers died 4 times.*engine\.workers"):
+        made(Processes(2), Job(open_part_files, "always", "encode", "x", tmp_path))
+
+
+def test_a_mistake_is_told_as_in_one_process(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="part 3 is a mistake"):
+        made(Processes(2), Job(open_part_files, "mistake", "encode", "x", tmp_path))
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from tests.helpers.parts import open_part_files
+from trime.engines.base import Job
+from trime.engines.processes import Processes
+if __name__ == "__main__":
+    job = Job(open_part_files, "slow", "encode", "x", Path({str(tmp_path)!r}))
+    Processes(2).run(job, None, [1, 2], print)
+"""
+    (tmp_path / "start.py").write_text(script)
+    command = subprocess.Popen([sys.executable, str(tmp_path / "start.py")], env=os.environ | {"PYTHONPATH": str(ROOT)})
+    wait_until(lambda: len([*tmp_path.glob("opened-*")]) == 2)
+    workers = [int(file.name.partition("-")[2]) for file in tmp_path.glob("opened-*")]
+    command.kill()
+    command.wait()
+    wait_until(lambda: not any(is_running(process) for process in workers))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds; fail after some minutes."""
+    for _ in range(1800):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never came true")
+
+
+def is_running(process: int) -> bool:
+    """Return True unless a process has ended, whether or not its end was taken note of."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def open_small_parts(plan_of: Callable[[DictConfig], Any], job: Job) -> MakePart:
+    """Return what makes a job's parts, with shards of 512 tokens."""
+    encode.SHARD = 512
+    return parts.open_parts(plan_of, job)
+
+
+def test_encoded_text_is_the_same_by_several_processes(
+    tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "SHARD", 512)
+    monkeypatch.setattr(language_model, "open_parts", open_small_parts)
+    contents = []
+    for engine in ("local", "processes"):
+        options = f"paths.outputs={tmp_path}/{engine}", f"engine={engine}", "stages=[prepare,fit,encode]"
+        config = tiny("experiment=knn_lm", *options)
+        run(config)
+        folders = [Plan(config).valid.path(), Plan(config).store.path()]  # type: ignore[union-attr]
+        files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
+        contents.append({file.relative_to(tmp_path / engine): file.read_bytes() for file in files})
+        assert len(files) > 4
+    assert contents[0] == contents[1]

@@ -1,0 +1,118 @@
+"""Parts are made by several processes of this machine: on a device each, or with a share of the threads."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from trime.engines.base import Advance, Engine, Job, MakePart
+from trime.engines.local import Local
+from trime.errors import UserError
+
+log = logging.getLogger(__name__)
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+LOST = 3  # times that workers may die before a job fails
+
+
+class Processes(Engine):
+    """``workers`` processes, each with ``threads`` threads (None: an equal share of the cores), or a device of its own.
+
+    A worker that dies costs the parts that it was making: they are made again by others.
+    """
+
+    def __init__(self, workers: int, threads: int | None = None, devices: int = 0):
+        self.workers, self.devices = min(workers, devices or workers), devices
+        self.threads = threads or max(1, (os.cpu_count() or 1) // self.workers)
+
+    def run(self, job: Job, make: MakePart, numbers: list[int], advance: Advance) -> None:
+        if min(self.workers, len(numbers)) < 2:
+            Local().run(job, make, numbers, advance)
+            return
+        missing, lost = [*numbers], 0
+        while missing:
+            try:
+                for number, amount in self.made(job, missing):
+                    missing.remove(number)
+                    advance(amount)
+            except BrokenProcessPool:
+                lost += 1
+                if lost > LOST:
+                    raise UserError(
+                        f"engine=processes: workers died {lost} times while {job.name} was made, as when memory runs out: "
+                        "lower engine.workers; the same command resumes"
+                    ) from None
+                log.warning(f"{job.stage}: a worker died; {len(missing)} parts are still to be made")
+
+    def made(self, job: Job, numbers: list[int]) -> Iterator[tuple[int, int]]:
+        """Make parts and yield the number and the work of each that is finished; BrokenProcessPool if a worker dies."""
+        context = multiprocessing.get_context("spawn")
+        free = context.SimpleQueue()
+        for device in range(self.devices):
+            free.put(device)
+        count = min(self.workers, len(numbers))
+        with (
+            environment(dict.fromkeys(THREADS, str(self.threads))),
+            ProcessPoolExecutor(count, context, start_worker, (job, os.getpid(), free if self.devices else None)) as pool,
+        ):
+            futures = {pool.submit(make_part, number): number for number in numbers}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables, which processes that are started meanwhile inherit."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class Worker:
+    """What a worker process has opened."""
+
+    job: Job
+    make: MakePart | None = None
+
+
+def start_worker(job: Job, parent: int, free: Any) -> None:
+    """Prepare a worker process: it takes a device if there are any, and ends with the process that started it."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
+    if free is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(free.get())
+    Worker.job = job
+
+
+def make_part(number: int) -> int:
+    """Make a part in a worker process, and return how much work it was; the first one opens the job."""
+    Worker.make = Worker.make or Worker.job.open(Worker.job)
+    amounts: list[int] = []
+    Worker.make(number, amounts.append)
+    return sum(amounts)
+
+
+def exit_with(parent: int) -> None:
+    """Exit once the parent process is gone, whatever its fate."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
