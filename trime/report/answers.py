@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import textwrap
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from trime.metrics import share_interval
 from trime.report.figures.canvas import BLUE, ORANGE, draw_grid
 from trime.report.tables import TableRows
 
 Runs = list[dict[str, Any]]
+MEASURED = ("exact_match", "contained")  # the measures by which an answer may count
 BINS = 160  # bars of a picture of what was kept
 
 
+class Share(NamedTuple):
+    """The share of questions that were answered, and how many there were."""
+
+    share: float
+    questions: int
+
+    def __str__(self) -> str:
+        low, high = (100 * end for end in share_interval(self.share, self.questions))
+        return f"{100 * self.share:.2f} [{low:.1f}, {high:.1f}]"
+
+
 def answers_table(runs: Runs) -> tuple[list[str], TableRows]:
-    """Return header and lines of the table of runs, the best first."""
-    of_answers = ["exact match, %", "95 % interval", "contained, %", "questions"]
-    header = ["run", "seed", *of_answers, "M", "N", "truncated to", "eviction", "tokens/s", "peak MB"]
-    lines = []
-    for run in runs:
-        row = result_row(run)
-        costs = [f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"]
-        match, last = (
-            f"{100 * row['exact_match']:.2f}",
-            f"last {row['max_prompt_tokens']:,}" if row["max_prompt_tokens"] else "",
-        )
-        low, high = (100 * end for end in share_interval(row["exact_match"], row["questions"]))
-        contained = f"{100 * row['contained']:.2f}" if "contained" in row else ""
-        matches = [match, f"[{low:.1f}, {high:.1f}]", contained, f"{row['questions']:,}"]
-        sizes = [str(row["memory_size"]), query_size_text(row)]
-        lines.append([run["name"], str(run["seed"]), *matches, *sizes, last, row["eviction"], *costs])
-    return header, sorted(lines, key=lambda line: -float(line[2]))
+    """Return header and lines of the table of runs, the best first by the measure that counts."""
+    header = ["run", "eviction", "M", "prompt tokens", "exact match, % [95 %]", "contained, % [95 %]", "questions"]
+    header += ["seed", "N", "truncated to", "tokens/s", "peak MB"]
+    return header, [answers_line(run) for run in sorted(runs, key=lambda run: -counted(run)[1])]
+
+
+def answers_line(run: dict[str, Any]) -> list[str]:
+    """Return a run's line of the table."""
+    row = result_row(run)
+    return [
+        *(run["name"], row["eviction"], str(row["memory_size"])),
+        f"{row['prompt_tokens']:,}" if "prompt_tokens" in row else "",
+        *(str(Share(row[measure], row["questions"])) if measure in row else "" for measure in MEASURED),
+        *(f"{row['questions']:,}", str(run["seed"]), query_size_text(row)),
+        f"last {row['max_prompt_tokens']:,}" if row["max_prompt_tokens"] else "",
+        *(f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"),
+    ]
 
 
 def result_row(run: dict[str, Any]) -> dict[str, Any]:

@@ -4,45 +4,33 @@ from __future__ import annotations
 
 from functools import partial
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from trime.metrics import share_interval
-from trime.report.answers import Runs, counted, label_runs, measure_of, measures, query_size_text, result_row
-from trime.report.figures.canvas import GREY, Panel, finish_size_axis
+from trime.report.answers import Runs, Share, counted, label_runs, measure_of, measures, query_size_text, result_row
+from trime.report.figures.canvas import BLUE, GREY, Panel, finish_size_axis
 from trime.report.tables import TableRows
 
-INK = "#1d2733"  # of numbers in coloured cells, on a dark page too
+OPACITY = 0.6  # of a cell of 100 %, so that numbers in it are legible on a light page and on a dark one
 Key = tuple[str, int | None, int, str]  # what a cell of a table is of: label, words of a context, M, N
 
 
-class Cell(NamedTuple):
-    """The share of questions that were answered, the mean over seeds, and the number of questions of all seeds together."""
-
-    share: float
-    questions: int
-
-    def __str__(self) -> str:
-        low, high = (100 * end for end in share_interval(self.share, self.questions))
-        return f"{100 * self.share:.1f} [{low:.1f}, {high:.1f}]"
-
-
-def cells_by_policy(runs: Runs) -> dict[str, dict[Key, Cell]]:
+def cells_by_policy(runs: Runs) -> dict[str, dict[Key, Share]]:
     """Return the results of each policy by what they are of, averaged over seeds; truncated inputs are left out."""
-    found: dict[str, dict[Key, list[Cell]]] = {}
+    found: dict[str, dict[Key, list[Share]]] = {}
     for label, run in label_runs(runs):
         row = result_row(run)
         if isinstance(row["memory_size"], int) and not row["max_prompt_tokens"]:
             key = (label, run["questions"].get("words"), row["memory_size"], query_size_text(row))
-            found.setdefault(row["eviction"], {}).setdefault(key, []).append(Cell(counted(run)[1], row["questions"]))
+            found.setdefault(row["eviction"], {}).setdefault(key, []).append(Share(counted(run)[1], row["questions"]))
     return {
-        policy: {key: Cell(mean(c.share for c in cells), sum(c.questions for c in cells)) for key, cells in by_key.items()}
+        policy: {key: Share(mean(c.share for c in cells), sum(c.questions for c in cells)) for key, cells in by_key.items()}
         for policy, by_key in found.items()
     }
 
 
-def keys_of(cells: dict[str, dict[Key, Cell]]) -> list[Key]:
+def keys_of(cells: dict[str, dict[Key, Share]]) -> list[Key]:
     """Return what the cells of any policy are of, in order of label, N, words and M."""
     return sorted({key for by_key in cells.values() for key in by_key}, key=lambda key: (key[0], key[3], key[1] or 0, key[2]))
 
@@ -71,28 +59,35 @@ def policies_table(runs: Runs) -> tuple[list[str], TableRows]:
 
 def answers_panels(runs: Runs) -> list[Panel]:
     """Return a panel of results over M for each model, context length and N; none if no policy has several sizes."""
-    cells = cells_by_policy(runs)
+    cells, title = cells_by_policy(runs), "{}, {} words, N {}"
     panels: list[Panel] = []
+    styles = {policy: policy_style(policy, number) for number, policy in enumerate(sorted(cells))}
     for name, words, queries in dict.fromkeys((name, words, queries) for name, words, _, queries in keys_of(cells)):
         lines = {
             policy: {size: cell for (*rest, size, last), cell in by_key.items() if (*rest, last) == (name, words, queries)}
             for policy, by_key in cells.items()
         }
-        title = f"{name}, {words or 'all'} words, N {queries}"
         if any(len(points) > 1 for points in lines.values()):
-            panels.append(partial(answers_panel, lines=lines, title=title, measure=measures(runs)))
+            labels = title.format(name, words or "all", queries), f"{measures(runs)}, %"
+            panels.append(partial(answers_panel, lines=lines, styles=styles, labels=labels))
     return panels
 
 
-def answers_panel(axis: Any, lines: dict[str, dict[int, Cell]], title: str, measure: str) -> None:
-    """Draw the results of each policy over M, in the order of their last points."""
+def policy_style(policy: str, number: int) -> dict[str, str]:
+    """Return the colour and the kind of a policy's lines, the same in every panel."""
+    return {"color": GREY} if policy == "fifo" else {"color": f"C{number % 10}", "ls": ("-", "--")[number // 10 % 2]}
+
+
+def answers_panel(
+    axis: Any, lines: dict[str, dict[int, Share]], styles: dict[str, dict[str, str]], labels: tuple[str, str]
+) -> None:
+    """Draw the results of each policy over M, in the order of their last points; ``labels`` are the title and the measure."""
     drawn = sorted((policy for policy in lines if lines[policy]), key=lambda policy: -max(lines[policy].items())[1].share)
-    for number, policy in enumerate(drawn):
+    for policy in drawn:
         points = [(size, 100 * cell.share) for size, cell in sorted(lines[policy].items())]
-        style = {"color": GREY} if policy == "fifo" else {"color": f"C{number % 10}", "ls": ("-", "--")[number // 10 % 2]}
-        axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=policy, **style)
-    axis.set(xlabel="entries M per layer", ylabel=f"{measure}, %", ylim=(0, 105))
-    axis.set_title(title, fontsize=10)
+        axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=policy, **styles[policy])
+    axis.set(xlabel="entries M per layer", ylabel=labels[1], ylim=(0, 105))
+    axis.set_title(labels[0], fontsize=10)
     finish_size_axis(axis, sorted({size for points in lines.values() for size in points}))
 
 
@@ -123,11 +118,17 @@ def depth_panel(axis: Any, runs: Runs, title: str) -> None:
     for (length, depth), parts in cells.items():
         share = sum(share * count for share, count in parts) / sum(count for _, count in parts)
         shares[depths.index(depth), lengths.index(length)] = 100 * share
-    axis.imshow(shares, cmap="Blues", vmin=0, vmax=130, aspect="auto")  # so that black numbers are legible on every blue
+    axis.imshow(shares_in_blue(shares), aspect="auto")
     for (line, column), share in np.ndenumerate(shares):
         if not np.isnan(share):
-            axis.text(column, line, f"{share:.0f}", ha="center", va="center", fontsize=8, color=INK)
+            axis.text(column, line, f"{share:.0f}", ha="center", va="center", fontsize=8)
     axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     axis.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])
     axis.set(xlabel="tokens of the prompt", ylabel="depth of the answer")
     axis.set_title(f"{title}: {measures(runs)}, %", fontsize=10)
+
+
+def shares_in_blue(shares: Any) -> Any:
+    """Return the image of shares in per cent [h w]: the larger, the less the ground shows through [h w 4]."""
+    colour = [int(BLUE[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    return np.concatenate([np.broadcast_to(colour, (*shares.shape, 3)), OPACITY * np.nan_to_num(shares)[..., None] / 100], -1)

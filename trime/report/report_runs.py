@@ -26,6 +26,7 @@ from trime.report.texts import evaluated_text, group_by_text
 POLICIES_NOTE = (
     "Share of questions answered, %, with Wilson's 95 % interval; which answers count is answering.counts of each run."
 )
+MANY_RUNS = 12  # of which the table is shown when its heading is selected
 DEPTH_HEIGHT = 2.8  # inches of a panel by depth and length
 
 
@@ -61,10 +62,10 @@ def report_answering(runs: list[dict[str, Any]], folder: Path, command: str | No
     print(f"\n{markdown(header, lines)}\ntable: {folder / 'answers.md'}, {folder / 'answers.csv'}")
     report_policies(runs, folder)
     sections = [
-        Section("Runs", tables=[Table(header, lines)]),
         Section("Eviction policies", POLICIES_NOTE, [Table(*policies_table(runs))]),
         *picture_sections("By memory size", answers_panels(runs)),
         *picture_sections("By depth and length", depth_panels(runs)),
+        Section("Runs", "The best run comes first.", [Table(header, lines)], folded=len(runs) > MANY_RUNS),
         commands_section(runs, command),
     ]
     print(f"page: {write_page(Page(folder.name, run_facts(runs), sections, ['answers.csv']), folder / 'answers.html')}")

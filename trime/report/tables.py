@@ -12,7 +12,7 @@ from trime.metrics import MEASURES
 
 TableRows = list[list[str]]
 
-DIFFERENCE_CELL = re.compile(r"([-+][\d.]+) (?:\[([-+][\d.]+), ([-+][\d.]+)\]|one part)")
+INTERVAL_CELL = re.compile(r"([-+]?[\d.]+) (?:\[([-+]?[\d.]+), ([-+]?[\d.]+)\]|one part)")
 PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
@@ -46,8 +46,8 @@ def to_csv(header: list[str], lines: TableRows) -> str:
 
 
 def plain_columns(title: str, cells: list[str]) -> list[tuple[str, list[str]]]:
-    """Return a column as columns of plain numbers: a difference, its interval's low and high end; dev and test results."""
-    for pattern, names in ((DIFFERENCE_CELL, ("", ", low", ", high")), (PAIR_CELL, (", dev", ", test"))):
+    """Return a column as columns of plain numbers: a result, its interval's low and high end; dev and test results."""
+    for pattern, names in ((INTERVAL_CELL, ("", ", low", ", high")), (PAIR_CELL, (", dev", ", test"))):
         found = [pattern.match(cell) for cell in cells]
         if any(match and match[1] for match in found):
             parts = [[(match[i] or "") if match else "" for match in found] for i in range(1, len(names) + 1)]

@@ -195,7 +195,7 @@ def report_answers(plan: Plan) -> Path:
 def answers_page(results: dict[str, Any], table: Table, samples: list[dict[str, Any]], panels: list[Panel]) -> Page:
     """Return the page of an answering run: its result, and what memories kept of the contexts of some questions."""
     facts = [f"seed {results['seed']}", f"split {results['answering']['split']}", commit_fact(results)]
-    note = "Exact match with Wilson's interval over questions. M and N are entries and waiting queries of each layer's memory."
+    note = "In brackets Wilson's 95 % intervals over questions. M and N are entries and waiting queries of each layer's memory."
     examples = zip(panels, samples, strict=True)
     sections = [
         Section("Results", note, [table]),

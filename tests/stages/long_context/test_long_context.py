@@ -302,7 +302,7 @@ def test_a_page_shows_what_was_kept(
         assert held[-1] == len(sample["kept"]) - 1 and (held[0] == 0) == ("first" in kept)
         assert sample["answer_at"] and any(answer in sample["excerpt"] for answer in sample["answers"])
     (answer,) = {round(100 * sum(answer["right"] for answer in answers) / len(answers), 2)}
-    assert f"{answer:.2f}" in page and "95 % interval" in page
+    assert f"{answer:.2f} [" in page and "95 % intervals" in page
 
 
 def test_places_of_answers_in_any_spacing() -> None:
