@@ -167,7 +167,11 @@ def test_readme_command_runs(
     words = [re.sub(r"^((?:dataset|dataset@\w+\.dataset)=)wikitext\d+$", r"\1folder", word) for word in words]
     if "dataset=enwik8" in words and f"dataset.path={text_folder}" in words:
         (text_folder / "enwik8").write_bytes(b"one byte after another " * 2000)
-    for table in [word for word in words if word.startswith("table=")]:
+    if "table=passkey" in words:
+        words = [word.replace("questions.background=DIR", f"questions.background={text_folder}") for word in words]
+        words += ["model=pretrained", f"model.name={save_model('Llama', tmp_path / 'model')}", "questions.count=2"]
+        words = ["-m", *words, "questions.words=40,60", "eviction=fifo,sink"]
+    for table in [word for word in words if word.startswith("table=") and word != "table=passkey"]:
         params = composed(table, return_hydra=True).hydra.sweeper.params
         rows = [f"experiment={','.join(params.experiment.split(',')[-2:])}"] if "experiment" in params else ["index=exact"]
         words = ["-m", *words, *rows]

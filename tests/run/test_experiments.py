@@ -58,7 +58,8 @@ def test_an_ablation_is_a_sweep(name: str, tiny: Callable[..., DictConfig], tmp_
     assert run(second) is not None
 
 
-TABLES = sorted(path.stem for path in (ROOT / "conf" / "table").glob("*.yaml") if path.stem != "frontier")
+OF_SETTINGS = {"frontier", "passkey"}  # tables that are no sweeps over experiments
+TABLES = sorted(path.stem for path in (ROOT / "conf" / "table").glob("*.yaml") if path.stem not in OF_SETTINGS)
 DOMAINS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "domain").glob("*.yaml"))
 
 
@@ -69,6 +70,15 @@ def test_a_table_is_a_sweep_over_experiments_that_exist(name: str, tiny: Callabl
     rows = [tiny(f"experiment={row}").name for row in config.hydra.sweeper.params.experiment.split(",")]
     assert config.hydra.mode.name == "MULTIRUN" and config.report.name == name and len({*rows}) == len(rows) > 3
     assert any({*own} & {*rows} for own in config.report.published.values())
+
+
+def test_passkey_is_a_sweep_over_policies_sizes_and_lengths(tiny: Callable[..., DictConfig]) -> None:
+    config = tiny("table=passkey", return_hydra=True)
+    params = config.hydra.sweeper.params
+    assert config.hydra.mode.name == "MULTIRUN" and config.answering.counts == "contained" and config.questions.count == 100
+    assert set(params) == {"questions.words", "model.memory_size", "eviction"}
+    policies = [instantiate(tiny(f"eviction={name}").eviction) for name in params.eviction.split(",")]
+    assert len({type(policy) for policy in policies}) == len(policies) > 8
 
 
 def test_a_frontier_is_a_sweep_over_settings_of_one_trained_run(tiny: Callable[..., DictConfig]) -> None:

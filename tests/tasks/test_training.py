@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT
 from tests.helpers.training import crash_before, load_weights, train
+from trime import progress
 from trime.errors import UserError
 from trime.memory.drawn import Drawn
 from trime.memory.in_batch import InBatch
@@ -140,13 +141,14 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     options = (f"experiment={experiment}", "dataset.modules=20", *SHORT)
     unbroken = train(tiny(*options))
     broken = tiny(*options, f"paths.outputs={tmp_path}", "trainer.enable_progress_bar=true")
+    monkeypatch.setattr(progress, "IN_FILE", 0)
     with crash_before(5, monkeypatch):
         train(broken)
     assert not Plan(broken).model.folder.exists()
     capsys.readouterr()
     resumed = train(broken)
-    progress = capsys.readouterr().err
-    assert "| 4/7 [" in progress and "| 7/7 [" in progress, "the bar begins at the checkpoint and ends with all updates"
+    shown = capsys.readouterr().err
+    assert "| 4/7 [" in shown and "| 7/7 [" in shown, "the bar begins at the checkpoint and ends with all updates"
     assert resumed.keys() == unbroken.keys()
     assert all(torch.equal(resumed[name], unbroken[name]) for name in unbroken)
     histories = []
