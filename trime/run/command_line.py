@@ -27,6 +27,7 @@ from trime.config.folder import CONF, PROGRAM
 from trime.config.help import help_text
 from trime.config.messages import message_of
 from trime.config.schema import Trainer
+from trime.engines.processes import THREADS
 from trime.errors import UserError, install_command
 from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
 
@@ -35,7 +36,6 @@ UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDI
 HYDRA_FLAGS = re.compile(
     "--(hydra-help|version|cfg|resolve|package|run|multirun|shell-completion|config-(path|name|dir)|info|experimental-rerun)(=|$)"
 )
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from trime.engines.processes import exit_with
 from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.pipeline.processes import device_of
@@ -18,7 +18,9 @@ from trime.plan.by_task import build_plan
 
 def main() -> int:
     """Take part in the training; exit when the launching process does, whatever its fate. Return the exit status."""
-    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(
+        target=exit_with, args=(os.getppid(),), daemon=True
+    ).start()  # or it waits in a collective operation forever
     config, folder = OmegaConf.load(sys.argv[1]), Path(sys.argv[2])
     if device_of(config).type == "cpu":  # type: ignore[arg-type]
         prepare_cpu()
@@ -30,13 +32,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0
     return 0
-
-
-def exit_with_parent(parent: int) -> None:
-    """Exit once the launching process is gone: a killed parent would leave this one waiting in a collective operation."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 if __name__ == "__main__":
