@@ -52,7 +52,9 @@ BELOW = {
     "inspection": "errors config types io progress metrics data evaluation memory models pipeline stages plan report",
     "bundle": "errors config types io progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
-    "run": "errors engines config types io metrics kernels data evaluation models pipeline stages plan report inspection bundle",
+    "run": (
+        "errors config types io metrics kernels engines data evaluation models pipeline stages plan report inspection bundle"
+    ),
 }
 ONLY_IN = {
     "faiss": {

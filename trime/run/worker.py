@@ -17,10 +17,11 @@ from trime.plan.by_task import build_plan
 
 
 def main() -> int:
-    """Take part in the training; exit when the launching process does, whatever its fate. Return the exit status."""
-    threading.Thread(
-        target=exit_with, args=(os.getppid(),), daemon=True
-    ).start()  # or it waits in a collective operation forever
+    """Take part in the training and return the exit status.
+
+    Exit when the launching process does, whatever its fate: a collective operation would wait for it forever.
+    """
+    threading.Thread(target=exit_with, args=(os.getppid(),), daemon=True).start()
     config, folder = OmegaConf.load(sys.argv[1]), Path(sys.argv[2])
     if device_of(config).type == "cpu":  # type: ignore[arg-type]
         prepare_cpu()
