@@ -1,14 +1,18 @@
-"""A job whose parts are small files, for tests of engines; its module imports little, since worker processes import it."""
+"""Jobs for tests of engines: parts are small files or small shards. It imports little, since worker processes import it."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Callable
+from typing import Any
 
 from trime.engines.base import Advance, Job, MakePart
 from trime.engines.processes import THREADS
 from trime.errors import UserError
+
+SHARD = 512  # tokens of a shard
 
 
 def open_part_files(job: Job) -> MakePart:
@@ -31,3 +35,12 @@ def open_part_files(job: Job) -> MakePart:
         (job.folder / str(number)).write_text(f"{os.getpid()} {os.environ.get(THREADS[0])}")
 
     return make
+
+
+def open_small_parts(plan_of: Callable[[Any], Any], job: Job) -> MakePart:
+    """Return what makes the parts of an artefact that encodes text, with small shards."""
+    from trime.plan import parts
+    from trime.stages import encode
+
+    encode.SHARD = SHARD
+    return parts.open_parts(plan_of, job)
