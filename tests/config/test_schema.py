@@ -99,10 +99,8 @@ def test_help_of_nothing(topic: str, said: str) -> None:
 
 
 def test_rules_of_groups_are_of_settings_that_exist() -> None:
-    known = [
-        plain(compose_config(*words))
-        for words in ((), ("experiment=trime_ext",), ("experiment=trime_mt",), ("dataset=folder",), ("questions=passkey",))
-    ]
+    chosen = "experiment=trime_ext", "experiment=trime_mt", "dataset=folder", "questions=passkey", "engine=processes"
+    known = [plain(compose_config()), *(plain(compose_config(word)) for word in chosen)]
     known += [plain(compose_config("model=pretrained", "+model.lora={rank: 1, alpha: 1, dropout: 0.0}", "model.name=x"))]
     for key in PARTS | PRETRAINED:
         assert any(OmegaConf.select(OmegaConf.create(config), key, default=Rule) is not Rule for config in known), key
