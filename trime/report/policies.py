@@ -39,22 +39,17 @@ def policies_table(runs: Runs) -> tuple[list[str], TableRows]:
     """Return header and lines of the share of answered questions in per cent: a line a policy, the worst first."""
     cells = cells_by_policy(runs)
     keys = keys_of(cells)
-    several = [len({key[part] for key in keys}) > 1 for part in range(4)]  # what needs to be said in the columns' titles
-    header = [
-        ", ".join(
-            text
-            for text, is_needed in (
-                (name, several[0]),
-                (f"{words or 'all'} words", several[1]),
-                (f"M {size}", True),
-                (f"N {queries}", several[3]),
-            )
-            if is_needed
-        )
-        for name, words, size, queries in keys
-    ]
+    several = [len({key[part] for key in keys}) > 1 for part in range(4)]
+    header = [column_title(key, several) for key in keys]
     ranked = sorted(cells, key=lambda policy: mean(cell.share for cell in cells[policy].values()))
     return ["eviction", *header], [[policy, *(str(cells[policy].get(key, "")) for key in keys)] for policy in ranked]
+
+
+def column_title(key: Key, several: list[bool]) -> str:
+    """Return the title of a column: M, and of label, words and N what columns differ in."""
+    name, words, size, queries = key
+    label, length, waiting = [name], [f"{words or 'all'} words"], [f"N {queries}"]
+    return ", ".join([*label * several[0], *length * several[1], f"M {size}", *waiting * several[3]])
 
 
 def answers_panels(runs: Runs) -> list[Panel]:

@@ -60,11 +60,8 @@ def report_answering(runs: list[dict[str, Any]], folder: Path, command: str | No
     write_atomically(folder / "answers.md", markdown(header, lines))
     write_atomically(folder / "answers.csv", to_csv(header, lines))
     print(f"\n{markdown(header, lines)}\ntable: {folder / 'answers.md'}, {folder / 'answers.csv'}")
-    report_policies(runs, folder)
     sections = [
-        Section("Eviction policies", POLICIES_NOTE, [Table(*policies_table(runs))]),
-        *picture_sections("By memory size", answers_panels(runs)),
-        *picture_sections("By depth and length", depth_panels(runs)),
+        *report_policies(runs, folder),
         Section("Runs", "The best run comes first.", [Table(header, lines)], folded=len(runs) > MANY_RUNS),
         commands_section(runs, command),
     ]
@@ -87,16 +84,21 @@ def run_facts(runs: list[dict[str, Any]]) -> list[str]:
     return [f"{len(runs)} runs", f"commit {', '.join(commits)}"]
 
 
-def report_policies(runs: list[dict[str, Any]], folder: Path) -> None:
-    """Write and print results by policy, memory size, length and depth, if there are several."""
-    header, lines = policies_table(runs)
+def report_policies(runs: list[dict[str, Any]], folder: Path) -> list[Section]:
+    """Write and print results by policy, memory size, length and depth, if there are several; return their sections."""
+    (header, lines), by_size, by_depth = policies_table(runs), answers_panels(runs), depth_panels(runs)
     if len(header) > 2 or len(lines) > 1:
         write_atomically(folder / "policies.md", f"{markdown(header, lines)}\n{POLICIES_NOTE}\n")
         print(f"\n{markdown(header, lines)}\n{POLICIES_NOTE}\n")
-    if panels := answers_panels(runs):
-        print(f"by memory size: {save_panels(panels, folder / 'policies.png')}")
-    if panels := depth_panels(runs):
-        print(f"by depth and length: {save_panels(panels, folder / 'depth.png', height=DEPTH_HEIGHT)}")
+    if by_size:
+        print(f"by memory size: {save_panels(by_size, folder / 'policies.png')}")
+    if by_depth:
+        print(f"by depth and length: {save_panels(by_depth, folder / 'depth.png', height=DEPTH_HEIGHT)}")
+    return [
+        Section("Eviction policies", POLICIES_NOTE, [Table(header, lines)]),
+        *picture_sections("By memory size", by_size),
+        *picture_sections("By depth and length", by_depth),
+    ]
 
 
 def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path, command: str | None) -> None:

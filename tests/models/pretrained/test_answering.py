@@ -11,22 +11,11 @@ import torch
 pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
-from tests.helpers.pretrained import save_model
-from trime.eviction.base import EvictionPolicy
+from tests.helpers.pretrained import decoder_answerer, save_model
 from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre
-from trime.models.pretrained.answering import DecoderAnswerer, ReadingConfig
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.rope import RopeDecoder
 
 LENGTH, SIZE, CHUNK = 31, 9, 4
-
-
-def answerer_of(folder: Path, policy: EvictionPolicy, size: int, prefill: str) -> DecoderAnswerer:
-    """Return an answerer with a memory for each layer; the models have no sliding windows."""
-    family = RopeDecoder(load_pretrained(str(folder)), "none")
-    memories = [Attendre(BoundedMemory(size, policy), 0, None, True) for _ in family.layers]
-    return DecoderAnswerer(family, ReadingConfig(memories, CHUNK, prefill=prefill))
 
 
 def cut_cache(model: Any, prompt: torch.Tensor, first: int) -> tuple[torch.Tensor, Any]:
@@ -44,14 +33,14 @@ def test_the_prompt_is_read_whole_and_then_cut(form: str, tmp_path: Path) -> Non
     folder = save_model(form, tmp_path)
     model = load_pretrained(str(folder))
     prompt, token = torch.randint(3, 20, (1, LENGTH)), torch.randint(3, 20, (1, 1))
-    session = answerer_of(folder, trime.FIFO(), SIZE, "whole").read(prompt.tolist())
+    session = decoder_answerer(folder, trime.FIFO(), SIZE, CHUNK, prefill="whole").read(prompt.tolist())
     assert all(sorted(position[0].tolist()) == [*range(LENGTH - SIZE, LENGTH)] for position in session.kept)
     logits, cache = cut_cache(model, prompt, LENGTH - SIZE + 1)  # the next token takes the place of one more
     torch.testing.assert_close(session.next_logits(token[:, :0]), logits, atol=1e-5, rtol=1e-5)
     place = torch.tensor([[LENGTH]])
     expected = model(token, past_key_values=cache, position_ids=place).logits[:, -1]
     torch.testing.assert_close(session.next_logits(token), expected, atol=1e-5, rtol=1e-5)
-    chunked = answerer_of(folder, trime.FIFO(), SIZE, "chunked").read(prompt.tolist())
+    chunked = decoder_answerer(folder, trime.FIFO(), SIZE, CHUNK, prefill="chunked").read(prompt.tolist())
     assert not torch.allclose(chunked.next_logits(token[:, :0]), logits, atol=1e-5)
 
 
@@ -60,7 +49,7 @@ def test_a_text_is_cut_before_its_questions(tmp_path: Path) -> None:
     """Which entries of the text stay does not depend on the question; each question adds its own."""
     folder = save_model("Llama", tmp_path)
     text, questions = torch.randint(3, 20, (LENGTH,)).tolist(), [[5, 6], [7, 8]]
-    reading = answerer_of(folder, trime.Sink(2), SIZE, "whole").start([text])
+    reading = decoder_answerer(folder, trime.Sink(2), SIZE, CHUNK, prefill="whole").start([text])
     expected = [0, 1, *range(LENGTH - SIZE + 4, LENGTH + 2)]
     for position in reading.ask(questions, [0, 0]).kept:
         assert position.sort(1).values.tolist() == [expected, expected]

@@ -10,25 +10,18 @@ import torch
 pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
-from tests.helpers.pretrained import save_model
+from tests.helpers.pretrained import decoder_answerer, save_model
 from trime.eviction.base import EvictionPolicy
 from trime.eviction.initial import BelowMean
 from trime.eviction.score_transform import Raw
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, Queries
-from trime.models.pretrained.answering import DecoderAnswerer, ReadingConfig, greedy
+from trime.models.pretrained.answering import greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
 
 LENGTH, SIZE, CHUNK = 37, 11, 5
-
-
-def answerer(folder: Path, policy: EvictionPolicy, size: int, per_head: bool) -> DecoderAnswerer:
-    """Return an answerer with a memory for each layer."""
-    family = RopeDecoder(load_pretrained(str(folder)), "none")
-    memories = [Attendre(BoundedMemory(size, policy), 0, None, True) for _ in family.layers]
-    return DecoderAnswerer(family, ReadingConfig(memories, CHUNK, per_head=per_head))
 
 
 def lra_sum() -> EvictionPolicy:
@@ -40,9 +33,11 @@ def lra_sum() -> EvictionPolicy:
 @pytest.mark.parametrize(("size", "policy"), [(LENGTH + 8, lra_sum()), (SIZE, trime.FIFO())])
 def test_heads_that_keep_the_same_answer_as_together(form: str, size: int, policy: EvictionPolicy, tmp_path: Path) -> None:
     """A memory that holds everything, and a policy that does not see attention; entries are those of every head."""
-    folder = save_model(form, tmp_path)
+    folder = save_model(form, tmp_path, **({} if form == "GPTNeoX" else {"num_attention_heads": 4}))  # two share a head of keys
     prompts = [torch.randint(3, 20, (length,)).tolist() for length in (LENGTH, LENGTH - 9)]
-    apart, together = (answerer(folder, policy, size, per_head).read(prompts) for per_head in (True, False))
+    apart, together = (
+        decoder_answerer(folder, policy, size, CHUNK, per_head=per_head).read(prompts) for per_head in (True, False)
+    )
     written = torch.tensor([[4, 5, 6], [7, 8, 9]])
     for count in range(3):
         ours, others = (session.next_logits(written[:, :count]) for session in (apart, together))
@@ -57,7 +52,7 @@ def test_heads_that_keep_the_same_answer_as_together(form: str, size: int, polic
 @torch.no_grad()
 def test_each_head_keeps_what_it_would_alone(tmp_path: Path) -> None:
     """The first layer's heads, each read by itself with the queries that share it."""
-    family = RopeDecoder(load_pretrained(str(save_model("Llama", tmp_path))), "none")
+    family = RopeDecoder(load_pretrained(str(save_model("Llama", tmp_path, num_attention_heads=4))), "none")
     memory = Attendre(BoundedMemory(SIZE, lra_sum()), 0, None, True)
     tokens, position = torch.randint(3, 20, (2, LENGTH)), torch.arange(LENGTH).expand(2, -1)
     reader = LongReader(family, [memory] * len(family.layers), CHUNK, per_head=True)
@@ -83,12 +78,12 @@ def test_each_head_keeps_what_it_would_alone(tmp_path: Path) -> None:
 
 def test_texts_answer_alone_as_in_a_batch_and_waiting_queries_are_read(tmp_path: Path) -> None:
     """Also when questions fork what was read, and at the end of drained input."""
-    folder = save_model("Llama", tmp_path)
+    folder = save_model("Llama", tmp_path, num_attention_heads=4)
     texts = [torch.randint(3, 20, (length,)).tolist() for length in (LENGTH, LENGTH - 7)]
-    reading = answerer(folder, lra_sum(), SIZE, True).start(texts)
+    reading = decoder_answerer(folder, lra_sum(), SIZE, CHUNK, per_head=True).start(texts)
     answers = greedy(reading.ask([[5, 6], [7], [8, 9, 4]], [0, 1, 0]), -1, 4)
     for number, (text, question) in enumerate([(0, [5, 6]), (1, [7]), (0, [8, 9, 4])]):
-        alone = answerer(folder, lra_sum(), SIZE, True).start([texts[text]])
+        alone = decoder_answerer(folder, lra_sum(), SIZE, CHUNK, per_head=True).start([texts[text]])
         assert greedy(alone.ask([question]), -1, 4)[0] == answers[number]
     family = RopeDecoder(load_pretrained(str(folder)), "none")
     memory = Attendre(BoundedMemory(SIZE, trime.FIFO()), 3, None, True)

@@ -39,7 +39,7 @@ def join_rows(x: Tensor, heads: int) -> Tensor:
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:
-    """Return each row as often as there are heads."""
+    """Return [n ...] as [n·g ...]: each row as often as there are heads."""
     return x.repeat_interleave(heads, 0)
 
 

@@ -20,6 +20,7 @@ from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, AttendreState
 from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.heads import in_blocks, project_and_pick
+from trime.models.pretrained.head_rows import repeated
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.lora import add_lora
 from trime.models.pretrained.reader import Hidden, Stack
@@ -144,7 +145,7 @@ class PretrainedBackbone(nn.Module):
     def reset(self, state: PretrainedState, rows: Bool[Tensor, " b"]) -> PretrainedState:
         """Return the state with the chosen rows cleared."""
         pairs = zip(self.stack.memories, state.layers, strict=True)
-        of_heads = rows.repeat_interleave(self.stack.heads)
+        of_heads = repeated(rows, self.stack.heads)
         layers = tuple(layer._replace(keys=memory.keys.reset(layer.keys, of_heads)) for memory, layer in pairs)
         return PretrainedState(layers, state.position.masked_fill(rows, 0))
 
