@@ -31,7 +31,8 @@ from trime.run.runner import run
 from trime.stages.datastore import BuildIndex, uses_external
 from trime.stages.encode import read_windows
 from trime.stages.memories import Memories, Sources
-from trime.stages.tune import build_scorer, sample_queries
+from trime.stages.scoring import build_scorer
+from trime.stages.tune import sample_queries
 
 ENOUGH, BOUND = 0.8, 5.0  # minimal recall, and maximal time over evaluation without the external memory
 

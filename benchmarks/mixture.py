@@ -25,7 +25,7 @@ from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.encode import read_windows
 from trime.stages.mixture import TuneMixture
-from trime.stages.tune import build_scorer
+from trime.stages.scoring import build_scorer
 
 MEMORIES = (("local",), ("local", "long"), ("local", "long", "external"))
 SLOWER, SECONDS = 1.05, 30.0  # maximal time over that of Eq. 6; maximal seconds of a fit to 100,000 tokens on one core

@@ -91,7 +91,7 @@ def write_atomically(path: Path, content: str) -> None:
         partial.write_text(content, encoding="utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, Any] | None = None) -> None:
     """Write tensors as safetensors, whole or not at all; the same tensors and note always give the same bytes.
 
     ``note`` becomes a single entry of the file's metadata, because safetensors writes several in random order.

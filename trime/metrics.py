@@ -6,11 +6,11 @@ import ctypes
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import geometric_mean, mean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -73,6 +73,22 @@ class ResourceUsage:
         if torch.cuda.is_available():
             return round(torch.cuda.max_memory_allocated() / 2**20, 1)
         return round(process_peak() / 2**20, 1)
+
+    def note(self) -> dict[str, Any]:
+        """Return seconds and peak memory, to be kept with what was made."""
+        return {"seconds": self.seconds, "peak_memory_mb": self.peak_memory_mb}
+
+
+class Usage:
+    """Seconds and peak memory of work that was done in parts, from the note of each."""
+
+    def __init__(self) -> None:
+        self.seconds = self.peak_memory_mb = 0.0
+
+    def add(self, note: Mapping[str, Any]) -> None:
+        """Add a part."""
+        self.seconds += note["seconds"]
+        self.peak_memory_mb = max(self.peak_memory_mb, note["peak_memory_mb"])
 
 
 def reset_process_peak() -> None:

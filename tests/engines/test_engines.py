@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,20 +10,22 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig
 
 from tests.conftest import ROOT
-from tests.helpers.parts import SHARD, open_part_files, open_small_parts
+from tests.helpers.parts import cut_small, open_part_files, open_small_parts
 from trime.engines.base import Engine, Job
 from trime.engines.local import Local
 from trime.engines.processes import Processes
 from trime.errors import UserError
+from trime.pipeline.manifest import MANIFEST
 from trime.plan import language_model
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages import encode
+from trime.stages import encode, pack, scoring
 
 PARTS = [2, 3, 5, 8]
 
@@ -74,7 +77,7 @@ def test_a_mistake_is_told_as_in_one_process(tmp_path: Path) -> None:
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
-from tests.helpers.parts import SHARD, open_part_files, open_small_parts
+from tests.helpers.parts import open_part_files
 from trime.engines.base import Job
 from trime.engines.processes import Processes
 if __name__ == "__main__":
@@ -107,16 +110,45 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_encoded_text_is_the_same_by_several_processes(
-    tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_artefacts_are_the_same_by_several_processes(
+    tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "SHARD", SHARD)
+    for module, name in ((encode, "SHARD"), (pack, "QUERIES"), (scoring, "PART")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # restored after the test
+    cut_small()
     monkeypatch.setattr(language_model, "open_parts", open_small_parts)
     contents = []
-    for engine, stages in (("local", "prepare,fit,encode"), ("processes", "encode")):
-        config = tiny("experiment=vanilla", f"paths.outputs={tmp_path}/outputs", f"engine={engine}", f"stages=[{stages}]")
+    text = "dataset=folder", f"dataset.path={text_folder}", f"paths.data={tmp_path}/data"
+    for engine, stages in (
+        ("local", "prepare,pack,fit,encode,datastore,tune,evaluate"),
+        ("processes", "pack,encode,tune,evaluate"),
+    ):
+        config = tiny(
+            *("experiment=trime_ext", "batching.k=2", "evaluate.subsets=none", f"paths.outputs={tmp_path}/outputs"),
+            *(*text, f"engine={engine}", f"stages=[{stages}]"),
+        )
         run(config)
-        folder = Plan(config).valid.path()
-        contents.append({file.name: file.read_bytes() for file in folder.glob("*.safetensors")})
-        shutil.rmtree(folder)
-    assert len(contents[0]) > 2 and contents[0] == contents[1]
+        plan = Plan(config)
+        made = [plan.pack, plan.valid, *plan.tune.build_order(), plan.test, plan.evaluate]
+        contents.append({file.relative_to(tmp_path): content(file) for artefact in made for file in artefact.path().iterdir()})
+        for artefact in made:
+            shutil.rmtree(artefact.folder)
+    assert len(contents[0]) > 10 and contents[0].keys() == contents[1].keys()
+    assert [name for name in contents[0] if contents[0][name] != contents[1][name]] == []
+
+
+def content(file: Path) -> Any:
+    """Return what a file holds, without what was measured while it was made."""
+    if file.name in (MANIFEST, "seconds.txt"):
+        return None
+    return file.read_bytes() if file.suffix != ".json" else without_measured(json.loads(file.read_text()))
+
+
+def without_measured(content: Any) -> Any:
+    """Return JSON without times and memory."""
+    if isinstance(content, list):
+        return [*map(without_measured, content)]
+    measured = {"seconds", "tokens_per_second", "peak_memory_mb"}
+    return (
+        {name: without_measured(content[name]) for name in content.keys() - measured} if isinstance(content, dict) else content
+    )

@@ -21,9 +21,9 @@ POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yam
 ROWS = 3
 
 
-def policy_of(name: str) -> EvictionPolicy:
-    """Return the policy that conf/eviction/NAME.yaml describes."""
-    return instantiate(OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml"), _convert_="all")
+def policy_of(name: str, **settings: int) -> EvictionPolicy:
+    """Return the policy that conf/eviction/NAME.yaml describes, with other settings."""
+    return instantiate(OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml"), _convert_="all", **settings)
 
 
 def chunk(start: int, count: int, valid: float = 0.8) -> torch.Tensor:
@@ -76,6 +76,24 @@ def test_entries_either_stay_or_are_evicted(name: str, capacity: int) -> None:
     assert torch.equal(state.columns[0][..., 1][filled].long(), -state.ranking.position[filled])
     assert state.ranking.score.dtype == torch.float64 and (state.ranking.score.isfinite() | ~filled | (name == "sink")).all()
     assert (state.ranking.score[~filled] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_first_entries_of_a_row_stay_as_sinks(name: str) -> None:
+    """Also after the row has been reset; the memory stays full, and other entries come and go."""
+    torch.manual_seed(2)
+    memory = BoundedMemory(9, policy_of(name, sinks=3))
+    state, came, went = read(memory, [2, 5, 12, 3, 9])
+    first = [sorted(place for row, place in came if row == number)[:3] for number in range(ROWS)]
+    stays = entries(state.ranking.position.tolist())
+    assert went and all((row, place) in stays for row, places in enumerate(first) for place in places)
+    assert len(stays) == 9 * ROWS
+    state = memory.reset(state, torch.tensor([True, False, False]))
+    for start in (40, 46, 52, 58):
+        position = chunk(start, 6, valid=1.0)
+        state = attend(memory.policy, memory.update(state, (torch.zeros(ROWS, 6, 2),), position), position)
+    kept = state.ranking.position.sort(1).values[:, :3].tolist()
+    assert kept == [[40, 41, 42], first[1], first[2]]
 
 
 @pytest.mark.parametrize("name", POLICIES)

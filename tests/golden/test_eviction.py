@@ -75,7 +75,7 @@ def test_policy(stream: str, name: str) -> None:
     state = memory.empty((torch.empty(len(text.key), 0, 1),))
     for step in range(steps):
         fresh = text.positions(text.key, group["in/insert_range"][step])
-        admitted = memory.policy.admit(state.ranking, fresh).masked_fill(fresh < 0, -torch.inf)
+        admitted = memory.policy.enter((), state.ranking, fresh).masked_fill(fresh < 0, -torch.inf)
         candidates = torch.cat([state.ranking.position, fresh], 1), torch.cat([state.ranking.score, admitted], 1)
         same_entries(*candidates, expected["cand_pos"][:, step], expected["cand_score"][:, step])
         before = state.ranking.position

@@ -37,10 +37,18 @@ def open_part_files(job: Job) -> MakePart:
     return make
 
 
-def open_small_parts(plan_of: Callable[[Any], Any], job: Job) -> MakePart:
-    """Return what makes the parts of an artefact that encodes text, with small shards."""
-    from trime.plan import parts
-    from trime.stages import encode
+def cut_small() -> None:
+    """Cut what is encoded, packed and scored into small parts, in this process."""
+    from trime.stages import encode, pack, scoring
 
     encode.SHARD = SHARD
+    pack.QUERIES = 100
+    scoring.PART = 200
+
+
+def open_small_parts(plan_of: Callable[[Any], Any], job: Job) -> MakePart:
+    """Return what makes the parts of an artefact, which are small."""
+    from trime.plan import parts
+
+    cut_small()
     return parts.open_parts(plan_of, job)

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 LOST = 3  # times that workers may die before a job fails
+IDLE = 60  # seconds that workers wait for the next job
 
 
 class Processes(Engine):
@@ -55,21 +56,64 @@ class Processes(Engine):
 
     def made(self, job: Job, numbers: list[int]) -> Iterator[tuple[int, int]]:
         """Make parts and yield the number and the work of each that is finished; BrokenProcessPool if a worker dies."""
-        context = multiprocessing.get_context("spawn")
-        free = context.SimpleQueue()
-        for device in range(self.devices):
-            free.put(device)
-        count = min(self.workers, len(numbers))
         with (
             environment(dict.fromkeys(THREADS, str(self.threads))),
-            ProcessPoolExecutor(count, context, start_worker, (job, os.getpid(), free if self.devices else None)) as pool,
+            pool.lent(self.workers, self.threads, self.devices) as executor,
         ):
-            futures = {pool.submit(make_part, number): number for number in numbers}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            futures = {executor.submit(make_part, job, number): number for number in numbers}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+
+
+class Pool:
+    """The workers of this process. Those of one job wait for the next for ``IDLE`` seconds, since starting takes some."""
+
+    def __init__(self) -> None:
+        self.kind: tuple[int, ...] | None = None
+        self.executor: ProcessPoolExecutor | None = None
+        self.timer = threading.Timer(IDLE, self.close)
+        self.lock = threading.Lock()
+
+    @contextmanager
+    def lent(self, workers: int, threads: int, devices: int) -> Iterator[ProcessPoolExecutor]:
+        """Lend workers for a job; if it fails, they are stopped."""
+        self.timer.cancel()
+        with self.lock:
+            if self.kind != (workers, threads, devices):
+                self.stop()
+            self.kind = workers, threads, devices
+            self.executor = executor = self.executor or start_pool(workers, devices)
+        try:
+            yield executor
+        except BaseException:
+            self.close()
+            raise
+        self.timer = threading.Timer(IDLE, self.close)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def close(self) -> None:
+        """Stop the workers, once they have made the parts that they are making."""
+        with self.lock:
+            self.stop()
+
+    def stop(self) -> None:
+        """Stop the workers; the lock must be held."""
+        if self.executor:
+            self.executor.shutdown(wait=False, cancel_futures=True)
+        self.executor = None
+
+
+def start_pool(workers: int, devices: int) -> ProcessPoolExecutor:
+    """Return an executor that starts its workers when there is work for them."""
+    context = multiprocessing.get_context("spawn")
+    free = context.SimpleQueue()
+    for device in range(devices):
+        free.put(device)
+    return ProcessPoolExecutor(workers, context, start_worker, (os.getpid(), free if devices else None))
+
+
+pool = Pool()
 
 
 @contextmanager
@@ -88,26 +132,27 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 class Worker:
-    """What a worker process has opened."""
+    """What a worker process has opened last: a job, and what makes its parts."""
 
-    job: Job
-    make: MakePart | None = None
+    opened: tuple[tuple[str, ...], MakePart] | None = None
 
 
-def start_worker(job: Job, parent: int, free: Any) -> None:
+def start_worker(parent: int, free: Any) -> None:
     """Prepare a worker process: it takes a device if there are any, and ends with the process that started it."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
     if free is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(free.get())
-    Worker.job = job
 
 
-def make_part(number: int) -> int:
-    """Make a part in a worker process, and return how much work it was; the first one opens the job."""
-    Worker.make = Worker.make or Worker.job.open(Worker.job)
+def make_part(job: Job, number: int) -> int:
+    """Make a part in a worker process, and return how much work it was; the first one of a job opens it."""
+    key = job.settings, job.stage, job.name, str(job.folder)
+    if Worker.opened is None or Worker.opened[0] != key:
+        Worker.opened = None  # frees what the job before had opened
+        Worker.opened = key, job.open(job)
     amounts: list[int] = []
-    Worker.make(number, amounts.append)
+    Worker.opened[1](number, amounts.append)
     return sum(amounts)
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from trime.memory.base import Memory, Window
+from trime.memory.base import Carried, Memory, Window
 from trime.mixtures.experts import ExpertMasses, History, Mixture, concat_masses, log_mixture, stack_masses
 from trime.types import Float, Mass, Tensor
 
@@ -38,6 +38,11 @@ class FittedMixtureSpec:
     @property
     def mixture(self) -> str:
         return self.kind
+
+    @property
+    def carries(self) -> Carried:
+        """The history of a document, or what was learned from all text."""
+        return Carried.TEXT if self.online else Carried.DOCUMENT
 
     def choices(self) -> list[dict[str, float]]:
         """Return the settings along axis a: a single one, since nothing is left to choose."""

@@ -138,7 +138,7 @@ class Continuation:
 
     def close_window(self, skip_history: bool = False) -> None:
         """Write the new contexts of a full window to the memories, and update the history unless ``skip_history``."""
-        filling = [memory for memory in self.memories.values() if memory.stores_text]
+        filling = [memory for memory in self.memories.values() if memory.carries]
         if not (filling or self.network.is_stateful or (self.history and not skip_history)):
             self.history_length = len(self.tokens)
             return

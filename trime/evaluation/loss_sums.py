@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,39 +18,32 @@ PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the large
 
 
 class LossSums:
-    """Summed losses over the grid, with token counts, by document; of few documents, by parts of them.
-
-    Parts start at ``PART_TOKENS`` tokens and double in length whenever there are more than ``MAX_PARTS``.
-    """
+    """Summed losses over the grid, with token counts, by parts of ``PART_TOKENS`` tokens of a document."""
 
     def __init__(self) -> None:
-        self.part_tokens = PART_TOKENS
-        self.losses: dict[tuple[int, int], tuple[Tensor, int]] = {}
-        self.documents: set[int] = set()
+        self.losses: dict[tuple[int, int], tuple[Tensor, int]] = {}  # by document and part
 
     def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
         """Add the log-probabilities of a window by memory size, setting and token."""
-        key = int(window.contexts.positions.document[0]), window.scored_from // self.part_tokens
-        self.documents.add(key[0])
+        key = int(window.contexts.positions.document[0]), window.scored_from // PART_TOKENS
         self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
-        if len(self.losses) > MAX_PARTS and self.few_documents:
-            self.merge(2)
 
     def put(self, key: tuple[int, int], loss: Tensor, count: int) -> None:
         """Add a summed loss of ``count`` tokens to a part of a document."""
         before, counted = self.losses.get(key, (torch.zeros(()), 0))
         self.losses[key] = before + loss, counted + count
 
-    def merge(self, factor: int) -> None:
-        """Merge neighbouring parts into parts ``factor`` times as long."""
-        before, self.losses, self.part_tokens = self.losses, {}, self.part_tokens * factor
-        for (document, part), (loss, count) in before.items():
-            self.put((document, part // factor), loss, count)
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the sums as tensors, to be kept in a file; there must be one at least."""
+        losses, counts = zip(*self.losses.values(), strict=True)
+        return {"part": torch.tensor([*self.losses]), "loss": torch.stack(losses), "count": torch.tensor(counts)}
 
-    @property
-    def few_documents(self) -> bool:
-        """Whether there are too few documents to draw from."""
-        return len(self.documents) < FEW_DOCUMENTS
+    def put_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Add the sums that ``tensors`` returned."""
+        for (document, part), loss, count in zip(
+            tensors["part"].tolist(), tensors["loss"], tensors["count"].tolist(), strict=True
+        ):
+            self.put((document, part), loss, count)
 
     @property
     def total(self) -> Float[Tensor, "s a"]:
@@ -62,13 +56,19 @@ class LossSums:
         return sum(count for _, count in self.losses.values())
 
     def bootstrap_units(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
-        """Return what a bootstrap draws, in words, and the summed loss and tokens of each unit: documents, or parts of few."""
+        """Return what a bootstrap draws, in words, and the summed loss and tokens of each unit: documents, or parts of few.
+
+        Parts double in length until there are at most ``MAX_PARTS``.
+        """
+        few, length = len({document for document, _ in self.losses}) < FEW_DOCUMENTS, 1
+        while few and len({(document, part // length) for document, part in self.losses}) > MAX_PARTS:
+            length *= 2
         units: dict[tuple[int, int], list[float]] = {}
         for (document, part), (loss, count) in self.losses.items():
-            unit = units.setdefault((document, part if self.few_documents else 0), [0.0, 0])
+            unit = units.setdefault((document, part // length if few else 0), [0.0, 0])
             unit[0] += float(loss[size, choice])
             unit[1] += count
-        return f"parts of {self.part_tokens:,} tokens" if self.few_documents else "documents", list(units.values())
+        return f"parts of {length * PART_TOKENS:,} tokens" if few else "documents", list(units.values())
 
 
 def summarize_row(row: MixtureSpec | FittedMixtureSpec, sums: LossSums) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class MeteredMemory(Memory):
     def __init__(self, memory: Memory):
         self.memory, self.seconds, self.peak_bytes = memory, 0.0, 0
         self.sizes, self.expert_names = memory.sizes, memory.expert_names
-        self.supports_batched_queries, self.stores_text = memory.supports_batched_queries, memory.stores_text
+        self.supports_batched_queries, self.carries = memory.supports_batched_queries, memory.carries
         self.depends_on_whole_document = memory.depends_on_whole_document
 
     def reset(self) -> None:

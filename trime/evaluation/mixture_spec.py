@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from trime.errors import UserError
-from trime.memory.base import Window
+from trime.memory.base import Carried, Window
 from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint, union
 from trime.types import Float, Mass, Tensor
@@ -54,6 +54,7 @@ class MixtureSpec:
         return "interpolate" if self.interpolations else "joint"
 
     uses_experts: ClassVar[bool] = False
+    carries: ClassVar[Carried] = Carried.NOTHING  # beside what its memories carry
 
     def window_scorer(self) -> GridScorer:
         """Return a scorer for the windows of one pass over a text."""

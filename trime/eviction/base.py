@@ -28,15 +28,18 @@ class Summary(NamedTuple):
 class EvictionPolicy:
     """Base class of policies, which keep the entries of the highest scores.
 
-    ``newest_first``: of entries with equal scores the newest is kept, otherwise the oldest.
+    ``newest_first``: of entries with equal scores the newest is kept, otherwise the oldest. ``sinks``: the number of entries,
+    the first of a row, that always stay and count towards the memory's size (StreamingLLM, Xiao et al. 2024).
     """
 
     uses_attention: ClassVar[bool] = True  # False: the memory does not report attention to the policy
     needs_keys: ClassVar[bool] = False  # True: scores depend on the stored keys, which a recorded run lacks
-    keeps_newest: ClassVar[bool] = False  # True: always keeps the last entries, without gaps
+    keeps_newest: bool = False  # True: always keeps the last entries, without gaps
 
-    def __init__(self, initial: Initial, newest_first: bool = True):
-        self.initial, self.newest_first = initial, newest_first
+    def __init__(self, initial: Initial, newest_first: bool = True, sinks: int = 0):
+        if sinks < 0:
+            raise ValueError(f"eviction.sinks={sinks} must not be negative: it is a number of entries")
+        self.initial, self.newest_first, self.sinks = initial, newest_first, sinks
 
     def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         """Return the initial scores of new entries, in float64; position -1 is no entry."""
@@ -48,9 +51,19 @@ class EvictionPolicy:
         """Return the initial scores of new entries, of which ``columns`` [b n ...] are stored, the key first."""
         return self.admit(ranking, position)
 
+    def enter(self, columns: tuple[Tensor, ...], ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+        """Return the scores with which new entries enter: those of ``admit_entries``, and infinity for sinks."""
+        score = self.admit_entries(columns, ranking, position)
+        if not self.sinks:
+            return score
+        valid = position >= 0
+        count = ranking.written[:, None] + valid.cumsum(1) - 1
+        return score.masked_fill(valid & (count < self.sinks), torch.inf)
+
     def compete(self, position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int) -> Float[Tensor, "b c"]:
         """Return the scores by which old and new entries compete for the ``size`` slots; the newest may be protected."""
-        return protect_newest(position, score, count) if (count := self.protected(size)) else score
+        newest = min(self.protected(size), max(0, size - self.sinks))
+        return protect_newest(position, score, newest) if newest else score
 
     def protected(self, size: int) -> int:
         """Return how many of the newest entries always stay in a memory of ``size`` slots; here none."""
@@ -76,6 +89,8 @@ class EvictionPolicy:
     def finalize(self, ranking: Ranking, summary: Summary) -> Ranking:
         """Return the ranking after a step; a step without queries changes nothing."""
         changed = (summary.last >= 0)[:, None] & (ranking.position >= 0)
+        if self.sinks:
+            changed &= ranking.score != torch.inf
         return ranking._replace(
             score=torch.where(changed, self.update_scores(ranking, summary), ranking.score),
             attended=ranking.attended | (summary.attended & changed),
@@ -86,8 +101,8 @@ class EvictionPolicy:
 class AttentionScorePolicy(EvictionPolicy):
     """A policy over attention scores, which ``score_transform`` transforms before they are pooled over heads."""
 
-    def __init__(self, initial: Initial, score_transform: ScoreTransform, newest_first: bool = True):
-        super().__init__(initial, newest_first)
+    def __init__(self, initial: Initial, score_transform: ScoreTransform, newest_first: bool = True, sinks: int = 0):
+        super().__init__(initial, newest_first, sinks)
         self.score_transform = score_transform
 
 

@@ -10,7 +10,7 @@ class FIFO(EvictionPolicy):
     """A policy that keeps the newest entries, whatever their attention."""
 
     uses_attention = False
-    keeps_newest = True
 
-    def __init__(self) -> None:
-        super().__init__(OwnPosition())
+    def __init__(self, sinks: int = 0) -> None:
+        super().__init__(OwnPosition(), sinks=sinks)
+        self.keeps_newest = not sinks

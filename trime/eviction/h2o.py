@@ -13,8 +13,8 @@ class H2O(LFA):
     ``score_transform`` is the attention weight in the paper. ValueError unless 0 <= recent <= 1.
     """
 
-    def __init__(self, score_transform: ScoreTransform, recent: float = 0.5, newest_first: bool = True):
-        super().__init__(OwnPosition(), score_transform, replaces=True, newest_first=newest_first)
+    def __init__(self, score_transform: ScoreTransform, recent: float = 0.5, newest_first: bool = True, sinks: int = 0):
+        super().__init__(OwnPosition(), score_transform, replaces=True, newest_first=newest_first, sinks=sinks)
         if not 0 <= recent <= 1:
             raise ValueError(f"eviction.recent={recent} is a share of the memory: choose 0 to 1")
         self.recent = recent

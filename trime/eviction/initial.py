@@ -36,15 +36,15 @@ class Constant:
 
 
 class BelowMean:
-    """The mean of the scores in the row's memory minus ``c`` standard deviations; 0 where the memory is empty."""
+    """The mean of the scores in the row's memory, sinks excepted, minus ``c`` standard deviations; 0 where there are none."""
 
     def __init__(self, c: float):
         self.c = c
 
     def __call__(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-        filled = ranking.position >= 0
-        count = filled.sum(1).clamp(min=1)
-        score = ranking.score.masked_fill(~filled, 0.0)
+        scored = ranking.score.isfinite()
+        count = scored.sum(1).clamp(min=1)
+        score = ranking.score.masked_fill(~scored, 0.0)
         mean = score.sum(1) / count
-        variance = ((score - mean[:, None]).masked_fill(~filled, 0.0) ** 2).sum(1) / count
+        variance = ((score - mean[:, None]).masked_fill(~scored, 0.0) ** 2).sum(1) / count
         return (mean - self.c * variance.sqrt())[:, None].expand(position.shape)

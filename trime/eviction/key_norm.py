@@ -15,8 +15,8 @@ class KeyNorm(EvictionPolicy):
 
     uses_attention, needs_keys = False, True
 
-    def __init__(self, recent: int = 1, newest_first: bool = True):
-        super().__init__(OwnPosition(), newest_first)
+    def __init__(self, recent: int = 1, newest_first: bool = True, sinks: int = 0):
+        super().__init__(OwnPosition(), newest_first, sinks)
         self.recent = check_recent(recent)
 
     def admit_entries(

@@ -24,8 +24,9 @@ class LFA(AttentionScorePolicy):
         gamma: float = 0.0,
         replaces: bool = False,
         newest_first: bool = True,
+        sinks: int = 0,
     ):
-        super().__init__(initial, score_transform, newest_first)
+        super().__init__(initial, score_transform, newest_first, sinks)
         if gamma < 0:
             raise ValueError(f"eviction.gamma={gamma}: older queries must not weigh more than newer ones: choose 0 or above")
         self.gamma, self.replaces = gamma, replaces

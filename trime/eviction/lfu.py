@@ -24,8 +24,9 @@ class LFU(EvictionPolicy):
         count: str = "query",
         newest_first: bool = True,
         fallback_top_k: int | None = None,
+        sinks: int = 0,
     ):
-        super().__init__(initial, newest_first)
+        super().__init__(initial, newest_first, sinks)
         if count not in UNITS:
             raise ValueError(f"eviction.count={count}: choose one of {', '.join(UNITS)}")
         self.top_k, self.count, self.fallback_top_k = top_k, count, fallback_top_k

@@ -13,8 +13,15 @@ from trime.types import AttentionBlock
 class LRALast(AttentionScorePolicy):
     """Score entries by the last query of each step; ``heads``: the sum or the max over heads (else ValueError)."""
 
-    def __init__(self, initial: Initial, score_transform: ScoreTransform, heads: str = "sum", newest_first: bool = True):
-        super().__init__(initial, score_transform, newest_first)
+    def __init__(
+        self,
+        initial: Initial,
+        score_transform: ScoreTransform,
+        heads: str = "sum",
+        newest_first: bool = True,
+        sinks: int = 0,
+    ):
+        super().__init__(initial, score_transform, newest_first, sinks)
         if heads not in ("sum", "max"):
             raise ValueError(f"eviction.heads={heads}: choose sum or max")
         self.heads = heads

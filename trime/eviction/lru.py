@@ -13,9 +13,14 @@ class LRU(EvictionPolicy):
     """Score entries by their last retrieval, as ``retrieved_entries`` decides with ``top_k`` and ``fallback_top_k``."""
 
     def __init__(
-        self, initial: Initial, top_k: int | None = None, newest_first: bool = True, fallback_top_k: int | None = None
+        self,
+        initial: Initial,
+        top_k: int | None = None,
+        newest_first: bool = True,
+        fallback_top_k: int | None = None,
+        sinks: int = 0,
     ):
-        super().__init__(initial, newest_first)
+        super().__init__(initial, newest_first, sinks)
         self.top_k, self.fallback_top_k = top_k, fallback_top_k
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:

@@ -18,8 +18,10 @@ class SnapKV(AttentionScorePolicy):
     the paper. ValueError unless ``window`` is at least 1, and ``kernel`` at least 1 and odd.
     """
 
-    def __init__(self, score_transform: ScoreTransform, window: int = 64, kernel: int = 5, newest_first: bool = True):
-        super().__init__(OwnPosition(), score_transform, newest_first)
+    def __init__(
+        self, score_transform: ScoreTransform, window: int = 64, kernel: int = 5, newest_first: bool = True, sinks: int = 0
+    ):
+        super().__init__(OwnPosition(), score_transform, newest_first, sinks)
         if kernel < 1 or kernel % 2 == 0:
             raise ValueError(f"eviction.kernel={kernel} must be odd: an entry has as many neighbours before it as after it")
         self.window, self.kernel = check_recent(window, "window"), kernel

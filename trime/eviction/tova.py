@@ -14,8 +14,8 @@ class TOVA(LRALast):
     ``score_transform`` is the attention weight in the paper. ValueError unless ``recent`` is at least 1.
     """
 
-    def __init__(self, score_transform: ScoreTransform, recent: int = 1, newest_first: bool = True):
-        super().__init__(OwnPosition(), score_transform, "sum", newest_first)
+    def __init__(self, score_transform: ScoreTransform, recent: int = 1, newest_first: bool = True, sinks: int = 0):
+        super().__init__(OwnPosition(), score_transform, "sum", newest_first, sinks)
         self.recent = check_recent(recent)
 
     def protected(self, size: int) -> int:

@@ -25,7 +25,7 @@ from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.io import write_atomically
-from trime.memory.base import Window
+from trime.memory.base import Carried, Window
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import Datastore, KNNMemory
 from trime.models.network import Reader
@@ -34,7 +34,7 @@ from trime.pipeline.processes import device_of
 from trime.plan.language_model import Plan
 from trime.progress import Progress
 from trime.stages.encode import read_windows
-from trime.stages.tune import build_scorer
+from trime.stages.scoring import build_scorer
 from trime.types import Mass, Tensor, contexts_of, is_token
 
 MAX_WINDOWS = 6  # windows of the test text that are altered
@@ -212,10 +212,8 @@ def audit(plan: Plan) -> dict[str, Any]:
 
 def is_bounded(checks: Audit) -> bool:
     """Return True if evaluation treats documents as independent of one another."""
-    config, rows = checks.plan.config, checks.scorer.rows
-    crosses = config.long.across_documents and any("long" in row.memories for row in rows)
-    learns_online = any(isinstance(row, FittedMixtureSpec) and row.online for row in rows)
-    return config.evaluate.bounded and not learns_online and not crosses
+    carried = [part.carries for part in (*checks.scorer.rows, *checks.scorer.memories.values())]
+    return checks.plan.config.evaluate.bounded and Carried.TEXT not in carried
 
 
 def evenly_spaced(numbers: np.ndarray) -> list[int]:

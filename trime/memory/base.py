@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from trime.types import Contexts, Float, Int, Mass, Tensor
@@ -47,6 +48,14 @@ class Entries(NamedTuple):
     counts: Float[Tensor, "*n e k"] | None = None
 
 
+class Carried(IntEnum):
+    """What of the text read so far the next window is scored with, in rising order."""
+
+    NOTHING = 0  # each window is scored by itself
+    DOCUMENT = 1
+    TEXT = 2  # earlier documents too
+
+
 class Memory(ABC):
     """A memory at test. Windows come in stream order; each is queried, then passed to ``write``.
 
@@ -55,14 +64,14 @@ class Memory(ABC):
     ``sizes``: the numbers of entries that one query evaluates, which are the axis s of masses.
     ``supports_batched_queries``: True: many windows can be queried in one call of ``prefetch``, because results do not
     depend on what was written.
-    ``stores_text``: the text that is read is written to the memory.
+    ``carries``: what of the text that is read is written to the memory, and stays.
     ``depends_on_whole_document``: masses depend on the whole document so far, not only on its last contexts.
     ``expert_names``: the names of the memory's experts; empty: there is one expert for each temperature.
     """
 
     sizes: list[int] = [0]
     supports_batched_queries = False
-    stores_text = False
+    carries = Carried.NOTHING
     depends_on_whole_document = False
     expert_names: list[str] = []
 

@@ -84,7 +84,7 @@ class BoundedMemory:
 
     def plan(self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[SlotWrites, Ranking]:
         """Return which new entries are written to which slots, and the ranking after that."""
-        score = self.policy.admit_entries(columns, old, position).masked_fill(position < 0, -torch.inf)
+        score = self.policy.enter(columns, old, position).masked_fill(position < 0, -torch.inf)
         candidates = torch.cat([old.position, position], 1)
         competing = self.policy.compete(candidates, torch.cat([old.score, score], 1), self.size)
         choose = choose_on_cpu if position.device.type == "cpu" else choose_anywhere

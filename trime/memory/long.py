@@ -6,7 +6,7 @@ from typing import Any
 
 from trime.choices import Metric
 from trime.eviction.base import EvictionPolicy
-from trime.memory.base import Entries, Memory, Window
+from trime.memory.base import Carried, Entries, Memory, Window
 from trime.memory.bounded import MemoryState
 from trime.memory.evicting import EvictingTokenMemory
 from trime.memory.fifo import FifoTokenMemory
@@ -21,8 +21,6 @@ class LongMemory(Memory):
     a memory for each size (``evicting``).
     """
 
-    stores_text = True
-
     def __init__(
         self,
         sizes: list[int],
@@ -32,6 +30,7 @@ class LongMemory(Memory):
         metric: Metric = "ip",
         selective: bool = False,
     ):
+        self.carries = Carried.TEXT if across_documents else Carried.DOCUMENT
         self.memory: FifoTokenMemory | EvictingTokenMemory
         if policy.keeps_newest and not selective:
             self.memory = FifoTokenMemory(sizes, across_documents, include_window, metric)

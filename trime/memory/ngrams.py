@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trime.memory.base import Entries, Memory, Window
+from trime.memory.base import Carried, Entries, Memory, Window
 from trime.memory.ngrams_cpu import counts_in_document, counts_in_text, rehash, suffix_range
 from trime.types import Float, Mass, Tensor
 
@@ -77,7 +77,7 @@ class Ngrams(Memory):
     Counts have no temperature: ``mass`` is that of the longest context that occurred.
     """
 
-    stores_text = True
+    carries = Carried.DOCUMENT
 
     def __init__(self, orders: list[int]):
         if not orders or sorted(set(orders)) != list(orders) or orders[0] < 1:

@@ -12,10 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.corpus import VocabularySource
 from trime.data.segments import training_segments
-from trime.engines.base import Advance, Engine, Job, MakePart
+from trime.engines.base import Engine, Job
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
+from trime.pipeline.parts import ArtefactInParts, Parts
 from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.processes import launch_workers
 from trime.pipeline.rows import MixtureSpecs, memories_of, rows_of
@@ -90,7 +91,7 @@ class Plan:
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
         cut = partial(training_segments, length=self.config.segments.length, bounded=self.config.segments.bounded)
         trained = self.config.train.updates and not self.config.checkpoint
-        return Pack(self.config, self.corpus, cut) if needed and trained else None
+        return Pack(self.config, self.corpus, cut, self.run_parts) if needed and trained else None
 
     @cached_property
     def model(self) -> Artefact:
@@ -126,12 +127,13 @@ class Plan:
         portion = Portion.from_config(self.config, section, split)
         return Encode(self.config, portion, corpus, self.model, self.windows(self.config), self.run_parts)
 
-    def run_parts(self, artefact: Artefact, folder: Path, make: MakePart, numbers: list[int], advance: Advance) -> None:
-        """Make parts of an artefact by the configured engine; ``make`` does so in this process."""
+    def run_parts(self, artefact: ArtefactInParts, parts: Parts, bar: Any) -> None:
+        """Make the missing parts of an artefact by the configured engine."""
         engine: Engine = instantiate(self.config.engine)
         settings = OmegaConf.to_yaml(self.config, resolve=True)
-        job = Job(partial(open_parts, type(self)), settings, artefact.stage, artefact.name, folder)
-        engine.run(job, make, numbers, advance)
+        job = Job(partial(open_parts, type(self)), settings, artefact.stage, artefact.name, parts.folder)
+        bar.update(parts.done())
+        engine.run(job, parts.make, parts.missing(), bar.update)
 
     def check_text(self) -> None:
         """Raise UserError, before a model is trained, if a later stage could not work with this text."""
@@ -173,7 +175,7 @@ class Plan:
     @cached_property
     def tune(self) -> TunedRows:
         """The tuned settings of every row, with the fitted mixture if there is one."""
-        return build_tune(self.config, self.table, self.valid, self.memories)
+        return build_tune(self.config, self.table, self.valid, self.memories, self.run_parts)
 
     @cached_property
     def table(self) -> MixtureSpecs:
@@ -188,7 +190,7 @@ class Plan:
     @cached_property
     def evaluate(self) -> TestResults:
         """The results on the test split."""
-        return Evaluate(self.config, self.test, self.tune)
+        return Evaluate(self.config, self.test, self.tune, self.run_parts)
 
     @cached_property
     def analysis(self) -> RunAnalysis | None:

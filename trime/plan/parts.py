@@ -19,5 +19,5 @@ def open_parts(plan_of: Callable[[DictConfig], Any], job: Job) -> MakePart:
     if device_of(config).type == "cpu":
         prepare_cpu()
     (artefact,) = [artefact for artefact in plan_of(config).made_by(job.stage) if artefact.name == job.name]
-    make: MakePart = artefact.open_parts(job.folder)
+    make: MakePart = artefact.open_parts(job.folder).make
     return make

@@ -50,7 +50,7 @@ class TranslationPlan(Plan):
     def pack(self) -> Pack | None:
         """The neighbours of training sentences, if batches are made from them."""
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours and not self.config.checkpoint
-        return Pack(self.config, self.corpus, sentence_segments) if needed else None
+        return Pack(self.config, self.corpus, sentence_segments, self.run_parts) if needed else None
 
     @cached_property
     def tune(self) -> TuneByBleu:
@@ -68,12 +68,12 @@ class TranslationPlan(Plan):
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
         index = BuildIndex(config, self.store, self.max_neighbours) if uses_external(config) else None
         memories = Memories(config, self.table, Sources(index, self.corpus, config.datastore.split))
-        return build_tune(config, self.table, self.valid, memories)
+        return build_tune(config, self.table, self.valid, memories, self.run_parts)
 
     @cached_property
     def evaluate(self) -> EvaluateTranslations:
         """The results on the test split."""
-        losses = Evaluate(self.config, self.test, self.tune)
+        losses = Evaluate(self.config, self.test, self.tune, self.run_parts)
         return EvaluateTranslations(self.config, losses, Translate(self.config, self.test, self.tune))
 
     @property

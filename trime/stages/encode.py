@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import sequential_batches
 from trime.data.segments import Segments
-from trime.engines.base import Advance, MakePart
+from trime.engines.base import Advance
 from trime.errors import UserError
 from trime.io import check_room, complete_lines, write_tensors
 from trime.memory.base import Window
@@ -31,6 +31,7 @@ from trime.metrics import ResourceUsage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, POSITIONS, check_positions, open_network, reading_settings
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.precision import autocast, resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
 from trime.progress import Progress
@@ -41,13 +42,11 @@ from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, contexts_o
 
 log = logging.getLogger(__name__)
 
-RunParts = Callable[[Artefact, Path, MakePart, list[int], Advance], None]  # makes parts of an artefact by the engine
-
 SHARD = 2**17  # the largest number of tokens in a shard, context included
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
 
-class Encode(Artefact):
+class Encode(ArtefactInParts):
     """A portion of a corpus encoded by the model, window by window."""
 
     kind, format = "encode", 2
@@ -83,18 +82,17 @@ class Encode(Artefact):
         return self.windowing.cut(corpus, self.portion)
 
     def build(self, folder: Path) -> None:
-        meter, shards = ResourceUsage(), self.open(folder)
+        meter, shards = ResourceUsage(), self.open_parts(folder)
         windows, network = shards.windows, shards.reader.network
         if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
             self.forecast(folder, Reader(network), shards.corpus, windows, shards.device)
         with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}") as bar:
-            missing = [number for number in range(shards.count) if not shards.file(number).exists()]
-            bar.update(windows.scored() - sum(shards.part(number).scored() for number in missing))
             if network.is_stateful:  # each shard needs the state after the one before it
-                for number in missing:
+                bar.update(shards.done())
+                for number in shards.missing():
                     shards.make(number, bar.update)
             else:
-                self.run_parts(self, folder, shards.make, missing, bar.update)
+                self.run_parts(self, shards, bar)
         content = {
             "tokens": windows.scored(),
             "seconds": round(sum(map(float, complete_lines(folder / "seconds.txt"))), 3),
@@ -103,11 +101,7 @@ class Encode(Artefact):
         }
         (folder / "encode.json").write_text(json.dumps(content | self.origin(shards.corpus), indent=1))
 
-    def open_parts(self, folder: Path) -> MakePart:
-        """Return what makes the shards of this artefact, for an engine."""
-        return self.open(folder).make
-
-    def open(self, folder: Path) -> EncodedShards:
+    def open_parts(self, folder: Path) -> EncodedShards:
         """Load corpus and model; UserError if the model cannot read these windows."""
         corpus = self.corpus.corpus()
         network, description = open_network(self.model.path(), self.config)
@@ -203,14 +197,15 @@ class Encode(Artefact):
         return {name: column.cpu() for name, column in columns.items()}
 
 
-class EncodedShards:
+class EncodedShards(Parts):
     """The shards of windows that ``encode`` cuts, each a file in ``folder``."""
 
     def __init__(self, encode: Encode, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any):
         self.encode, self.folder, self.reader = encode, folder, reader
         self.corpus, self.windows, self.device = corpus, windows, device
         self.length = max(1, SHARD // int(windows.length.max()))  # windows of a shard
-        self.count = -(-len(windows) // self.length)
+        starts = range(0, len(windows), self.length)
+        self.sizes = [windows.take(slice(start, start + self.length)).scored() for start in starts]
 
     def part(self, number: int) -> Segments:
         """Return the windows of a shard."""
@@ -262,17 +257,20 @@ def reader_state_file(folder: Path, shard: int) -> Path:
     return folder / f"carried-{shard:05d}.partial"
 
 
-def read_windows(folder: Path, device: torch.device) -> Iterator[Window]:
-    """Yield the windows of an encoded split in the order of the stream, on the device where memories are read."""
+def read_windows(folder: Path, device: torch.device, low: int = 0, high: int | None = None) -> Iterator[Window]:
+    """Yield the windows of an encoded split in the order of the stream, on the device where memories are read.
+
+    ``low`` and ``high``: the numbers of the first token and of the one after the last, where windows begin.
+    """
     names = ("g", "token", "document", "segment", "position", "scored", "target", "total")
     shards = Shards(folder)
     gated = "gate" in shards.files[0].keys()  # noqa: SIM118 (safetensors' files are not dictionaries)
-    for columns in shards.iter_columns(*names, *(["gate"] if gated else [])):
+    for columns in shards.iter_columns(*names, *(["gate"] if gated else []), first=low, last=high):
         g, token, document, segment, position, scored, target, total, *gate = (column.to(device) for column in columns)
         positions = TokenPosition(document.long(), segment.long(), position.long())
         contexts = Contexts(g.float(), token.long(), positions)
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
-        for low, high in pairwise(edges):
-            context = int((~scored[low:high]).sum())
-            mass = Mass(*(part[low + context : high] for part in (target, total, *gate)))
-            yield Window(contexts.take(slice(low, high)), context, mass)
+        for begin, end in pairwise(edges):
+            context = int((~scored[begin:end]).sum())
+            mass = Mass(*(part[begin + context : end] for part in (target, total, *gate)))
+            yield Window(contexts.take(slice(begin, end)), context, mass)

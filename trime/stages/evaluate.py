@@ -1,4 +1,7 @@
-"""evaluate: scores the test split once with the tuned settings, each row in its own pass to measure speed and memory."""
+"""evaluate: scores the test split once with the tuned settings, each row in its own pass to measure speed and memory.
+
+The pass is made in parts, each of them a file until the artefact is finished.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
 
+from trime.engines.base import Advance
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.frequency import TokenMeans, dev_frequency
 from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.mixture_spec import MixtureSpec
-from trime.io import plain, write_atomically
+from trime.evaluation.scorer import Scorer
+from trime.io import plain, write_tensors
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
-from trime.metrics import ResourceUsage
+from trime.metrics import ResourceUsage, Usage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import memory_settings
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, read_part
+from trime.progress import Progress
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, TunedRows, build_scorer, with_progress
+from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
+from trime.stages.tune import TunedRows
 
 
 class TestResults(Artefact):
@@ -31,15 +40,15 @@ class TestResults(Artefact):
         return self.read("rows.json")
 
 
-class Evaluate(TestResults):
+class Evaluate(TestResults, ArtefactInParts):
     """Loss and perplexity of every row on the test split: ``rows.json``."""
 
-    kind, format = "evaluate", 5
+    kind, format = "evaluate", 6
     depends_on, unhashed = SCORING, ("model", "eviction")
 
-    def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows):
+    def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows, run_parts: RunParts):
         super().__init__(config)
-        self.encoded, self.tune = encoded, tune
+        self.encoded, self.tune, self.run_parts = encoded, tune, run_parts
 
     def needs(self) -> list[Artefact]:
         return [self.encoded, self.tune]
@@ -47,37 +56,37 @@ class Evaluate(TestResults):
     def settings(self) -> Any:
         return super().settings() | {"memory": memory_settings(self.config)}  # the table names it
 
-    def build(self, folder: Path) -> None:
-        results = [self.evaluate_row(number, row, folder / f"row-{number}.json") for number, row in enumerate(self.tune.rows())]
-        (folder / "rows.json").write_text(json.dumps(results, indent=1))
+    def open_parts(self, folder: Path) -> EvaluateParts:
+        return EvaluateParts(self, folder)
 
-    def evaluate_row(self, number: int, row: MixtureSpec | FittedMixtureSpec, file: Path) -> dict[str, Any]:
-        """Return the results of one row over the whole split; a killed run finds them in ``file`` and resumes after it."""
-        if file.exists():
-            return json.loads(file.read_text())
-        corpus, score_window = self.encoded.corpus.corpus(), row.window_scorer()
-        memories = self.tune.for_row(number).memories
-        scorer = build_scorer(self.config, [row], memories, self.encoded)  # before the clock starts: it may open an index
-        meter, sums, shares = ResourceUsage(), LossSums(), TokenMeans(len(corpus.vocabulary))
-        for window, (masses,) in scorer.masses(with_progress(self.encoded, row.label)):
-            score = score_window(window, masses)
-            sums.add(window, score)
+    def build(self, folder: Path) -> None:
+        parts = self.open_parts(folder)
+        with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"evaluate {self.encoded.split}") as bar:
+            self.run_parts(self, parts, bar)
+        results = [self.row_result(row, files) for row, files in zip(parts.rows, parts.files_by_row(), strict=True)]
+        (folder / "rows.json").write_text(json.dumps(results, indent=1))
+        parts.remove()
+
+    def row_result(self, row: MixtureSpec | FittedMixtureSpec, files: list[Path]) -> dict[str, Any]:
+        """Return the results of one row over the whole split, from the files of its parts."""
+        corpus, information = self.encoded.corpus.corpus(), self.encoded.summary()
+        sums, shares, usage, search = LossSums(), TokenMeans(len(corpus.vocabulary)), Usage(), {}
+        usage.add(information)
+        for tensors, note in map(read_part, files):
+            sums.put_tensors(columns_of(tensors, "losses"))
             if row.memories:
-                of_vocabulary = score_window.vocabulary_log_prob(window, masses)
-                shares.add(window.query.token, 1 - (of_vocabulary - score)[0, 0].double().exp())
+                shares.add(tensors["token"], tensors["share"])
+            usage.add(note)
+            search = note["search"]
         result = summarize_row(row, sums)
         if row.memories:  # the share of P(target) that comes from memories
             result["memory_share"] = shares.buckets(dev_frequency(corpus))
-        information = self.encoded.summary()
-        seconds = meter.seconds + information["seconds"]
-        result |= {
-            **describe_search(scorer.memories),
+        return result | {
+            **search,
             **self.memory_limits(result["tuned"].get("memory_size")),
-            "tokens_per_second": round(result["tokens"] / max(seconds, 1e-9), 1),
-            "peak_memory_mb": max(meter.peak_memory_mb, information["peak_memory_mb"]),
+            "tokens_per_second": round(result["tokens"] / max(usage.seconds, 1e-9), 1),
+            "peak_memory_mb": usage.peak_memory_mb,
         }
-        write_atomically(file, json.dumps(result))
-        return result
 
     def memory_limits(self, long: int | None) -> dict[str, Any]:
         """Return size and eviction policy of the long memory, or else of the memory inside the model."""
@@ -85,6 +94,53 @@ class Evaluate(TestResults):
         second = {"model_memory_size": inside} if long and inside else {}
         size = long or inside
         return {"memory_size": size, "eviction": policy_name(plain(self.config.eviction)) if size else None} | second
+
+
+class EvaluateParts(Parts):
+    """Parts of the test split for one row after the other: summed losses, and the share of P(target) from memories by token."""
+
+    def __init__(self, evaluate: Evaluate, folder: Path):
+        self.evaluate, self.folder = evaluate, folder
+        self.rows, memories = evaluate.tune.rows(), evaluate.tune.memories
+        cuts = [text_parts(evaluate.encoded, max(row.carries, memories.carried(row.memories))) for row in self.rows]
+        self.parts = [(row, place, part) for row, cut in enumerate(cuts) for place, part in enumerate(cut)]
+        self.sizes = [part.tokens for _, _, part in self.parts]
+        self.opened: tuple[int, Scorer] | None = None
+
+    def file(self, number: int) -> Path:
+        row, place, _ = self.parts[number]
+        return self.folder / f"row-{row}-part-{place:05d}.safetensors"
+
+    def files_by_row(self) -> list[list[Path]]:
+        """Return the files of each row's parts, in order."""
+        owners = [row for row, _, _ in self.parts]
+        pairs = [*zip(owners, self.files(), strict=True)]
+        return [[file for owner, file in pairs if owner == row] for row in range(len(self.rows))]
+
+    def scorer(self, row: int) -> Scorer:
+        """Return the scorer of a row, which is kept until that of another row is asked for."""
+        if self.opened is None or self.opened[0] != row:
+            evaluate, self.opened = self.evaluate, None  # the memories of another row may be large
+            memories = evaluate.tune.for_row(row).memories
+            self.opened = row, build_scorer(evaluate.config, [self.rows[row]], memories, evaluate.encoded)
+        return self.opened[1]
+
+    def make(self, number: int, advance: Advance) -> None:
+        place, _, part = self.parts[number]
+        row, scorer = self.rows[place], self.scorer(place)  # before the clock starts: it may open an index
+        meter, sums, score_window, tokens, shares = ResourceUsage(), LossSums(), row.window_scorer(), [], []
+        for window, (masses,) in scorer.masses(windows_of(self.evaluate.encoded, part)):
+            score = score_window(window, masses)
+            sums.add(window, score)
+            if row.memories:
+                of_vocabulary = score_window.vocabulary_log_prob(window, masses)
+                tokens.append(window.query.token)
+                shares.append(1 - (of_vocabulary - score)[0, 0].double().exp())
+            advance(len(window.vocabulary.total))
+        tensors = {f"losses.{name}": column for name, column in sums.tensors().items()}
+        if row.memories:
+            tensors |= {"token": torch.cat(tokens).cpu(), "share": torch.cat(shares).cpu()}
+        write_tensors(self.file(number), tensors, meter.note() | {"search": describe_search(scorer.memories)})
 
 
 def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:
@@ -96,6 +152,7 @@ def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:
 
 def policy_name(policy: dict[str, Any]) -> str:
     """Return a policy's name and main settings: ``lra_sum c=2``, ``lfa c=1 gamma=0.05``, ``lru top_k=32``."""
-    settings = {"c": (policy.get("initial") or {}).get("c")} | {key: policy.get(key) for key in ("gamma", "sinks", "top_k")}
+    settings = {"c": (policy.get("initial") or {}).get("c")} | {key: policy.get(key) for key in ("gamma", "top_k")}
+    settings |= {"sinks": policy.get("sinks") or None}
     words = [f"{key}={value:g}" for key, value in settings.items() if value is not None]
     return " ".join([str(policy["_target_"]).split(".")[-2], *words])

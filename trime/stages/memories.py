@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.evaluation.scorer import memory_names
 from trime.io import plain
-from trime.memory.base import Memory
+from trime.memory.base import Carried, Memory
 from trime.memory.external import ExternalMemory
-from trime.memory.ngrams import TextNgrams
+from trime.memory.ngrams import Ngrams, TextNgrams
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.rows import MixtureSpecs
 from trime.pipeline.settings import Configured, plain_settings
@@ -36,6 +36,8 @@ class Sources:
 
 class StoredMemory(ABC):
     """A memory that is read from artefacts; memories without artefacts are instantiated directly."""
+
+    carries: Carried = Carried.NOTHING  # of the opened memory
 
     @abstractmethod
     def needs(self, sources: Sources) -> list[Artefact]:
@@ -59,6 +61,8 @@ class DatastoreMemory(StoredMemory):
 
 class TextNgram(StoredMemory):
     """n-grams of the whole text of datastore.split, even if the datastore holds only some of its tokens."""
+
+    carries = Ngrams.carries
 
     def __init__(self, orders: list[int]):
         self.orders = orders
@@ -95,6 +99,10 @@ class Memories(Configured):
         """Return the memories that are read from artefacts, by name."""
         kinds = {name: self.kind(name, []) for name in self.names}
         return {name: kind for name, kind in kinds.items() if isinstance(kind, StoredMemory)}
+
+    def carried(self, names: set[str]) -> Carried:
+        """Return what of the text read so far any of the named memories carries to the next window."""
+        return max((self.kind(name, []).carries for name in names), default=Carried.NOTHING)
 
     def needs(self) -> list[Artefact]:
         """Return the artefacts that the memories are read from."""

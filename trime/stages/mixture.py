@@ -24,6 +24,7 @@ from trime.mixtures.experts import ExpertMasses, History, Mixture, log_mixture
 from trime.mixtures.folds import folds
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
+from trime.pipeline.parts import RunParts
 from trime.pipeline.rows import MixtureSpecs
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
@@ -83,9 +84,9 @@ class TuneMixture(TunedRows):
         return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
 
 
-def build_tune(config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories) -> TunedRows:
+def build_tune(config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories, run_parts: RunParts) -> TunedRows:
     """Return the artefact that tunes the rows of an experiment, and fits its mixture if it has one to be fitted."""
-    grid = Tune(config, table, encoded, memories)
+    grid = Tune(config, table, encoded, memories, run_parts)
     return TuneMixture(config, grid) if grid.fitted_row else grid
 
 
@@ -144,7 +145,6 @@ def sum_by_document(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> L
     for number, size in zip(*(part.tolist() for part in document.unique_consecutive(return_counts=True)), strict=True):
         for part, first in enumerate(range(start, start + size, PART_TOKENS)):
             part_loss = loss[first : min(first + PART_TOKENS, start + size)]
-            sums.documents.add(number)
             sums.put((number, part), part_loss.double().sum()[None, None], len(part_loss))
         start += size
     return sums

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,24 +15,25 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from trime.data.segments import parse_token_count
+from trime.engines.base import Advance
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, MassCollector
 from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
 from trime.io import write_tensors
-from trime.memory.base import Memory, Window
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
-from trime.metrics import ResourceUsage
-from trime.mixtures.experts import ExpertMasses
+from trime.metrics import ResourceUsage, Usage
+from trime.mixtures.experts import ExpertMasses, concat_masses
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.processes import device_of
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, read_part
 from trime.pipeline.rows import MixtureSpecs
 from trime.pipeline.settings import Keys
 from trime.progress import Progress
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
+from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
 from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,6 @@ GRIDS = {  # the grid of a tuned value, where its name is another
     "cache_lambda": "interpolation_share",
     "lambda": "interpolation_share",
 }
-SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that build_scorer reads
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
@@ -68,16 +69,16 @@ class TunedRows(Artefact):
         return self
 
 
-class Tune(TunedRows):
+class Tune(TunedRows, ArtefactInParts):
     """The best settings on the grid, with their loss: ``tuned.json``, and masses for the mixture that is to be fitted."""
 
-    kind, format = "tune", 5
+    kind, format = "tune", 6
     depends_on: ClassVar[Keys] = ("tune", *SCORING)
     unhashed: ClassVar[Keys] = ("mixture.tokens",)
 
-    def __init__(self, config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories):
+    def __init__(self, config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories, run_parts: RunParts):
         super().__init__(config, encoded, memories)
-        self.table = table
+        self.table, self.run_parts = table, run_parts
 
     def needs(self) -> list[Artefact]:
         return [self.encoded, *self.memories.needs()]
@@ -99,19 +100,26 @@ class Tune(TunedRows):
         """Return the rows whose settings are searched on the grid."""
         return [row for row in self.table if isinstance(row, MixtureSpec)]
 
+    def open_parts(self, folder: Path) -> TuneParts:
+        return TuneParts(self, folder)
+
     def build(self, folder: Path) -> None:
-        meter, encoded = ResourceUsage(), self.encoded
-        rows, fitted = self.grid_rows(), [self.fitted_row] if self.fitted_row else []
-        scorer = build_scorer(self.config, [*rows, *fitted], self.memories, encoded)
-        sums = [LossSums() for _ in rows]
-        collectors = [MassCollector(row, parse_token_count(self.config.mixture.tokens)) for row in fitted]
-        for window, masses in scorer.masses(with_progress(encoded, "tune")):
-            for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):
-                row_sums.add(window, row.score(window.vocabulary, row_masses))
-            for collector in collectors:
-                collector.add(window, masses[-1])
-        for collector in collectors:
-            save_masses(collector, folder, scorer.memories)
+        parts, rows = self.open_parts(folder), self.grid_rows()
+        with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"tune {self.encoded.split}") as bar:
+            self.run_parts(self, parts, bar)
+        sums, masses, usage = [LossSums() for _ in rows], [], Usage()
+        for tensors, note in map(read_part, parts.files()):
+            usage.add(note)
+            for number, row_sums in enumerate(sums):
+                row_sums.put_tensors(columns_of(tensors, f"row-{number}"))
+            if collected := columns_of(tensors, "masses"):
+                masses.append(ExpertMasses(**collected))
+                experts, counts = note["experts"], note["counts"]
+        if masses:
+            assert self.fitted_row
+            write_tensors(folder / "expert_masses.safetensors", concat_masses(masses)._asdict())
+            in_order = {name: experts[name] for name in self.fitted_row.memory_order}
+            (folder / "expert_masses.json").write_text(json.dumps({"experts": in_order, "counts": counts}))
         results = [summarize_row(row, row_sums) for row, row_sums in zip(rows, sums, strict=True)]
         for result in results:
             result["at_grid_edge"] = at_grid_edge(result["tuned"], self.config.tune)
@@ -120,11 +128,13 @@ class Tune(TunedRows):
                 log.warning(
                     f"tune: {result['memories']}: {best} is at the edge of the grid: widen tune.{GRIDS.get(name, name)}"
                 )
-        content = {"rows": results, "seconds": round(meter.seconds, 1), "peak_memory_mb": meter.peak_memory_mb}
-        if external := scorer.memories.get("external"):
+        content = {"rows": results, "seconds": round(usage.seconds, 1), "peak_memory_mb": usage.peak_memory_mb}
+        if "external" in memory_names(self.table):
+            external = parts.scorer.memories["external"]
             assert isinstance(external, ExternalMemory)
-            content["recall"] = recall(external.nearest, encoded.path())
+            content["recall"] = recall(external.nearest, self.encoded.path())
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
+        parts.remove()
 
     def tuned(self) -> dict[str, Any]:
         return self.read("tuned.json")
@@ -139,11 +149,41 @@ class Tune(TunedRows):
         return [row.at(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
 
 
-def save_masses(collector: MassCollector, folder: Path, memories: dict[str, Memory]) -> None:
-    """Write ``expert_masses.safetensors``, and ``expert_masses.json`` with the number of each memory's experts."""
-    write_tensors(folder / "expert_masses.safetensors", collector.masses()._asdict())
-    description = {"experts": collector.experts, "counts": collector.counts(memories)}
-    (folder / "expert_masses.json").write_text(json.dumps(description))
+class TuneParts(Parts):
+    """Parts of the validation split: summed losses of every row's grid, and the masses for a mixture that is to be fitted."""
+
+    def __init__(self, tune: Tune, folder: Path):
+        self.tune, self.folder = tune, folder
+        self.parts = text_parts(tune.encoded, tune.memories.carried(memory_names(tune.table)))
+        self.sizes = [part.tokens for part in self.parts]
+
+    def file(self, number: int) -> Path:
+        return self.folder / f"part-{number:05d}.safetensors"
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The scorer of all rows, the one whose mixture is fitted last."""
+        rows, fitted = self.tune.grid_rows(), self.tune.fitted_row
+        return build_scorer(self.tune.config, [*rows, *([fitted] if fitted else [])], self.tune.memories, self.tune.encoded)
+
+    def make(self, number: int, advance: Advance) -> None:
+        rows, fitted, part, scorer = self.tune.grid_rows(), self.tune.fitted_row, self.parts[number], self.scorer
+        meter, sums = ResourceUsage(), [LossSums() for _ in rows]
+        limit = parse_token_count(self.tune.config.mixture.tokens) if fitted else None
+        collector = MassCollector(fitted, None if limit is None else limit - part.before) if fitted else None
+        for window, masses in scorer.masses(windows_of(self.tune.encoded, part)):
+            for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):
+                row_sums.add(window, row.score(window.vocabulary, row_masses))
+            if collector:
+                collector.add(window, masses[-1])
+            advance(len(window.vocabulary.total))
+        note, tensors = meter.note(), dict[str, Tensor]()
+        for place, row_sums in enumerate(sums):
+            tensors |= {f"row-{place}.{name}": column for name, column in row_sums.tensors().items()}
+        if collector and collector.parts:
+            tensors |= {f"masses.{name}": column for name, column in collector.masses()._asdict().items()}
+            note |= {"experts": collector.experts, "counts": collector.counts(scorer.memories)}
+        write_tensors(self.file(number), tensors, note)
 
 
 def at_grid_edge(tuned: dict[str, float], grid: Any) -> list[str]:
@@ -169,22 +209,3 @@ def sample_queries(folder: Path) -> Float[Tensor, "n d"]:
     """Return SAMPLE queries of an encoded split at even distances."""
     queries = torch.cat([window.query.g for window in read_windows(folder, torch.device("cpu"))])
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
-
-
-def build_scorer(
-    config: DictConfig, rows: Sequence[MixtureSpec | FittedMixtureSpec], memories: Memories, encoded: Encode
-) -> Scorer:
-    """Return a scorer of rows, with the memories that they use opened for the queries of an encoded split."""
-    sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
-    opened = memories.open_all(encoded.summary(), sizes, memory_names(rows))
-    return Scorer(rows, opened, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
-
-
-def with_progress(encoded: Encode, title: str) -> Iterator[Window]:
-    """Yield the windows of an encoded split under a progress bar."""
-    folder = encoded.path()
-    total = encoded.summary()["tokens"]
-    with Progress(total=total, unit="tok", unit_scale=True, desc=f"{title} {encoded.split}") as bar:
-        for window in read_windows(folder, device_of(encoded.config)):
-            yield window
-            bar.update(len(window.vocabulary.total))

@@ -39,10 +39,14 @@ class Shards:
         """Return a column of all shards."""
         return torch.cat([file.get_tensor(name) for file in self.files])
 
-    def iter_columns(self, *names: str) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the named columns, shard by shard."""
+    def iter_columns(self, *names: str, first: int = 0, last: int | None = None) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the named columns, shard by shard; of the entries ``first`` to ``last``."""
+        end = 0
         for file in self.files:
-            yield tuple(file.get_tensor(name) for name in names)
+            start, end = end, end + file.get_slice(names[0]).get_shape()[0]
+            low, high = max(first, start) - start, (end if last is None else min(last, end)) - start
+            if low < high:
+                yield tuple(file.get_slice(name)[low:high] for name in names)
 
 
 DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors files

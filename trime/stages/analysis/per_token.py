@@ -10,7 +10,8 @@ from typing import Any
 from trime.evaluation.scorer import ScoredWindow
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, TunedRows, build_scorer, with_progress
+from trime.stages.scoring import SCORING, build_scorer, with_progress
+from trime.stages.tune import TunedRows
 
 FILE = "tokens.jsonl"
 DIGITS = 6  # decimals of probabilities and weights

@@ -21,7 +21,8 @@ from trime.memory.retrieval.search import CachedSearch
 from trime.metrics import perplexity
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
-from trime.stages.tune import SCORING, TunedRows, build_scorer, with_progress
+from trime.stages.scoring import SCORING, build_scorer, with_progress
+from trime.stages.tune import TunedRows
 from trime.types import Bool, Contexts, Tensor
 
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for

@@ -27,7 +27,7 @@ from trime.stages.analysis.weights import Weights, bins_of
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, fit_mixture, sum_by_document
-from trime.stages.tune import SCORING, build_scorer, with_progress
+from trime.stages.scoring import SCORING, build_scorer, with_progress
 
 
 class Subsets(Artefact):

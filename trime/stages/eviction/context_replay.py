@@ -25,7 +25,8 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.processes import DEVICE, device_of
 from trime.stages.encode import Encode, read_windows
 from trime.stages.eviction.replay import Replay, ReplayedDocument, ReplayResult
-from trime.stages.tune import SCORING, TunedRows
+from trime.stages.scoring import SCORING
+from trime.stages.tune import TunedRows
 from trime.types import Float, Int, Tensor
 
 NO_ROW = "stages=[replay] needs a row with long and without external memory: experiment=trime_long; or experiment=memorizing"

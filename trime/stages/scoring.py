@@ -1,0 +1,77 @@
+"""Passes over an encoded split in which rows are scored with their memories, in parts that do not depend on one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from omegaconf import DictConfig
+
+from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.mixture_spec import MixtureSpec
+from trime.evaluation.scorer import Scorer, memory_names
+from trime.memory.base import Carried, Window
+from trime.memory.retrieval.datastore import Shards
+from trime.pipeline.processes import device_of
+from trime.progress import Progress
+from trime.stages.encode import Encode, read_windows
+from trime.stages.memories import Memories
+
+SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that build_scorer reads
+PART = 2**14  # scored tokens of a part, at least
+
+
+class TextPart(NamedTuple):
+    """Rows ``low`` to ``high`` of an encoded split; ``before`` scored tokens come before its own ``tokens``."""
+
+    low: int
+    high: int
+    before: int
+    tokens: int
+
+
+def text_parts(encoded: Encode, carried: Carried) -> list[TextPart]:
+    """Cut an encoded split so that nothing is carried into a part: between windows, between documents, or not at all."""
+    columns = Shards(encoded.path()).iter_columns("segment", "document", "scored")
+    first, document, scored = (torch.cat(parts) for parts in zip(*((starts(s), d, k) for s, d, k in columns), strict=True))
+    if encoded.config.compatibility.sorted_windows and carried:
+        carried = Carried.TEXT  # windows of a document do not follow one another
+    cuts = {Carried.NOTHING: first, Carried.DOCUMENT: starts(document), Carried.TEXT: torch.zeros_like(first)}[carried]
+    before = torch.cat([scored.new_zeros(1, dtype=torch.long), scored.cumsum(0)])
+    edges = [0]
+    for row in cuts.nonzero().flatten().tolist():
+        if before[row] - before[edges[-1]] >= PART:
+            edges.append(row)
+    edges.append(len(scored))
+    return [TextPart(low, high, int(before[low]), int(before[high] - before[low])) for low, high in pairwise(edges)]
+
+
+def starts(number: torch.Tensor) -> torch.Tensor:
+    """Return the mask of the elements that differ from the one before; the first one does."""
+    return torch.cat([torch.ones(1, dtype=torch.bool), number.diff() != 0])
+
+
+def build_scorer(
+    config: DictConfig, rows: Sequence[MixtureSpec | FittedMixtureSpec], memories: Memories, encoded: Encode
+) -> Scorer:
+    """Return a scorer of rows, with the memories that they use opened for the queries of an encoded split."""
+    sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
+    opened = memories.open_all(encoded.summary(), sizes, memory_names(rows))
+    return Scorer(rows, opened, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
+
+
+def windows_of(encoded: Encode, part: TextPart) -> Iterator[Window]:
+    """Yield the windows of a part."""
+    return read_windows(encoded.path(), device_of(encoded.config), part.low, part.high)
+
+
+def with_progress(encoded: Encode, title: str) -> Iterator[Window]:
+    """Yield the windows of an encoded split under a progress bar."""
+    folder = encoded.path()
+    total = encoded.summary()["tokens"]
+    with Progress(total=total, unit="tok", unit_scale=True, desc=f"{title} {encoded.split}") as bar:
+        for window in read_windows(folder, device_of(encoded.config)):
+            yield window
+            bar.update(len(window.vocabulary.total))
