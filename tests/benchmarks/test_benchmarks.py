@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +203,10 @@ def test_startup(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_engines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model is made once, then each engine encodes the same text anew."""
+    """A model is made once, then each engine makes every stage's artefacts anew."""
     commands: list[list[str]] = []
     monkeypatch.setattr(engines, "run", commands.append)
     found = bench("engines", "--tokens", "1000", "--rounds", "2")
-    assert [row["what"] for row in found["rows"]] == ["encode, one process", "encode, two processes"]
-    assert "stages=[prepare,fit]" in commands[0] and len(commands) == 5
-    assert sum("engine=processes" in command for command in commands) == 2 and len(found["claims"]) == 1
+    assert [(row["what"], row["by"]) for row in found["rows"]] == [*product(engines.MADE, engines.ENGINES)]
+    assert commands[0][-1].startswith("stages=[prepare") and len(commands) == 1 + 2 * 2 * len(engines.MADE)
+    assert sum("engine=processes" in command for command in commands) == 2 * len(engines.MADE) == 2 * len(found["claims"])

@@ -99,7 +99,14 @@ def test_help_of_nothing(topic: str, said: str) -> None:
 
 
 def test_rules_of_groups_are_of_settings_that_exist() -> None:
-    chosen = "experiment=trime_ext", "experiment=trime_mt", "dataset=folder", "questions=passkey", "engine=processes"
+    chosen = (
+        "experiment=trime_ext",
+        "experiment=trime_mt",
+        "dataset=folder",
+        "questions=passkey",
+        "engine=processes",
+        "engine=ray",
+    )
     known = [plain(compose_config()), *(plain(compose_config(word)) for word in chosen)]
     known += [plain(compose_config("model=pretrained", "+model.lora={rank: 1, alpha: 1, dropout: 0.0}", "model.name=x"))]
     for key in PARTS | PRETRAINED:

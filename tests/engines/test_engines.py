@@ -110,18 +110,22 @@ def is_running(process: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize("name", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def test_artefacts_are_the_same_by_several_processes(
-    tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((encode, "SHARD"), (pack, "QUERIES"), (scoring, "PART")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # restored after the test
+    if name == "ray":
+        pytest.importorskip("ray", reason="pip install -e '.[cluster]'").shutdown()
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for module, setting in ((encode, "SHARD"), (pack, "QUERIES"), (scoring, "PART")):
+        monkeypatch.setattr(module, setting, getattr(module, setting))  # restored after the test
     cut_small()
     monkeypatch.setattr(language_model, "open_parts", open_small_parts)
     contents = []
     text = "dataset=folder", f"dataset.path={text_folder}", f"paths.data={tmp_path}/data"
     for engine, stages in (
         ("local", "prepare,pack,fit,encode,datastore,tune,evaluate"),
-        ("processes", "pack,encode,tune,evaluate"),
+        (name, "pack,encode,tune,evaluate"),
     ):
         config = tiny(
             *("experiment=trime_ext", "batching.k=2", "evaluate.subsets=none", f"paths.outputs={tmp_path}/outputs"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trime.engines.base import Advance, Job, MakePart
-from trime.engines.processes import THREADS
+from trime.engines.worker import THREADS
 from trime.errors import UserError
 
 SHARD = 512  # tokens of a shard
@@ -30,6 +30,8 @@ def open_part_files(job: Job) -> MakePart:
             os.kill(os.getpid(), signal.SIGKILL)
         if job.settings == "slow":
             time.sleep(600)
+        if job.settings == "a second each":
+            time.sleep(1)
         advance(number)
         advance(1)
         (job.folder / str(number)).write_text(f"{os.getpid()} {os.environ.get(THREADS[0])}")

@@ -115,7 +115,7 @@ def documented_commands() -> list[Any]:
     What users type runs whole; commands that start further processes, and those of measured results, do so as slow tests,
     and settings of the latter are checked.
     """
-    processes = re.compile("hydra/launcher|index.engine=ray|trainer.devices")
+    processes = re.compile("hydra/launcher|engine=ray|trainer.devices")
     measured = dict.fromkeys(commands(RESULTS))
     typed = dict.fromkeys(command for page in PAGES if page != RESULTS for command in commands(page))
     run_whole = [pytest.param(c, marks=pytest.mark.slow) if processes.search(c) else c for c in typed]
@@ -190,7 +190,7 @@ def test_readme_command_runs(
         words = ["-m", *words, *rows]
     if "experiment=ablation/test_memory" in words:
         words = ["-m", *words, "trained_with=plain,local", "tested_with=local"]
-    if any(word.startswith("index.engine=ray") for word in words):
+    if any(word.endswith("engine=ray") for word in words):
         pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
     words = [re.sub(r"^trainer.devices=\d+$", "trainer.devices=2", word) for word in words]
     words += ["hydra.sweeper.n_trials=1"] * ("sweep=optuna" in words)

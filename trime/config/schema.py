@@ -548,6 +548,7 @@ PARTS = {
     "schedule.peak": Rule(at_least=0),
     "engine.workers": COUNT,
     "engine.threads": Rule(at_least=1, whole=True, optional=True),
+    "engine.cores": COUNT,
     "engine.devices": SIZE,
     "optimizer.betas": Rule(at_least=0, below=1, filled=True, many=True),
     "dataset.ratio": Rule(at_least=0, optional=True),

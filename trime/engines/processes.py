@@ -16,12 +16,11 @@ from typing import Any
 
 from trime.engines.base import Advance, Engine, Job, MakePart
 from trime.engines.local import Local
+from trime.engines.worker import LOST, THREADS, make_part
 from trime.errors import UserError
 
 log = logging.getLogger(__name__)
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-LOST = 3  # times that workers may die before a job fails
 IDLE = 60  # seconds that workers wait for the next job
 
 
@@ -131,29 +130,12 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class Worker:
-    """What a worker process has opened last: a job, and what makes its parts."""
-
-    opened: tuple[tuple[str, ...], MakePart] | None = None
-
-
 def start_worker(parent: int, free: Any) -> None:
     """Prepare a worker process: it takes a device if there are any, and ends with the process that started it."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
     if free is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(free.get())
-
-
-def make_part(job: Job, number: int) -> int:
-    """Make a part in a worker process, and return how much work it was; the first one of a job opens it."""
-    key = job.settings, job.stage, job.name, str(job.folder)
-    if Worker.opened is None or Worker.opened[0] != key:
-        Worker.opened = None  # frees what the job before had opened
-        Worker.opened = key, job.open(job)
-    amounts: list[int] = []
-    Worker.opened[1](number, amounts.append)
-    return sum(amounts)
 
 
 def exit_with(parent: int) -> None:

@@ -27,7 +27,7 @@ from trime.config.folder import CONF, PROGRAM
 from trime.config.help import help_text
 from trime.config.messages import message_of
 from trime.config.schema import Trainer
-from trime.engines.processes import THREADS
+from trime.engines.worker import THREADS
 from trime.errors import UserError, install_command
 from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
 

@@ -68,9 +68,10 @@ def check_formats(config: DictConfig) -> None:
         value = OmegaConf.select(config, key)
         if not NAME.fullmatch(value):
             raise UserError(f"{key}={value}: it must be a name, not a path")
-    address = config.index.address
-    if address not in (None, "auto") and ":" not in address:
-        raise UserError(f"index.address={address}: it must be null, auto or HOST:PORT")
+    for key in ("index.address", "engine.address"):
+        address = OmegaConf.select(config, key)
+        if address not in (None, "auto") and ":" not in str(address):
+            raise UserError(f"{key}={address}: it must be null, auto or HOST:PORT")
     max_length = list(config.translation.max_length)
     if len(max_length) != 2 or sum(max_length) <= 0:
         raise UserError(f"translation.max_length={max_length}: it must be two numbers a and b: n pieces become at most a n + b")
@@ -80,8 +81,9 @@ def check_memories(config: DictConfig) -> None:
     """Raise UserError if a memory in training, or of a row at test, cannot be built."""
     if config.index.device == "cuda" and config.index.engine == "local" and not torch.cuda.is_available():
         raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
-    if config.index.engine == "ray" and not find_spec("ray"):
-        raise UserError(f"index.engine=ray needs Ray: {install_command('cluster')}, or index.engine=local")
+    for setting, asked in (("index.engine", config.index.engine == "ray"), ("engine", "address" in config.engine)):
+        if asked and not find_spec("ray"):
+            raise UserError(f"{setting}=ray needs Ray: {install_command('cluster')}, or {setting}=local")
     check_index_factory(config)
     if config.memory.get("_target_"):
         instantiated(config.memory)

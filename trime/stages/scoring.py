@@ -20,7 +20,7 @@ from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
 
 SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that build_scorer reads
-PART = 2**14  # scored tokens of a part, at least
+PART = 2**12  # scored tokens of a part, at least
 
 
 class TextPart(NamedTuple):

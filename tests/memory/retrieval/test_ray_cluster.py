@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from tests.helpers.stores import QUERY, built, stored
 from trime.errors import UserError
-from trime.memory.retrieval.ray_cluster import RaySearch, check_resources
+from trime.memory.retrieval.ray_cluster import RaySearch
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.datastore import open_search
@@ -51,13 +51,6 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
         ray.kill(workers.workers[2])
         with pytest.raises(UserError, match="died"):
             workers.nearest(QUERY, 30)
-
-
-def test_too_few_resources_are_an_error() -> None:
-    with pytest.raises(UserError, match="lower"):
-        check_resources([{"CPU": 2.0}], 3, {"num_cpus": 1, "num_gpus": 0})
-    with pytest.raises(UserError, match="room for 0"):  # eight cores together, but no machine has five
-        check_resources([{"CPU": 4.0}, {"CPU": 4.0}], 1, {"num_cpus": 5, "num_gpus": 0})
 
 
 def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:

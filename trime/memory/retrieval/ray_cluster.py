@@ -7,12 +7,12 @@ restarts a worker that dies, which opens its part again and repeats the search; 
 from __future__ import annotations
 
 import os
-import socket
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from trime.engines.ray_cluster import check_resources, connect
 from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.faiss_index import use_threads
@@ -21,7 +21,6 @@ from trime.memory.retrieval.sharded import IndexPart
 from trime.types import Float, Int, Tensor
 
 RESTARTS = 3  # of a worker, before the search fails
-CONNECTING = 10  # seconds to wait for an address to answer
 STARTING = 600  # seconds to wait for workers to open their parts
 QUERIES = 4096  # in a batch: workers search the next batch while the results of the last are sent and merged
 
@@ -63,9 +62,9 @@ class RaySearch:
     """
 
     def __init__(self, parts: list[IndexPart], nprobe: int, device: str, address: str | None, cores: int):
-        self.ray = connect(address)
+        self.ray = connect(address, "index.address")
         resources = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # local workers share cores
-        check_resources([node["Resources"] for node in self.ray.nodes() if node["Alive"]], len(parts), resources)
+        check_resources(self.ray, len(parts), resources, "lower index.parts or index.cores, or add machines")
         actor = self.ray.remote(RayWorker).options(**resources, max_restarts=RESTARTS, max_task_retries=RESTARTS)
         self.workers = [actor.remote(part.absolute(), nprobe, device, cores) for part in parts]
         self.firsts = [part.first for part in parts]
@@ -119,30 +118,3 @@ def open_ray_search(parts: list[IndexPart], nprobe: int, device: str, address: s
             other.close()
         open_searches[key] = RaySearch(parts, nprobe, device, address, cores)
     return open_searches[key]
-
-
-def connect(address: str | None) -> Any:
-    """Return the module ray, connected to a cluster or started on this machine; UserError if no cluster answers."""
-    import ray  # checks.py reports a missing package before anything is run
-
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # workers fail alike: the first error is enough
-    if not ray.is_initialized():
-        try:
-            if address and address != "auto":  # Ray would try for minutes, then exit
-                host, _, port = address.removeprefix("ray://").rpartition(":")
-                socket.create_connection((host, int(port)), timeout=CONNECTING).close()
-            ray.init(address=address or "local", num_cpus=None if address else 1, log_to_driver=False, include_dashboard=False)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"index.address={address}: no Ray cluster answers there ({str(error).splitlines()[0]})") from None
-    return ray
-
-
-def check_resources(nodes: list[dict[str, float]], parts: int, needed: dict[str, int]) -> None:
-    """Raise a UserError if the machines cannot hold one worker for each part; Ray would wait forever."""
-    for name, count in (("CPU", needed["num_cpus"]), ("GPU", needed["num_gpus"])):
-        room = sum(int(node.get(name, 0) // count) for node in nodes) if count else parts
-        if room < parts:
-            raise UserError(
-                f"{parts} workers need {count} {name} each, and {len(nodes)} machines have room for {room}: "
-                "lower index.parts or index.cores, or add machines"
-            )

@@ -1,0 +1,97 @@
+"""Ray's workers make every part once, though workers and nodes die; what a cluster lacks is said."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.helpers.parts import open_part_files
+from trime.engines.base import Job
+from trime.engines.ray_cluster import Origin, RayCluster, check_resources, connect, make_part_on_node
+from trime.errors import UserError
+
+ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
+PARTS = [2, 3, 5, 8]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_ray() -> Iterator[None]:
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(ROOT)  # workers import the jobs of these tests
+    ray.shutdown()
+    yield
+    ray.shutdown()
+    os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+def made(engine: RayCluster, folder: Path, settings: str = "") -> list[int]:
+    """Run a job and return how much work it reported, in order of size."""
+    amounts: list[int] = []
+    engine.run(Job(open_part_files, settings, "encode", "x", folder), lambda number, advance: None, PARTS, amounts.append)
+    return sorted(amounts)
+
+
+def test_each_part_is_made_once_and_a_dead_worker_costs_its_parts_only(tmp_path: Path) -> None:
+    """With the threads that were asked for."""
+    assert made(RayCluster(), tmp_path, "death") == [number + 1 for number in PARTS]
+    lines = [(tmp_path / str(number)).read_text().split() for number in PARTS]
+    assert (tmp_path / "death").exists() and {threads for _, threads in lines} == {"1"}
+    assert str(os.getpid()) not in {process for process, _ in lines}
+
+
+def test_a_mistake_is_told_as_in_one_process(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="part 3 is a mistake"):
+        made(RayCluster(), tmp_path, "mistake")
+
+
+def test_workers_that_always_die_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"workers died 4 times.*engine\.cores"):
+        made(RayCluster(), tmp_path, "always")
+
+
+def test_too_few_resources_are_told() -> None:
+    connected = connect(None, "engine.address")
+    for needed in ({"num_cpus": 1000, "num_gpus": 0}, {"num_cpus": 1, "num_gpus": 9}):
+        with pytest.raises(UserError, match="room for 0: add machines"):
+            check_resources(connected, 1, needed, "add machines")
+
+
+def test_another_version_or_disk_on_a_node_is_told(tmp_path: Path) -> None:
+    job = Job(open_part_files, "", "encode", "x", tmp_path / "folder")
+    with pytest.raises(UserError, match=r"has trime \S+, and this machine 0\.0\.1"):
+        make_part_on_node(Origin("0.0.1", tmp_path, 1), job, 2)
+    here = RayCluster().origin()
+    with pytest.raises(UserError, match=r"does not see .*folder"):
+        make_part_on_node(here, job, 2)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_costs_its_parts_only(tmp_path: Path) -> None:
+    """Two nodes of one core each, by address; one is killed in the middle, and the other makes all parts."""
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    second = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+
+    def kill() -> None:
+        while len([*tmp_path.glob("opened-*")]) < 2:
+            time.sleep(0.1)
+        cluster.remove_node(second, allow_graceful=False)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        assert made(RayCluster(address=cluster.address), tmp_path, "a second each") == [number + 1 for number in PARTS]
+    finally:
+        killer.join()
+        ray.shutdown()
+        cluster.shutdown()
+    assert all((tmp_path / str(number)).exists() for number in PARTS)
