@@ -1,7 +1,7 @@
 """Work that is cut into parts, by one process with one thread and by two such processes (engine=processes).
 
-The built-in corpus is packed, encoded by a model at size=small that has barely been trained, and evaluated with a datastore that
-is searched exactly. Whole commands are timed: start, loading and all.
+The built-in corpus is packed, encoded by a model at size=small that has barely been trained, and evaluated with a datastore
+that is searched exactly. Whole commands are timed: start, loading and all.
 """
 
 from __future__ import annotations
