@@ -235,7 +235,7 @@ class Plan:
     @cached_property
     def answer(self) -> Answer:
         """The answers to questions over long contexts."""
-        return Answer(self.config, self.small_model)
+        return Answer(self.config, self.small_model, self.run_parts)
 
     @cached_property
     def loggers(self) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from trime.io import read_json_lines
 from trime.metrics import share_interval
 from trime.models.pretrained.answering import greedy
 from trime.models.pretrained.tokenizer import train_word_level
+from trime.pipeline.manifest import MANIFEST
 from trime.plan.language_model import Plan
 from trime.report.figures.canvas import canvas
 from trime.report.policies import cells_by_policy, depth_panels, keys_of
@@ -166,22 +168,27 @@ def test_experiments_run_on_the_built_in_questions(experiment: str, tiny: Tiny, 
     assert Plan(config).answer.summary()["questions"] == config.questions.count
 
 
-def test_a_killed_run_goes_on_with_the_next_question(tiny: Tiny, settings: list[str]) -> None:
-    config = tiny("experiment=attendre_decoder", *settings)
+def test_a_killed_run_goes_on_with_the_next_questions(tiny: Tiny, settings: list[str]) -> None:
+    config = tiny("experiment=attendre_decoder", *settings, "answering.batch_size=2")
     run(config)
-    text = (Plan(config).answer.path() / "answers.jsonl").read_text()
     answer = Plan(config).answer
+    lines = read_json_lines(answer.path() / "answers.jsonl")
     partial = answer.folder.with_name(answer.folder.name + ".partial")
-    answer.folder.rename(partial)
-    lines = text.splitlines(keepends=True)
-    first = json.loads(lines[0]) | {"answer": "kept", "seconds": 50.0}
-    (partial / "answers.jsonl").write_text(json.dumps(first) + "\n" + "".join(lines[1:5]) + lines[5][:20])
+    shutil.rmtree(answer.folder)
+    partial.mkdir()
+    parts = answer.open_parts(partial)
+    for number in (0, 2):
+        parts.make(number, lambda amount: None)
+    content = json.loads(parts.file(2).read_text())
+    first = content["answers"][0] | {"answer": "kept", "seconds": 50.0}
+    parts.file(2).write_text(json.dumps(content | {"answers": [first, *content["answers"][1:]]}))
     run(config)
     again = read_json_lines(answer.path() / "answers.jsonl")
-    expected = [first, *map(json.loads, lines[1:])]
+    expected = [*lines[:4], first, *lines[5:]]
     assert [line | {"seconds": 0} for line in again] == [line | {"seconds": 0} for line in expected]
     speed = sum(line["read"] for line in again) / sum(line["seconds"] for line in again)
     assert answer.summary()["tokens_per_second"] == pytest.approx(speed, abs=0.1), "the time before the kill counts"
+    assert {file.name for file in answer.path().iterdir()} == {"answers.jsonl", "answer.json", MANIFEST}
 
 
 def test_a_text_with_several_questions_is_read_once(tiny: Tiny, settings: list[str]) -> None:
@@ -202,12 +209,6 @@ def test_a_text_with_several_questions_is_read_once(tiny: Tiny, settings: list[s
         session = answerer.start([made(example).shared]).ask([made(example).rest])
         (tokens,) = greedy(session, tokenizer.eos_token_id, together.answering.max_new_tokens)
         assert tokenizer.decode(tokens, skip_special_tokens=True).strip() == line["answer"]
-    partial = plan.answer.folder.with_name(plan.answer.folder.name + ".partial")
-    plan.answer.folder.rename(partial)
-    (partial / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
-    run(together)
-    again = read_json_lines(plan.answer.path() / "answers.jsonl")
-    assert [line["answer"] for line in again] == [line["answer"] for line in lines], "also where a kill cut a text's questions"
 
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>model:"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import groupby, islice
 from pathlib import Path
 from statistics import mean
@@ -14,13 +15,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.questions.base import Example, Questions, contains_answer, exact_match
+from trime.engines.base import Advance
 from trime.errors import UserError
-from trime.io import append_json_lines, plain, read_json_lines
-from trime.metrics import ResourceUsage
+from trime.io import append_json_lines, plain, read_json_lines, write_atomically
+from trime.metrics import ResourceUsage, Usage
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.pretrained import build_answerer, model_fingerprint
 from trime.pipeline.processes import DEVICE
 from trime.progress import Progress
@@ -48,7 +51,7 @@ READING = (
 )
 
 
-class Answer(Artefact):
+class Answer(ArtefactInParts):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
     kind, depends_on = "answer", ("questions", "eviction", "answering")
@@ -56,9 +59,10 @@ class Answer(Artefact):
     summary_file = "answer.json"
     unhashed = ("answering.batch_size", "answering.counts", "model", *DEVICE)
 
-    def __init__(self, config: DictConfig, small_model: Artefact | None):
+    def __init__(self, config: DictConfig, small_model: Artefact | None, run_parts: RunParts):
         super().__init__(config)
         self.small_model = small_model  # the model that this experiment trains; if None, model.name
+        self.run_parts = run_parts
 
     def needs(self) -> list[Artefact]:
         return [self.small_model] if self.small_model else []
@@ -78,30 +82,31 @@ class Answer(Artefact):
         lines = read_json_lines(self.path() / "answers.jsonl")
         return super().summary() | {"prompt_tokens": round(mean(line["tokens"] for line in lines)), "by_depth": by_depth(lines)}
 
+    def open_parts(self, folder: Path) -> AnswerParts:
+        return AnswerParts(self, folder)
+
     def build(self, folder: Path) -> None:
-        questions, examples = self.examples()
-        tokenizer, answerer = self.model()
-        file, meter, size = folder / "answers.jsonl", ResourceUsage(), self.config.answering.batch_size
-        done, make_prompt = read_json_lines(file), self.prompts(tokenizer)
-        asked = ((example, make_prompt(example)) for example in examples[len(done) :])
-        with Progress(total=len(examples), initial=len(done), unit="question", desc="answer") as bar:
-            for groups in batched(by_text(asked), size):
-                answers = self.answer(groups, tokenizer, answerer)
-                append_json_lines(file, answers)
-                done += answers
-                bar.update(len(answers))
-        tokens, seconds = (sum(line[key] for line in done) for key in ("read", "seconds"))
+        parts, done, usage = self.open_parts(folder), [], Usage()
+        with Progress(total=sum(parts.sizes), unit="question", desc="answer") as bar:
+            self.run_parts(self, parts, bar)
+        for file in parts.files():
+            content = json.loads(file.read_text())
+            done += content["answers"]
+            usage.add(content)
+        append_json_lines(folder / "answers.jsonl", done)
+        tokens = sum(line["read"] for line in done)
         content = {
             "exact_match": sum(line["right"] for line in done) / len(done),
             "contained": sum(line["contained"] for line in done) / len(done),
             "questions": len(done),
             "tokens": tokens,
-            "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
-            "peak_memory_mb": meter.peak_memory_mb,
+            "tokens_per_second": round(tokens / max(sum(line["seconds"] for line in done), 1e-9), 1),
+            "peak_memory_mb": usage.peak_memory_mb,
         }
-        if missing := getattr(questions, "missing_evidence", 0):
+        if missing := getattr(parts.questions, "missing_evidence", 0):
             content["missing_evidence"] = missing  # number of missing files, which makes some contexts shorter
         (folder / "answer.json").write_text(json.dumps(content, indent=1))
+        parts.remove()
 
     def examples(self) -> tuple[Questions, list[Example]]:
         """Return the set of questions, and those of the split; UserError if there are none."""
@@ -134,6 +139,37 @@ class Answer(Artefact):
                 lines.append(answer_line(example, text, made, first))
         seconds = (time.perf_counter() - started) / len(lines)
         return [line | {"seconds": round(seconds, 4)} for line in lines]
+
+
+class AnswerParts(Parts):
+    """Parts of the questions: those about ``answering.batch_size`` texts, or as many questions where each has its own."""
+
+    def __init__(self, answer: Answer, folder: Path):
+        self.answer, self.folder = answer, folder
+        self.questions, self.examples = answer.examples()
+        self.batch_size = answer.config.answering.batch_size
+        shared = answer.config.answering.order == "last"
+        texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if shared else one[0])
+        self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]
+
+    def file(self, number: int) -> Path:
+        return self.folder / f"part-{number:05d}.json"
+
+    @cached_property
+    def model(self) -> tuple[Any, Answerer, PromptMaker]:
+        """The model's tokenizer, the model with its memories, and what makes its prompts."""
+        tokenizer, answerer = self.answer.model()
+        return tokenizer, answerer, self.answer.prompts(tokenizer)
+
+    def make(self, number: int, advance: Advance) -> None:
+        tokenizer, answerer, make_prompt = self.model
+        meter, start, lines = ResourceUsage(), sum(self.sizes[:number]), []
+        asked = ((example, make_prompt(example)) for example in self.examples[start : start + self.sizes[number]])
+        for groups in batched(by_text(asked), self.batch_size):
+            answers = self.answer.answer(groups, tokenizer, answerer)
+            lines += answers
+            advance(len(answers))
+        write_atomically(self.file(number), json.dumps({"answers": lines} | meter.note()))
 
 
 def by_text(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
