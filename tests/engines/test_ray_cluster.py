@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from tests.conftest import ROOT
 from tests.helpers.parts import open_part_files
 from trime.engines.base import Job
 from trime.engines.ray_cluster import Origin, RayCluster, check_resources, connect, make_part_on_node
 from trime.errors import UserError
+from trime.plan.language_model import Plan
+from trime.run.runner import run
 
 ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
 PARTS = [2, 3, 5, 8]
@@ -71,9 +75,9 @@ def test_another_version_or_disk_on_a_node_is_told(tmp_path: Path) -> None:
         make_part_on_node(here, job, 2)
 
 
-@pytest.mark.slow
-def test_a_node_that_is_lost_costs_its_parts_only(tmp_path: Path) -> None:
-    """Two nodes of one core each, by address; one is killed in the middle, and the other makes all parts."""
+@contextmanager
+def two_nodes(glob: str, folder: Path, enough: int) -> Iterator[str]:
+    """Yield the address of a cluster of two nodes of one core, one of which is killed once so many files match."""
     from ray.cluster_utils import Cluster
 
     ray.shutdown()
@@ -82,16 +86,38 @@ def test_a_node_that_is_lost_costs_its_parts_only(tmp_path: Path) -> None:
     cluster.wait_for_nodes()
 
     def kill() -> None:
-        while len([*tmp_path.glob("opened-*")]) < 2:
-            time.sleep(0.1)
+        while len([*folder.glob(glob)]) < enough:
+            time.sleep(0.05)
         cluster.remove_node(second, allow_graceful=False)
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     try:
-        assert made(RayCluster(address=cluster.address), tmp_path, "a second each") == [number + 1 for number in PARTS]
+        yield cluster.address
+        killer.join(1)
+        assert not killer.is_alive(), "the node was killed meanwhile"
     finally:
-        killer.join()
         ray.shutdown()
         cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_costs_its_parts_only(tmp_path: Path) -> None:
+    with two_nodes("opened-*", tmp_path, 2) as address:
+        assert made(RayCluster(address), tmp_path, "a second each") == [number + 1 for number in PARTS]
     assert all((tmp_path / str(number)).exists() for number in PARTS)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_lost_node_gives_the_figures_of_one_process(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    """The node is lost while rows are evaluated."""
+    losses = []
+    common = "experiment=trime_ext", "threads=1", "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]"
+    alone = tiny(*common, f"paths.outputs={tmp_path}/alone")
+    run(alone)
+    losses.append([row["loss"] for row in Plan(alone).evaluate.rows()])
+    with two_nodes("ray/artefacts/evaluate-*.partial/row-0-*.safetensors", tmp_path, 1) as address:
+        by_ray = tiny(*common, f"paths.outputs={tmp_path}/ray", "engine=ray", f"engine.address='{address}'")
+        run(by_ray)
+        losses.append([row["loss"] for row in Plan(by_ray).evaluate.rows()])
+    assert losses[0] == losses[1] and len(losses[0]) > 3
