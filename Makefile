@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type docs check-numbers test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu ledger report clean
+.PHONY: help install run test lint type docs check-numbers test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -75,6 +75,9 @@ bench: install ## every claim of speed, side by side, into benchmarks/results (3
 bench-gpu: install ## the same on the CUDA device
 	for name in $(BENCHMARKS); do \
 	  $(VENV)/bin/python -m benchmarks $$name --device cuda --json benchmarks/results/gpu/$$name.json || exit 1; done
+
+gpu: install ## half an hour on a CUDA device: its tests, every benchmark, trainings that resume (TEXT=DIR of novels, MINUTES=30)
+	$(VENV)/bin/python -m benchmarks.on_device --text $(or $(TEXT),$(error TEXT=DIR: name a folder of text to train on)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 ledger: install ## every published result beside what was measured here: outputs/ledger.md
 	$(RUN) 'stages=[ledger]'

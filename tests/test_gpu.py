@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import DictConfig
+from torch import distributed
 
 from benchmarks.objective import Implementations
 from tests.helpers.laws import ROWS, contexts
+from trime.memory.distributed import _Gather
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.retrieval.search import ExactSearch
 from trime.memory.visibility import External
@@ -43,6 +45,27 @@ def test_exact_search() -> None:
     keys, query = torch.randn(500, 8), torch.randn(9, 8)
     found = [ExactSearch(lambda: iter(keys.split(100)), "l2").nearest(part, 7)[1].cpu() for part in (query, query.cuda())]
     assert torch.equal(*found)
+
+
+def test_a_compiled_mass() -> None:
+    """torch.compile gives what is computed without it."""
+    memory, divisor = on_device(contexts(1, ROWS)), torch.tensor([math.sqrt(6)], dtype=torch.float64, device="cuda")
+    plain, compiled = (
+        way(memory, memory, External(), divisor, 4).total for way in (blockwise_mass, torch.compile(blockwise_mass))
+    )
+    torch.testing.assert_close(compiled, plain)
+
+
+def test_gathering_by_nccl(tmp_path: Path) -> None:
+    """Of a single process: it gets its own rows, with their gradient."""
+    distributed.init_process_group("nccl", f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        g = torch.randn(5, 3, device="cuda", requires_grad=True)
+        gathered = _Gather.apply(g, [5])
+        (gathered * torch.arange(15.0, device="cuda").view(5, 3)).sum().backward()
+        assert torch.equal(gathered, g) and torch.equal(g.grad, torch.arange(15.0, device="cuda").view(5, 3))
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("experiment", ["trime_ext", "knn_lm_cache", "memorizing", "transformer_xl", "srupp"])
