@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
 import torch
 from safetensors.torch import save_file
 
-from trime.memory.retrieval.sharded import IndexPart, build_parts, split_into_parts
+from trime.memory.retrieval.sharded import CellsPart, IndexPart, build_parts, divides_by_cells, split_cells, split_into_parts
 
 KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
 
@@ -37,6 +37,13 @@ def built(store: Path, count: int, factory: str | None, metric: str) -> list[Ind
     parts = split_into_parts(store, count, folder, factory, metric)
     build_parts(parts, folder, Mock())
     return parts
+
+
+def divided(store: Path, count: int, factory: str | None, metric: str) -> Sequence[IndexPart | CellsPart]:
+    """Return the parts of an index for ``count`` workers: some cells of a single one, or indexes of some keys."""
+    if divides_by_cells(factory):
+        return split_cells(built(store, 1, factory, metric)[0].folder, count, metric)
+    return built(store, count, factory, metric)
 
 
 def folder_of(path: Path) -> Path:

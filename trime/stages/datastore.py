@@ -17,7 +17,14 @@ from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.factories import AUTO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ray_cluster import open_ray_search
 from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
-from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_into_parts
+from trime.memory.retrieval.sharded import (
+    IndexPart,
+    build_parts,
+    check_factory,
+    divides_by_cells,
+    split_cells,
+    split_into_parts,
+)
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
@@ -50,13 +57,14 @@ class BuildIndex(Artefact):
     def settings(self) -> Any:
         index = self.config.index
         chosen = {"recall": index.recall, "k": self.largest_k} if index.factory == AUTO else {}
-        return super().settings() | chosen | ({"parts": index.parts} if index.parts > 1 else {})
+        parts = 1 if str(index.factory).startswith("Cells") else index.parts  # index=auto decides only when it is built
+        return super().settings() | chosen | ({"parts": parts} if parts > 1 else {})
 
     def build(self, folder: Path) -> None:
         meter, store, index = ResourceUsage(), self.store.path(), self.config.index
         entries, width = len(Keys(Shards(store))), self.store_summary()["width"]
         factory = check_index(index, entries, width)
-        parts = split_into_parts(store, index.parts, folder, factory, index.metric)
+        parts = split_into_parts(store, built_parts(index, factory), folder, factory, index.metric)
         if factory:
             with Progress(total=entries, unit="key", unit_scale=True, desc=f"index {factory}") as bar:
                 build_parts(parts, folder, bar)
@@ -113,11 +121,12 @@ class BuildIndex(Artefact):
         """Return the search over the index, in this process or on the workers of a Ray cluster."""
         index, built = self.config.index, self.summary()
         factory = None if built["index"] == "exact" else built["index"]
-        parts = split_into_parts(self.store.path(), index.parts, self.path(), factory, index.metric)
+        parts = split_into_parts(self.store.path(), built_parts(index, factory), self.path(), factory, index.metric)
         nprobe = built.get("nprobe", index.nprobe)
         if index.engine == "local":
             return open_search(parts, nprobe, index.device)
-        return open_ray_search(parts, nprobe, index.device, index.address, index.cores)
+        divided = split_cells(self.path(), index.parts, index.metric) if divides_by_cells(factory) else parts
+        return open_ray_search(divided, nprobe, index.device, index.address, index.cores)
 
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
         """Return the memory of the K nearest entries for the queries of an encoded split, whose description is ``queries``.
@@ -150,6 +159,11 @@ def check_index_factory(config: DictConfig) -> None:
     factory, width = config.index.factory, config.model.get("width")
     if factory not in (None, AUTO) and isinstance(width, int):  # a pretrained model's width is known when it is read
         check_factory(str(complete_factory(factory, MANY_ENTRIES, width)), MANY_ENTRIES, width, config.index.metric)
+
+
+def built_parts(index: DictConfig, factory: str | None) -> int:
+    """Return how many indexes are built: one for each part, unless the search of a single one is divided by cells."""
+    return 1 if divides_by_cells(factory) else int(index.parts)
 
 
 def is_permanent(path: Path) -> bool:

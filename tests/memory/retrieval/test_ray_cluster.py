@@ -12,12 +12,13 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from tests.helpers.stores import QUERY, built, stored
+from tests.helpers.stores import QUERY, blocks, divided, stored
 from trime.errors import UserError
+from trime.memory.retrieval.ivf import IVFSearch
 from trime.memory.retrieval.ray_cluster import RaySearch
+from trime.memory.retrieval.search import ExactSearch
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.datastore import open_search
 
 ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
 
@@ -32,12 +33,11 @@ def shut_down_ray() -> Iterator[None]:
 def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a worker is killed; a worker that restarts and does not find its part raises an error."""
     monkeypatch.setattr("trime.memory.retrieval.ray_cluster.QUERIES", 8)  # several batches are pending at once
-    parts = built(stored(tmp_path), 3, factory, "ip")
+    parts = divided(stored(tmp_path), 3, factory, "ip")
     workers = RaySearch(parts, nprobe=3, device="cpu", address=None, cores=1)
     score, number = workers.nearest(QUERY, 30)
-    for local in (open_search(parts, 3), built(parts[0].store, 1, factory, "ip")[0].search(3)):
-        theirs = local.nearest(QUERY, 30)
-        assert torch.allclose(score, theirs[0], atol=1e-5) and torch.equal(number.sort()[0], theirs[1].sort()[0])
+    theirs = (IVFSearch(parts[0].folder, "ip", 3) if factory else ExactSearch(blocks, "ip")).nearest(QUERY, 30)
+    assert torch.allclose(score, theirs[0], atol=1e-5) and torch.equal(number.sort()[0], theirs[1].sort()[0])
     assert workers.kind == ("approximate" if factory else "exact")
     os.kill(ray.get(workers.workers[1].process.remote()), signal.SIGKILL)
     again = workers.nearest(QUERY, 30)

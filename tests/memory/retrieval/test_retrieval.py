@@ -15,9 +15,9 @@ from trime.memory.retrieval import faiss_index
 from trime.memory.retrieval.datastore import retrieved_mass
 from trime.memory.retrieval.factories import complete_factory
 from trime.memory.retrieval.faiss_index import FaissSearch, fill_faiss, train_faiss
-from trime.memory.retrieval.ivf import IVFSearch, fill_ivf, train_ivf
-from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, recall_of
-from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_into_parts
+from trime.memory.retrieval.ivf import Cells, IVFSearch, fill_ivf, train_ivf
+from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, merge_results, recall_of
+from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_cells, split_into_parts
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.stages.datastore import open_search
 
@@ -189,7 +189,7 @@ def test_the_mass_of_entries_is_that_of_their_softmax() -> None:
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
-@pytest.mark.parametrize("factory", [None, "Cells16", "IVF16_SQ8", "Flat"])
+@pytest.mark.parametrize("factory", [None, "IVF16_SQ8", "Flat"])
 def test_parts_find_what_one_index_finds(factory: str | None, metric: str, tmp_path: Path) -> None:
     """Parts share centroids and codes, so that the cells that a query visits contain the same keys in any number of parts."""
     store = stored(tmp_path)
@@ -198,19 +198,38 @@ def test_parts_find_what_one_index_finds(factory: str | None, metric: str, tmp_p
         assert torch.allclose(score, results[0][0], atol=1e-5) and recall_of(results[0][1], number) == 1
 
 
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_cells_of_an_index_find_together_what_it_finds(metric: str, tmp_path: Path) -> None:
+    """Every entry is in one part, of about the same size each; queries that visit no cell of a part find nothing there."""
+    folder = built(stored(tmp_path), 1, "Cells16", metric)[0].folder
+    whole, cells = IVFSearch(folder, metric, 3), Cells(folder, metric, 3)
+    for count in (2, 3, 99):
+        parts = split_cells(folder, count, metric)
+        assert len(parts) == min(count, 16) and [part.first for part in parts[1:]] == [part.last for part in parts[:-1]]
+        searches = [part.search(3) for part in parts]
+        sizes = [len(search.number) for search in searches]
+        assert sum(sizes) == len(KEYS) and (count > 3 or max(sizes) < 1.5 * len(KEYS) / count)
+        found = [search.nearest_in(*cells.visited(QUERY), 30) for search in searches]
+        score, number = merge_results(found, [0] * len(parts), 30)
+        expected = whole.nearest(QUERY, 30)
+        assert torch.allclose(score, expected[0], atol=1e-5) and recall_of(expected[1], number) == 1
+    nothing = searches[0].nearest_in(QUERY, torch.full((len(QUERY), 1), parts[0].last), 30)
+    assert nothing[0].eq(-torch.inf).all() and nothing[1].eq(-1).all()
+
+
 def test_a_killed_part_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Complete parts are reused; the bytes are those of an unbroken build."""
     store, fill = stored(tmp_path), IndexPart.fill
-    parts = split_into_parts(store, 3, folder_of(tmp_path / "killed"), "Cells16", "ip")
+    parts = split_into_parts(store, 3, folder_of(tmp_path / "killed"), "IVF16_SQ8", "ip")
     monkeypatch.setattr(
         IndexPart, "fill", lambda part, *arguments: fill(part, *arguments) if part.first < 2000 else broken().throw(SystemExit)
     )
     with pytest.raises(SystemExit):
         build_parts(parts, tmp_path / "killed", Mock())
     monkeypatch.setattr(IndexPart, "fill", fill)
-    modified = (parts[0].folder / "key.npy").stat().st_mtime_ns
+    modified = (parts[0].folder / "index.faiss").stat().st_mtime_ns
     build_parts(parts, tmp_path / "killed", bar := Mock())
-    assert (parts[0].folder / "key.npy").stat().st_mtime_ns == modified
+    assert (parts[0].folder / "index.faiss").stat().st_mtime_ns == modified
     assert sum(call.args[0] for call in bar.update.call_args_list) == len(KEYS)
-    for ours, theirs in zip(parts, built(store, 3, "Cells16", "ip"), strict=True):
-        assert (ours.folder / "key.npy").read_bytes() == (theirs.folder / "key.npy").read_bytes()
+    for ours, theirs in zip(parts, built(store, 3, "IVF16_SQ8", "ip"), strict=True):
+        assert (ours.folder / "index.faiss").read_bytes() == (theirs.folder / "index.faiss").read_bytes()

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 
 from trime.errors import UserError
 from trime.io import write_array, write_tensors
@@ -27,28 +26,59 @@ SCORES = 2**24  # in memory at a time, approximately: 64 MiB
 SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means
 
 
-class IVFSearch:
-    """Search of the ``nprobe`` cells with the nearest centroids; UserError if the folder's files are damaged."""
-
-    kind = "approximate"
+class Cells:
+    """The centroids of an index, and where the keys of each cell begin; UserError if the folder's files are damaged."""
 
     def __init__(self, folder: Path, metric: str, nprobe: int):
         self.metric = metric
         try:
-            parts = load_file(folder / "cells.safetensors")
+            with safe_open(folder / "cells.safetensors", "pt") as parts:
+                self.centroid, self.start = parts.get_tensor("centroid"), parts.get_tensor("start").numpy()
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"{folder} is truncated or not an index ({error}): delete it and run stage datastore") from None
+        self.nprobe = min(nprobe, len(self.centroid))
+
+    def visited(self, query: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n p"]]:
+        """Return queries as they are compared, and the ``nprobe`` cells with the centroids nearest to each."""
+        local = query.float().cpu()
+        local = normalize_keys(local) if self.metric == "cosine" else local
+        return local, similarity(local, self.centroid, self.metric).topk(self.nprobe, 1).indices
+
+
+class IVFSearch:
+    """Search of the ``nprobe`` cells with the nearest centroids, or of those in ``part``; UserError if files are damaged.
+
+    ``part``: the first cell, and the one after the last.
+    """
+
+    kind = "approximate"
+
+    def __init__(self, folder: Path, metric: str, nprobe: int, part: tuple[int, int] | None = None):
+        self.metric, self.cells = metric, Cells(folder, metric, nprobe)
+        self.start = self.cells.start
+        self.part = part or (0, len(self.start) - 1)
+        self.first, last = (int(self.start[cell]) for cell in self.part)  # slots of this part
+        try:
+            with safe_open(folder / "cells.safetensors", "pt") as parts:
+                self.number = parts.get_slice("number")[self.first : last]
             self.key = torch.from_numpy(np.load(folder / "key.npy", mmap_mode="c"))
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"{folder} is truncated or not an index ({error}): delete it and run stage datastore") from None
-        self.centroid, self.start, self.number = parts["centroid"], parts["start"].numpy(), parts["number"]
-        self.nprobe = min(nprobe, len(self.centroid))
         self.topk, self.flat = StreamingTopK(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        local = query.float().cpu()
-        local = normalize_keys(local) if self.metric == "cosine" else local
-        visited = similarity(local, self.centroid, self.metric).topk(self.nprobe, 1).indices.flatten()
-        order = visited.argsort(stable=True)  # pairs of query and cell, sorted by cell
-        cell, row = visited[order], order // self.nprobe
+        score, number = self.nearest_in(*self.cells.visited(query), k)
+        return score.to(query.device), number.to(query.device)
+
+    def nearest_in(
+        self, local: Float[Tensor, "n d"], visited: Int[Tensor, "n p"], k: int
+    ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Return the nearest keys in the visited cells of this part, for queries as ``Cells.visited`` returns them."""
+        flat = visited.flatten()
+        order = flat.argsort(stable=True)  # pairs of query and cell, sorted by cell
+        low, high = torch.searchsorted(flat[order], torch.tensor(self.part)).tolist()
+        order = order[low:high]
+        cell, row = flat[order], order // visited.shape[1]
         self.topk = self.topk if self.topk.fits(len(local), k) else StreamingTopK(len(local), k)
         self.topk.reset()
         sizes = torch.from_numpy(np.diff(self.start))[cell]
@@ -56,10 +86,10 @@ class IVFSearch:
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
             self.score_pairs(local, cell[pairs], row[pairs])
         score, slot = self.topk.result()
-        number = torch.where(slot < 0, -1, self.number[slot])
+        number = torch.where(slot < 0, -1, self.number[(slot - self.first).clamp(min=0)]) if len(self.number) else slot
         if self.metric == "l2":
             score -= local.square().sum(1, keepdim=True)
-        return score.to(query.device), number.to(query.device)
+        return score, number
 
     def score_pairs(self, query: Tensor, cell: Tensor, row: Tensor) -> None:
         """Compare the queries and cells of some pairs, each cell with all queries that visit it."""

@@ -7,8 +7,9 @@ restarts a worker that dies, which opens its part again and repeats the search; 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,8 +17,9 @@ from trime.engines.ray_cluster import check_resources, connect
 from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.faiss_index import use_threads
+from trime.memory.retrieval.ivf import Cells, IVFSearch
 from trime.memory.retrieval.search import Search, combined_kind, merge_results
-from trime.memory.retrieval.sharded import IndexPart
+from trime.memory.retrieval.sharded import CellsPart, IndexPart
 from trime.types import Float, Int, Tensor
 
 RESTARTS = 3  # of a worker, before the search fails
@@ -25,10 +27,20 @@ STARTING = 600  # seconds to wait for workers to open their parts
 QUERIES = 4096  # in a batch: workers search the next batch while the results of the last are sent and merged
 
 
+Part = IndexPart | CellsPart
+
+
+class Request(NamedTuple):
+    """Queries [n d] as NumPy arrays, and the cells that they visit [n p] if the search is divided by cells."""
+
+    query: Any
+    visited: Any = None
+
+
 class RayWorker:
     """A Ray actor that searches one part, on ``cores`` cores or on its own device."""
 
-    def __init__(self, part: IndexPart, nprobe: int, device: str, cores: int):
+    def __init__(self, part: Part, nprobe: int, device: str, cores: int):
         self.part, self.nprobe, self.device = part, nprobe, device
         prepare_cpu()
         use_threads(cores)
@@ -36,7 +48,7 @@ class RayWorker:
     @cached_property
     def search(self) -> Search:
         """Open the part at the first call, so that an error is raised in the result of that call."""
-        for folder in (self.part.store, *[self.part.folder] * bool(self.part.factory)):
+        for folder in self.part.folders:
             if not folder.is_dir():
                 raise UserError(f"{folder} is not on the disk of a worker: all machines must see outputs under one path")
         return self.part.search(self.nprobe, self.device)
@@ -49,10 +61,16 @@ class RayWorker:
         """Return the process id of the worker."""
         return os.getpid()
 
-    def nearest(self, query: Any, k: int) -> tuple[Any, Any]:
-        """Return similarities and numbers as NumPy arrays, with entries numbered from the part's first."""
-        score, index = self.search.nearest(torch.tensor(query, device=self.device), k)
-        return score.cpu().numpy(), index.int().cpu().numpy()  # numbers within a part are below 2^31
+    def nearest(self, request: Request, k: int) -> tuple[Any, Any]:
+        """Return similarities and numbers as NumPy arrays; of a part by rows, numbers are counted from the part's first."""
+        query, search = torch.tensor(request.query, device=self.device), self.search
+        if request.visited is None:
+            score, number = search.nearest(query, k)
+        else:
+            assert isinstance(search, IVFSearch)
+            score, number = search.nearest_in(query, torch.tensor(request.visited).long(), k)
+        small = number.int() if request.visited is None else number  # numbers within a part are below 2^31
+        return score.cpu().numpy(), small.cpu().numpy()
 
 
 class RaySearch:
@@ -61,17 +79,19 @@ class RaySearch:
     UserError without a cluster at ``address``, with too few resources, or when a worker is lost for good.
     """
 
-    def __init__(self, parts: list[IndexPart], nprobe: int, device: str, address: str | None, cores: int):
+    def __init__(self, parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int):
         self.ray = connect(address, "index.address")
         resources = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # local workers share cores
         check_resources(self.ray, len(parts), resources, "lower index.parts or index.cores, or add machines")
         actor = self.ray.remote(RayWorker).options(**resources, max_restarts=RESTARTS, max_task_retries=RESTARTS)
         self.workers = [actor.remote(part.absolute(), nprobe, device, cores) for part in parts]
-        self.firsts = [part.first for part in parts]
+        self.firsts = [part.first if isinstance(part, IndexPart) else 0 for part in parts]
+        by_cells = isinstance(parts[0], CellsPart)
+        self.cells = Cells(parts[0].folder, parts[0].metric, nprobe) if by_cells else None
         self.kind = combined_kind(self.results([worker.kind.remote() for worker in self.workers], STARTING))
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        batches = [self.ray.put(part.float().cpu().numpy()) for part in query.split(QUERIES)]
+        batches = [self.ray.put(self.request(part)) for part in query.split(QUERIES)]
         pending = [[worker.nearest.remote(batch, k) for worker in self.workers] for batch in batches]
         scores, numbers = [], []
         for futures in pending:
@@ -80,6 +100,13 @@ class RaySearch:
             scores.append(score)
             numbers.append(number)
         return torch.cat(scores).to(query.device), torch.cat(numbers).to(query.device)
+
+    def request(self, query: Float[Tensor, "n d"]) -> Request:
+        """Return what workers are asked for some queries."""
+        if self.cells is None:
+            return Request(query.float().cpu().numpy())
+        local, visited = self.cells.visited(query)
+        return Request(local.numpy(), visited.int().numpy())
 
     def results(self, futures: list[Any], seconds: float | None = None) -> list[Any]:
         """Wait for the workers' results; UserError if one of them failed."""
@@ -110,7 +137,7 @@ class RaySearch:
 open_searches: dict[tuple[Any, ...], RaySearch] = {}  # the one opened last, if it is still open
 
 
-def open_ray_search(parts: list[IndexPart], nprobe: int, device: str, address: str | None, cores: int) -> RaySearch:
+def open_ray_search(parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int) -> RaySearch:
     """Return the search of an index; if it is the one opened last, its workers are used again, else those are stopped."""
     key = (*parts, nprobe, device, address, cores)
     if key not in open_searches:

@@ -1,15 +1,21 @@
-"""The index over a datastore, in one or several parts that share what was trained (centroids, codes).
+"""The index over a datastore, whose search may be divided into parts, for several workers.
 
-Every part searches the cells that a single index would search, so that any number of parts finds the same entries.
+Keys sorted by cell are a single index, and a part is some of its cells. Other indexes are built for each part's keys, and share
+what was trained (centroids, codes). Every part searches the cells that a single index would search, so that any number of parts
+finds the same entries.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trime.memory.retrieval.builders import builder_of
+import numpy as np
+
+from trime.memory.retrieval.builders import IVFBuilder, builder_of
 from trime.memory.retrieval.datastore import Keys, Shards
+from trime.memory.retrieval.ivf import Cells, IVFSearch
 from trime.memory.retrieval.search import ExactSearch, Search
 
 
@@ -26,6 +32,11 @@ class IndexPart(NamedTuple):
     def absolute(self) -> IndexPart:
         """Return the part with absolute paths, for processes with another working directory."""
         return self._replace(store=self.store.absolute(), folder=self.folder.absolute())
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that a search reads."""
+        return [self.store, *[self.folder] * bool(self.factory)]
 
     @property
     def keys(self) -> Keys:
@@ -45,6 +56,36 @@ class IndexPart(NamedTuple):
         if not self.factory:
             return ExactSearch(self.keys.blocks, self.metric)
         return builder_of(self.factory).open(self.folder, self.metric, nprobe, device)
+
+
+class CellsPart(NamedTuple):
+    """The cells from ``first`` to before ``last`` of an index in ``folder``."""
+
+    folder: Path
+    first: int
+    last: int
+    metric: str
+
+    def absolute(self) -> CellsPart:
+        """Return the part with an absolute path, for processes with another working directory."""
+        return self._replace(folder=self.folder.absolute())
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that a search reads."""
+        return [self.folder]
+
+    def search(self, nprobe: int, device: str = "cpu") -> IVFSearch:
+        """Open the search over this part."""
+        return IVFSearch(self.folder, self.metric, nprobe, (self.first, self.last))
+
+
+def split_cells(folder: Path, count: int, metric: str) -> list[CellsPart]:
+    """Return ``count`` parts of an index by cells, each with about as many entries; there may be fewer than ``count`` cells."""
+    start = Cells(folder, metric, 1).start
+    wanted = [start[-1] * number // count for number in range(count + 1)]
+    edges = np.unique(np.searchsorted(start, wanted)).tolist()
+    return [CellsPart(folder, first, last, metric) for first, last in pairwise(edges)]
 
 
 def split_into_parts(store: Path, count: int, folder: Path, factory: str | None, metric: str) -> list[IndexPart]:
@@ -67,6 +108,11 @@ def build_parts(parts: list[IndexPart], folder: Path, bar: Any) -> None:
     trained = train_shared(first.store, first.factory, first.metric, folder) if first.factory else folder
     for part in parts:
         part.fill(trained, bar)
+
+
+def divides_by_cells(factory: str | None) -> bool:
+    """Return whether the search of an index is divided by the cells of a single one."""
+    return factory is not None and isinstance(builder_of(factory), IVFBuilder)
 
 
 def check_factory(factory: str, entries: int, width: int, metric: str) -> None:
