@@ -31,7 +31,7 @@ BOUND = 1 / 1.7  # of the seconds of one process, by two
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens of the datastore")
-    parser.add_argument("--evaluated", type=int, default=12_300, help="tokens of the test split that are scored")
+    parser.add_argument("--evaluated", type=int, default=16_500, help="tokens of the test split that are scored")
     parser.add_argument("--size", default="small", help="size of the model: size=")
     parser.add_argument("--stages", nargs="+", default=[*MADE], choices=[*MADE])
     parser.add_argument("--rounds", type=int, default=2)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,9 +29,9 @@ from trime.run.provenance import commit, hardware
 GPU = RESULTS / "gpu"
 LONGEST = 600  # seconds of a step before the trainings
 RUNS = {  # whole runs, at size=tiny
-    "bfloat16": ["trainer.precision=bf16-mixed"],
+    "bfloat16, the default": [],
+    "float32": ["trainer.precision=32-true"],
     "faiss-gpu": ["index=ivf", "index.factory=IVF16_SQ8", "index.device=cuda"],
-    "encoding by a worker": ["engine=processes", "engine.devices=1"],
 }
 
 
@@ -49,7 +51,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
     return [
         Step("tests", [*python, "-m", "pytest", "-q", "-m", "gpu"]),
         *(
-            Step(name, [*run, "experiment=trime_ext", "size=tiny", outputs, f"name=gpu_{number}", *words])
+            Step(name, [*run, "experiment=trime_ext", "size=tiny", f"{outputs}/gpu-{number}", *words])
             for number, (name, words) in enumerate(RUNS.items())
         ),
         *(Step(name, [*benchmark, name, "--device", "cuda", "--json", str(GPU / f"{name}.json")]) for name in NAMES),
@@ -72,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--updates", type=int, default=40_000, help="of each training")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs", help="folder of runs")
     options = parser.parse_args(arguments)
+    options.text = options.text.resolve()
     if not options.text.is_dir():
         parser.error(f"--text {options.text}: there is no such folder")
     if not torch.cuda.is_available():
@@ -109,11 +112,13 @@ def run_steps(planned: list[Step], end: float, file: Path) -> int:
 def run_step(step: Step, seconds: float) -> dict[str, Any]:
     """Run a step for so many seconds at most; return how it ended and how long it took."""
     started = time.monotonic()
+    process = subprocess.Popen(step.words, cwd=ROOT, start_new_session=True)
     try:
-        status = subprocess.run(step.words, cwd=ROOT, timeout=seconds).returncode
-        state = "failed" if status else "done"
+        state = "failed" if process.wait(seconds) else "done"
     except subprocess.TimeoutExpired:
-        state = "to be continued" if step.resumes else "failed"
+        os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
+        process.wait()
+        state = "to be continued" if step.resumes or seconds < LONGEST else "failed"
     return {"state": state, "seconds": round(time.monotonic() - started)}
 
 

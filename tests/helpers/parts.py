@@ -50,7 +50,7 @@ def cut_small() -> None:
 
 def open_small_parts(plan_of: Callable[[Any], Any], job: Job) -> MakePart:
     """Return what makes the parts of an artefact, which are small."""
-    from trime.plan import parts
+    from trime.plan import jobs
 
     cut_small()
-    return parts.open_parts(plan_of, job)
+    return jobs.open_job(plan_of, job)

@@ -188,6 +188,9 @@ def test_impossible_settings(said: Said) -> None:
     assert "from the lowest" in said("experiment=trime", "mixture.temperatures=[1,0.5]")
     assert "mixture.model.online=false" in said("experiment=knn_mt", "mixture.model.online=true")
     assert "frontier.gb" in said("report.runs=nowhere", "frontier.gb=-1")
+    for wrong in (("experiment=trime_long", "tune.memory_size=[4,64]"), ("experiment=memorizing", "model.memory_size=4")):
+        assert "eviction.sinks=4 fills a memory of 4" in said(*wrong, "eviction=sink")
+    assert "choose one of them" in said("experiment=trime_ext", "engine=processes", "index.engine=ray")
 
 
 @pytest.mark.parametrize(

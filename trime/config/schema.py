@@ -204,7 +204,9 @@ class Index:
     nprobe: int = setting(1, "cells searched per query; with auto, as many as the recall needs", at_least=1, whole=True)
     rescore: Switch = switch(False, "compute similarities from the stored keys instead of their codes")
     device: str = setting("cpu", "where FAISS searches; cuda needs faiss-gpu, extra gpu", choices=("cpu", "cuda"))
-    parts: int = setting(1, "parts into which the store is split, each with its own index", at_least=1, whole=True)
+    parts: int = setting(
+        1, "parts of a search: some cells of one index, or an index of some entries each", at_least=1, whole=True
+    )
     engine: str = setting("local", "local, or ray: each part on a worker (extra cluster)", choices=("local", "ray"))
     address: str | None = setting(None, "address of a Ray cluster, auto or HOST:PORT; null: Ray on this machine")
     cores: int = setting(1, "cores per worker", at_least=1, whole=True)

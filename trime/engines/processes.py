@@ -16,18 +16,16 @@ from typing import Any
 
 from trime.engines.base import Advance, Engine, Job, MakePart
 from trime.engines.local import Local
-from trime.engines.worker import LOST, THREADS, make_part
+from trime.engines.worker import IDLE, LOST, THREADS, make_part
 from trime.errors import UserError
 
 log = logging.getLogger(__name__)
-
-IDLE = 60  # seconds that workers wait for the next job
 
 
 class Processes(Engine):
     """``workers`` processes, each with ``threads`` threads (None: an equal share of the cores), or a device of its own.
 
-    A worker that dies costs the parts that it was making: they are made again by others.
+    If a worker dies, so do the others, and the parts that they were making are made again.
     """
 
     def __init__(self, workers: int, threads: int | None = None, devices: int = 0):
@@ -70,14 +68,14 @@ class Pool:
     def __init__(self) -> None:
         self.kind: tuple[int, ...] | None = None
         self.executor: ProcessPoolExecutor | None = None
-        self.timer = threading.Timer(IDLE, self.close)
+        self.jobs = 0  # so far
         self.lock = threading.Lock()
 
     @contextmanager
     def lent(self, workers: int, threads: int, devices: int) -> Iterator[ProcessPoolExecutor]:
         """Lend workers for a job; if it fails, they are stopped."""
-        self.timer.cancel()
         with self.lock:
+            self.jobs += 1
             if self.kind != (workers, threads, devices):
                 self.stop()
             self.kind = workers, threads, devices
@@ -87,14 +85,15 @@ class Pool:
         except BaseException:
             self.close()
             raise
-        self.timer = threading.Timer(IDLE, self.close)
-        self.timer.daemon = True
-        self.timer.start()
+        timer = threading.Timer(IDLE, self.close, (self.jobs,))
+        timer.daemon = True
+        timer.start()
 
-    def close(self) -> None:
-        """Stop the workers, once they have made the parts that they are making."""
+    def close(self, jobs: int | None = None) -> None:
+        """Stop the workers, unless there have been more than ``jobs`` jobs."""
         with self.lock:
-            self.stop()
+            if jobs in (None, self.jobs):
+                self.stop()
 
     def stop(self) -> None:
         """Stop the workers; the lock must be held."""
@@ -134,8 +133,7 @@ def start_worker(parent: int, free: Any) -> None:
     """Prepare a worker process: it takes a device if there are any, and ends with the process that started it."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
-    if free is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(free.get())
+    os.environ["CUDA_VISIBLE_DEVICES"] = "" if free is None else str(free.get())
 
 
 def exit_with(parent: int) -> None:

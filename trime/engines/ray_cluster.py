@@ -30,7 +30,9 @@ class RayCluster(Engine):
         ray = connect(self.address, "engine.address")
         resources = {"num_cpus": self.cores, "num_gpus": self.devices}
         check_resources(ray, 1, resources, "lower engine.cores or engine.devices, or add machines")
-        remote = ray.remote(make_part_on_node).options(**resources, max_retries=LOST)
+        variables = dict.fromkeys(THREADS, str(self.cores)) | ({} if self.devices else {"CUDA_VISIBLE_DEVICES": ""})
+        options = resources | {"max_retries": LOST, "runtime_env": {"env_vars": variables}}
+        remote = ray.remote(make_part_on_node).options(**options)
         pending = {remote.remote(self.origin(), job, number): number for number in numbers}
         try:
             while pending:
@@ -43,8 +45,9 @@ class RayCluster(Engine):
             raise UserError(str(error.cause)) from None
         except ray.exceptions.RayError as error:
             raise UserError(
-                f"engine=ray: workers died {LOST + 1} times while {job.name} was made ({str(error).splitlines()[0]}): "
-                "raise engine.cores, so that fewer share a machine's memory; the same command resumes"
+                f"engine=ray: a part of {job.name} could not be made, after {LOST} retries at most "
+                f"({str(error).splitlines()[0]}): if memory ran out, raise engine.cores, so that fewer share a machine; "
+                "the same command resumes"
             ) from None
         finally:
             for part in pending:
@@ -52,15 +55,14 @@ class RayCluster(Engine):
 
     def origin(self) -> Origin:
         """Return what workers need to know of this process."""
-        return Origin(trime.__version__, Path.cwd(), self.cores)
+        return Origin(trime.__version__, Path.cwd())
 
 
 class Origin(NamedTuple):
-    """Where a job comes from: the version of trime there, its working directory, and the threads of each worker."""
+    """Where a job comes from: the version of trime there, and its working directory."""
 
     version: str
     folder: Path
-    threads: int
 
 
 def make_part_on_node(origin: Origin, job: Job, number: int) -> int:
@@ -72,7 +74,6 @@ def make_part_on_node(origin: Origin, job: Job, number: int) -> int:
         )
     if not (origin.folder / job.folder).is_dir():
         raise UserError(f"engine=ray: {node} does not see {origin.folder / job.folder}: all machines must share a disk")
-    os.environ.update(dict.fromkeys(THREADS, str(origin.threads)))
     os.chdir(origin.folder)
     return make_part(job, number)
 
@@ -100,5 +101,5 @@ def check_resources(ray: Any, workers: int, needed: dict[str, int], remedy: str)
         room = sum(int(node.get(name, 0) // count) for node in nodes) if count else workers
         if room < workers:
             raise UserError(
-                f"{workers} workers need {count} {name} each, and {len(nodes)} machines have room for {room}: {remedy}"
+                f"a worker needs {count} {name}: {len(nodes)} machines have room for {room} of {workers} workers: {remedy}"
             )

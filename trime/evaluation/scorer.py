@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -11,6 +11,8 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
 from trime.evaluation.mixture_spec import GridScorer, MixtureSpec, scales
 from trime.memory.base import Memory, Window
 from trime.types import Float, Mass, Tensor
+
+Item = TypeVar("Item")
 
 PREFETCHED_QUERIES = 4096  # minimum number of queries in a call of ``prefetch``, but for the last one
 
@@ -93,10 +95,15 @@ class Scorer:
         return [row.divisors(*scales(width, self.scaled_interpolation)) for row in self.rows]
 
     def with_prefetched(self, windows: Iterator[Window]) -> Iterator[tuple[Window, dict[str, Any]]]:
-        """Yield each window with the results of memories that can be queried for many windows at once."""
+        """Yield each window with the results of memories that can be queried for many windows at once.
+
+        The next windows are requested before the results of these are waited for, so that other processes search meanwhile.
+        """
         queried = {name: memory for name, memory in self.memories.items() if memory.supports_batched_queries}
-        for group in group_windows(windows, PREFETCHED_QUERIES if queried else 1):
-            results = {name: memory.prefetch(group) for name, memory in queried.items()}
+        groups = group_windows(windows, PREFETCHED_QUERIES if queried else 1)
+        requested = ((group, {name: memory.request(group) for name, memory in queried.items()}) for group in groups)
+        for group, requests in one_ahead(requested):
+            results = {name: wait() for name, wait in requests.items()}
             for number, window in enumerate(group):
                 yield window, {name: result[number] for name, result in results.items()}
 
@@ -130,6 +137,15 @@ class Scorer:
 def memory_names(rows: Sequence[MixtureSpec | FittedMixtureSpec]) -> set[str]:
     """Return the names of all memories of some rows."""
     return set().union(*(row.memories for row in rows))
+
+
+def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield each item once the one after it has been made."""
+    made: list[Item] = []
+    for item in items:
+        yield from made
+        made = [item]
+    yield from made
 
 
 def group_windows(windows: Iterator[Window], queries: int) -> Iterator[list[Window]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from trime.types import Contexts, Float, Int, Mass, Tensor
@@ -81,6 +83,10 @@ class Memory(ABC):
     def prefetch(self, windows: list[Window]) -> list[Any]:
         """Return for each window what ``mass`` takes as ``prefetched``; only where ``supports_batched_queries``."""
         raise NotImplementedError
+
+    def request(self, windows: list[Window]) -> Callable[[], list[Any]]:
+        """Return what returns ``prefetch`` of these windows; where other processes search, they begin now."""
+        return partial(self.prefetch, windows)
 
     @abstractmethod
     def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from trime.memory.base import Entries, Memory, Window
@@ -23,10 +24,17 @@ class ExternalMemory(Memory):
 
     def prefetch(self, windows: list[Window]) -> list[Any]:
         """Return the scores and tokens of the entries nearest to each window's contexts."""
+        return self.request(windows)()
+
+    def request(self, windows: list[Window]) -> Callable[[], list[Any]]:
         queries = [window.query for window in windows]
-        score, token, _ = self.nearest.entries(Contexts.concat(queries))
-        sizes = [len(query.token) for query in queries]
-        return list(zip(score.split(sizes), token.split(sizes), strict=True))
+        wait, sizes = self.nearest.request(Contexts.concat(queries)), [len(query.token) for query in queries]
+
+        def result() -> list[Any]:
+            score, token, _ = wait()
+            return list(zip(score.split(sizes), token.split(sizes), strict=True))
+
+        return result
 
     def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
         score, token = self.prefetch([window])[0] if prefetched is None else prefetched

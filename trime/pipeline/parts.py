@@ -16,7 +16,10 @@ from trime.types import Tensor
 
 
 class Parts(ABC):
-    """The parts of an artefact that is being made in ``folder``; models and indexes are loaded when a part needs them."""
+    """The parts of an artefact that is being made in ``folder``; models and indexes are loaded when a part needs them.
+
+    A file that is not itself of the artefact is ``part-…`` and named by what it covers, so that none of another cut is used.
+    """
 
     folder: Path
     sizes: list[int]  # how much work each part is, in the unit of progress
@@ -42,8 +45,8 @@ class Parts(ABC):
         return sum(self.sizes) - sum(self.sizes[number] for number in self.missing())
 
     def remove(self) -> None:
-        """Remove the files of all parts, once what is made from them is complete."""
-        for file in self.files():
+        """Remove the files ``part-…``, once what is made from them is complete, also those of another cut."""
+        for file in self.folder.glob("part-*"):
             file.unlink()
 
 

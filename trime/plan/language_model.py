@@ -17,11 +17,12 @@ from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.parts import ArtefactInParts, Parts
+from trime.pipeline.precision import resolved_precision
 from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.processes import launch_workers
 from trime.pipeline.rows import MixtureSpecs, memories_of, rows_of
 from trime.pipeline.tracking import build_loggers
-from trime.plan.parts import open_parts
+from trime.plan.jobs import open_job
 from trime.stages.analysis.per_token import PerToken
 from trime.stages.analysis.run_analysis import RunAnalysis
 from trime.stages.analysis.subsets import Subsets
@@ -130,8 +131,9 @@ class Plan:
     def run_parts(self, artefact: ArtefactInParts, parts: Parts, bar: Any) -> None:
         """Make the missing parts of an artefact by the configured engine."""
         engine: Engine = instantiate(self.config.engine)
-        settings = OmegaConf.to_yaml(self.config, resolve=True)
-        job = Job(partial(open_parts, type(self)), settings, artefact.stage, artefact.name, parts.folder)
+        precision = {"trainer": {"precision": resolved_precision(self.config)}}  # whatever devices the others have
+        settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
+        job = Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder)
         bar.update(parts.done())
         engine.run(job, parts.make, parts.missing(), bar.update)
 

@@ -21,7 +21,7 @@ from trime.models.network import build_network
 from trime.pipeline.model_io import model_of, set_evaluation_memory
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
-from trime.pipeline.rows import NOT_FITTED, rows_of
+from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of
 from trime.pipeline.training import added_callbacks
 from trime.stages.datastore import check_index_factory
 from trime.stages.mixture import given_mixture
@@ -84,7 +84,10 @@ def check_memories(config: DictConfig) -> None:
     for setting, asked in (("index.engine", config.index.engine == "ray"), ("engine", "address" in config.engine)):
         if asked and not find_spec("ray"):
             raise UserError(f"{setting}=ray needs Ray: {install_command('cluster')}, or {setting}=local")
+    if config.index.engine == "ray" and not config.engine._target_.endswith(".Local"):
+        raise UserError("each worker of engine= would start those of index.engine=ray: choose one of them")
     check_index_factory(config)
+    check_sinks(config)
     if config.memory.get("_target_"):
         instantiated(config.memory)
     previous = config.memory.get("stale") and "Previous" in (OmegaConf.select(config, "memory.visibility._target_") or "")
@@ -103,6 +106,17 @@ def check_memories(config: DictConfig) -> None:
             f"index.metric={config.index.metric}: the external memory is joined with what similarity={config.similarity} "
             "measures: set similarity alone, or rows that interpolate"
         )
+
+
+def check_sinks(config: DictConfig) -> None:
+    """Raise UserError if entries that always stay would fill a memory."""
+    test = [plain(config.tune.memory_size)] if "long" in memories_of(config) else []
+    sizes = {"eviction": [plain(config.model.get("memory_size")), *test], "train.eviction": [config.train.memory_size]}
+    for key, given in sizes.items():
+        numbers = [size for part in given for size in (part if isinstance(part, list) else [part]) if size]
+        sinks = OmegaConf.select(config, f"{key}.sinks") or 0
+        if numbers and sinks >= min(numbers):
+            raise UserError(f"{key}.sinks={sinks} fills a memory of {min(numbers)} entries: lower it")
 
 
 def check_mixture(config: DictConfig) -> None:

@@ -58,7 +58,7 @@ class BuildIndex(Artefact):
         index = self.config.index
         chosen = {"recall": index.recall, "k": self.largest_k} if index.factory == AUTO else {}
         parts = 1 if str(index.factory).startswith("Cells") else index.parts  # index=auto decides only when it is built
-        return super().settings() | chosen | ({"parts": parts} if parts > 1 else {})
+        return super().settings() | chosen | ({"divided": parts} if parts > 1 else {})
 
     def build(self, folder: Path) -> None:
         meter, store, index = ResourceUsage(), self.store.path(), self.config.index

@@ -24,10 +24,10 @@ from trime.data.module import sequential_batches
 from trime.data.segments import Segments
 from trime.engines.base import Advance
 from trime.errors import UserError
-from trime.io import check_room, complete_lines, write_tensors
+from trime.io import check_room, write_atomically, write_tensors
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys
-from trime.metrics import ResourceUsage
+from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, POSITIONS, check_positions, open_network, reading_settings
@@ -82,7 +82,7 @@ class Encode(ArtefactInParts):
         return self.windowing.cut(corpus, self.portion)
 
     def build(self, folder: Path) -> None:
-        meter, shards = ResourceUsage(), self.open_parts(folder)
+        usage, shards = Usage(), self.open_parts(folder)
         windows, network = shards.windows, shards.reader.network
         if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
             self.forecast(folder, Reader(network), shards.corpus, windows, shards.device)
@@ -93,13 +93,16 @@ class Encode(ArtefactInParts):
                     shards.make(number, bar.update)
             else:
                 self.run_parts(self, shards, bar)
+        for number in range(len(shards.sizes)):
+            usage.add(json.loads(shards.note(number).read_text()))
         content = {
             "tokens": windows.scored(),
-            "seconds": round(sum(map(float, complete_lines(folder / "seconds.txt"))), 3),
-            "peak_memory_mb": meter.peak_memory_mb,
+            "seconds": round(usage.seconds, 3),
+            "peak_memory_mb": usage.peak_memory_mb,
             "width": network.width,
         }
         (folder / "encode.json").write_text(json.dumps(content | self.origin(shards.corpus), indent=1))
+        shards.remove()
 
     def open_parts(self, folder: Path) -> EncodedShards:
         """Load corpus and model; UserError if the model cannot read these windows."""
@@ -215,25 +218,28 @@ class EncodedShards(Parts):
         """Return the file of a shard."""
         return self.folder / f"{number:05d}.safetensors"
 
+    def note(self, number: int) -> Path:
+        """Return the file that says what a shard took; not in the shard, whose bytes depend on the text only."""
+        return self.folder / f"part-{number:05d}.json"
+
     def make(self, number: int, advance: Advance) -> None:
         """Encode the windows of a shard and write them; a stateful reader must have read those before it."""
         restore_reader_state(self.reader, self.folder, number - 1, self.device)
         batches = self.encode.encode_batches(self.reader, self.corpus, self.part(number), number * self.length, self.device)
-        write_shard(self.file(number), self.reader, batches, advance)
+        write_shard(self.file(number), self.note(number), self.reader, batches, advance)
 
 
 @torch.no_grad()
-def write_shard(file: Path, reader: Reader, batches: Iterator[dict[str, Tensor]], advance: Advance) -> None:
-    """Write the columns of encoded batches as one shard; progress is counted in scored tokens."""
-    started, parts = time.perf_counter(), []
+def write_shard(file: Path, note: Path, reader: Reader, batches: Iterator[dict[str, Tensor]], advance: Advance) -> None:
+    """Write the columns of encoded batches as one shard, and what it took; progress is counted in scored tokens."""
+    meter, parts = ResourceUsage(), []
     for batch in batches:
         parts.append(batch)
         advance(int(batch["scored"].sum()) if "scored" in batch else len(batch["token"]))
     columns = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
     save_reader_state(reader, file)
+    write_atomically(note, json.dumps(meter.note()))
     write_tensors(file, columns)
-    with (file.parent / "seconds.txt").open("a") as seconds:  # not in the shard, whose bytes depend on the text only
-        seconds.write(f"{time.perf_counter() - started:.3f}\n")
 
 
 def save_reader_state(reader: Reader, shard: Path) -> None:

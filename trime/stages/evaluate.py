@@ -103,19 +103,18 @@ class EvaluateParts(Parts):
         self.evaluate, self.folder = evaluate, folder
         self.rows, memories = evaluate.tune.rows(), evaluate.tune.memories
         cuts = [text_parts(evaluate.encoded, max(row.carries, memories.carried(row.memories))) for row in self.rows]
-        self.parts = [(row, place, part) for row, cut in enumerate(cuts) for place, part in enumerate(cut)]
-        self.sizes = [part.tokens for _, _, part in self.parts]
+        self.parts = [(row, part) for row, cut in enumerate(cuts) for part in cut]
+        self.sizes = [part.tokens for _, part in self.parts]
         self.opened: tuple[int, Scorer] | None = None
 
     def file(self, number: int) -> Path:
-        row, place, _ = self.parts[number]
-        return self.folder / f"row-{row}-part-{place:05d}.safetensors"
+        row, part = self.parts[number]
+        return self.folder / f"part-{row}-{part.name}.safetensors"
 
     def files_by_row(self) -> list[list[Path]]:
         """Return the files of each row's parts, in order."""
-        owners = [row for row, _, _ in self.parts]
-        pairs = [*zip(owners, self.files(), strict=True)]
-        return [[file for owner, file in pairs if owner == row] for row in range(len(self.rows))]
+        files = [*zip(self.parts, self.files(), strict=True)]
+        return [[file for (owner, _), file in files if owner == row] for row in range(len(self.rows))]
 
     def scorer(self, row: int) -> Scorer:
         """Return the scorer of a row, which is kept until that of another row is asked for."""
@@ -126,7 +125,7 @@ class EvaluateParts(Parts):
         return self.opened[1]
 
     def make(self, number: int, advance: Advance) -> None:
-        place, _, part = self.parts[number]
+        place, part = self.parts[number]
         row, scorer = self.rows[place], self.scorer(place)  # before the clock starts: it may open an index
         meter, sums, score_window, tokens, shares = ResourceUsage(), LossSums(), row.window_scorer(), [], []
         for window, (masses,) in scorer.masses(windows_of(self.evaluate.encoded, part)):

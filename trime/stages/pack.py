@@ -74,7 +74,7 @@ class PackParts(Parts):
         self.sizes = [min(QUERIES, len(self.segments) - start) for start in range(0, len(self.segments), QUERIES)]
 
     def file(self, number: int) -> Path:
-        return self.folder / f"part-{number:05d}.npy"
+        return self.folder / f"part-{number * QUERIES:09d}-{self.sizes[number]}.npy"
 
     @cached_property
     def backend(self) -> Any:

@@ -20,7 +20,7 @@ from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
 
 SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that build_scorer reads
-PART = 2**12  # scored tokens of a part, at least
+PART = 2**13  # scored tokens of a part, at least
 
 
 class TextPart(NamedTuple):
@@ -30,6 +30,11 @@ class TextPart(NamedTuple):
     high: int
     before: int
     tokens: int
+
+    @property
+    def name(self) -> str:
+        """What it covers, as part of a file's name."""
+        return f"{self.low:09d}-{self.high:09d}"
 
 
 def text_parts(encoded: Encode, carried: Carried) -> list[TextPart]:

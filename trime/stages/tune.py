@@ -158,7 +158,7 @@ class TuneParts(Parts):
         self.sizes = [part.tokens for part in self.parts]
 
     def file(self, number: int) -> Path:
-        return self.folder / f"part-{number:05d}.safetensors"
+        return self.folder / f"part-{self.parts[number].name}.safetensors"
 
     @cached_property
     def scorer(self) -> Scorer:

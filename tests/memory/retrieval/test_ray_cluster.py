@@ -38,6 +38,9 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
     score, number = workers.nearest(QUERY, 30)
     theirs = (IVFSearch(parts[0].folder, "ip", 3) if factory else ExactSearch(blocks, "ip")).nearest(QUERY, 30)
     assert torch.allclose(score, theirs[0], atol=1e-5) and torch.equal(number.sort()[0], theirs[1].sort()[0])
+    waits = [workers.begin(QUERY[rows], 30) for rows in (slice(9, None), slice(9))]  # both are pending at once
+    last, first = (wait()[1] for wait in waits)
+    assert torch.equal(torch.cat([first, last]), number)
     assert workers.kind == ("approximate" if factory else "exact")
     os.kill(ray.get(workers.workers[1].process.remote()), signal.SIGKILL)
     again = workers.nearest(QUERY, 30)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from trime.errors import UserError
 from trime.io import write_tensors
 from trime.memory.objective.entries_cpu import entry_masses
-from trime.memory.retrieval.search import ExactSearch, Search
+from trime.memory.retrieval.search import ExactSearch, Search, begin
 from trime.memory.similarity import similarity
 from trime.types import Contexts, Float, Int, Mass, Tensor
 
@@ -178,7 +179,17 @@ class KNNMemory:
 
     def entries(self, query: Contexts) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Return the similarity, token and number of the nearest entries; similarity -inf where fewer are found."""
-        score, index = self.search.nearest(query.g, self.k)
+        return self.request(query)()
+
+    def request(self, query: Contexts) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
+        """Return what returns ``entries``; where other processes search, they begin now."""
+        return partial(self.entries_from, query, begin(self.search, query.g, self.k))
+
+    def entries_from(
+        self, query: Contexts, wait: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Return the entries of which ``wait`` returns similarities and numbers."""
+        score, index = wait()
         index = index.cpu().clamp(min=0)  # missing entries have number -1 and similarity -inf
         if self.rescore:
             keys = self.store.keys.take(index).to(query.g)

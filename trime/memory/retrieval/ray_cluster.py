@@ -7,8 +7,8 @@ restarts a worker that dies, which opens its part again and repeats the search; 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -63,9 +63,9 @@ class RayWorker:
 
     def nearest(self, request: Request, k: int) -> tuple[Any, Any]:
         """Return similarities and numbers as NumPy arrays; of a part by rows, numbers are counted from the part's first."""
-        query, search = torch.tensor(request.query, device=self.device), self.search
+        query, search = torch.tensor(request.query), self.search
         if request.visited is None:
-            score, number = search.nearest(query, k)
+            score, number = search.nearest(query.to(self.device), k)
         else:
             assert isinstance(search, IVFSearch)
             score, number = search.nearest_in(query, torch.tensor(request.visited).long(), k)
@@ -91,15 +91,25 @@ class RaySearch:
         self.kind = combined_kind(self.results([worker.kind.remote() for worker in self.workers], STARTING))
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        return self.begin(query, k)()
+
+    def begin(self, query: Float[Tensor, "n d"], k: int) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Begin a search and return what waits for its results."""
         batches = [self.ray.put(self.request(part)) for part in query.split(QUERIES)]
         pending = [[worker.nearest.remote(batch, k) for worker in self.workers] for batch in batches]
+        return partial(self.collect, pending, k, query.device)
+
+    def collect(
+        self, pending: list[list[Any]], k: int, device: torch.device
+    ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Wait for the results of all workers and batches, and merge them."""
         scores, numbers = [], []
         for futures in pending:
             results = [(torch.tensor(score), torch.tensor(number).long()) for score, number in self.results(futures)]
             score, number = merge_results(results, self.firsts, k)
             scores.append(score)
             numbers.append(number)
-        return torch.cat(scores).to(query.device), torch.cat(numbers).to(query.device)
+        return torch.cat(scores).to(device), torch.cat(numbers).to(device)
 
     def request(self, query: Float[Tensor, "n d"]) -> Request:
         """Return what workers are asked for some queries."""

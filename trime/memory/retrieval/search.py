@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -28,6 +29,20 @@ class Search(Protocol):
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Return the similarity and number of the k nearest keys, the best first; (-inf, -1) where fewer are found."""
         ...
+
+
+@runtime_checkable
+class BackgroundSearch(Search, Protocol):
+    """A search by other processes."""
+
+    def begin(self, query: Float[Tensor, "n d"], k: int) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Begin a search and return what waits for its results, which are those of ``nearest``."""
+        ...
+
+
+def begin(search: Search, query: Float[Tensor, "n d"], k: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Return what returns ``nearest``; a search in this process begins when it is called."""
+    return search.begin(query, k) if isinstance(search, BackgroundSearch) else partial(search.nearest, query, k)
 
 
 class ExactSearch:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.data.questions.base import Example, Questions, contains_answer, exact_match
 from trime.engines.base import Advance
 from trime.errors import UserError
-from trime.io import append_json_lines, plain, read_json_lines, write_atomically
+from trime.io import plain, read_json_lines, write_atomically
 from trime.metrics import ResourceUsage, Usage
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
@@ -93,7 +93,7 @@ class Answer(ArtefactInParts):
             content = json.loads(file.read_text())
             done += content["answers"]
             usage.add(content)
-        append_json_lines(folder / "answers.jsonl", done)
+        write_atomically(folder / "answers.jsonl", "".join(json.dumps(line) + "\n" for line in done))
         tokens = sum(line["read"] for line in done)
         content = {
             "exact_match": sum(line["right"] for line in done) / len(done),
@@ -153,7 +153,7 @@ class AnswerParts(Parts):
         self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]
 
     def file(self, number: int) -> Path:
-        return self.folder / f"part-{number:05d}.json"
+        return self.folder / f"part-{sum(self.sizes[:number]):05d}-{self.sizes[number]}.json"
 
     @cached_property
     def model(self) -> tuple[Any, Answerer, PromptMaker]:
