@@ -1,4 +1,7 @@
-"""Ray's workers make every part once, though workers and nodes die; what a cluster lacks is said."""
+"""Ray's workers make every part once, though workers and nodes die; what a cluster lacks is said.
+
+Tests that start Ray are slow ones: killing its workers under load has been seen to take the test process with them.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ def made(engine: RayCluster, folder: Path, settings: str = "") -> list[int]:
     return sorted(amounts)
 
 
+@pytest.mark.slow
 def test_each_part_is_made_once_and_a_dead_worker_costs_its_parts_only(tmp_path: Path) -> None:
     """With the threads that were asked for."""
     assert made(RayCluster(), tmp_path, "death") == [number + 1 for number in PARTS]
@@ -49,16 +53,19 @@ def test_each_part_is_made_once_and_a_dead_worker_costs_its_parts_only(tmp_path:
     assert str(os.getpid()) not in {process for process, _ in lines}
 
 
+@pytest.mark.slow
 def test_a_mistake_is_told_as_in_one_process(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="part 3 is a mistake"):
         made(RayCluster(), tmp_path, "mistake")
 
 
+@pytest.mark.slow
 def test_workers_that_always_die_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a part of x could not be made.*engine\.cores"):
         made(RayCluster(), tmp_path, "always")
 
 
+@pytest.mark.slow
 def test_too_few_resources_are_told() -> None:
     connected = connect(None, "engine.address")
     for needed in ({"num_cpus": 1000, "num_gpus": 0}, {"num_cpus": 1, "num_gpus": 9}):
