@@ -86,7 +86,7 @@ class Usage:
         self.seconds = self.peak_memory_mb = 0.0
 
     def add(self, note: Mapping[str, Any]) -> None:
-        """Add a part."""
+        """Add the seconds of a part, and its peak if it is the largest so far."""
         self.seconds += note["seconds"]
         self.peak_memory_mb = max(self.peak_memory_mb, note["peak_memory_mb"])
 

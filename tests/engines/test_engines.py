@@ -133,7 +133,7 @@ def test_artefacts_are_the_same_by_several_processes(
         )
         run(config)
         plan = Plan(config)
-        made = [plan.pack, plan.valid, *plan.tune.build_order(), plan.test, plan.evaluate]
+        made = [plan.pack, plan.valid, plan.store, *plan.tune.build_order(), plan.test, plan.evaluate]
         contents.append({file.relative_to(tmp_path): content(file) for artefact in made for file in artefact.path().iterdir()})
         for artefact in made:
             shutil.rmtree(artefact.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from trime.engines.base import Job, MakePart
 
@@ -14,12 +15,12 @@ LOST = 3  # times that workers may die before a job fails
 class Worker:
     """What this process has opened last: a job, and what makes its parts. It is freed after ``IDLE`` seconds without a part."""
 
-    opened: tuple[tuple[str, ...], MakePart] | None = None
+    opened: tuple[tuple[Any, ...], MakePart] | None = None
     timer: threading.Timer | None = None
 
     @classmethod
     def free(cls) -> None:
-        """Free what was opened."""
+        """Let go of the model or index that the last job opened."""
         cls.opened = None
 
 
@@ -27,7 +28,7 @@ def make_part(job: Job, number: int) -> int:
     """Make a part in a worker process, and return how much work it was; the first one of a job opens it."""
     if Worker.timer:
         Worker.timer.cancel()
-    key = job.settings, job.stage, job.name, str(job.folder)
+    key = job[1:]  # all but the function that opens it
     opened = Worker.opened
     if opened is None or opened[0] != key:
         Worker.free()  # before anything else is opened

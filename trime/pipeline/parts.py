@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ class Parts(ABC):
 
     folder: Path
     sizes: list[int]  # how much work each part is, in the unit of progress
+    sequential: bool = False  # True: each part needs what the one before it left in this process
 
     @abstractmethod
     def file(self, number: int) -> Path:
@@ -51,7 +52,7 @@ class Parts(ABC):
 
 
 class ArtefactInParts(Artefact):
-    """An artefact whose parts an engine can make."""
+    """An artefact that is made part by part, by whichever engine the experiment chose."""
 
     run_parts: RunParts
 
@@ -69,6 +70,11 @@ def read_part(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {name: content.get_tensor(name) for name in content.keys()}, json.loads(content.metadata()["note"])  # noqa: SIM118
 
 
+def grouped(group: str, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return columns under the names ``group.NAME`` that they have in a part's file."""
+    return {f"{group}.{name}": column for name, column in columns.items()}
+
+
 def columns_of(tensors: dict[str, Tensor], group: str) -> dict[str, Tensor]:
-    """Return the tensors named ``group.NAME``, by NAME."""
+    """Return the columns of a group, as they were given to ``grouped``; none if there is no such group."""
     return {name.removeprefix(f"{group}."): tensor for name, tensor in tensors.items() if name.startswith(f"{group}.")}

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.data.corpus import VocabularySource
 from trime.data.segments import training_segments
 from trime.engines.base import Engine, Job
+from trime.engines.local import Local
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
@@ -129,8 +130,8 @@ class Plan:
         return Encode(self.config, portion, corpus, self.model, self.windows(self.config), self.run_parts)
 
     def run_parts(self, artefact: ArtefactInParts, parts: Parts, bar: Any) -> None:
-        """Make the missing parts of an artefact by the configured engine."""
-        engine: Engine = instantiate(self.config.engine)
+        """Make the missing parts of an artefact, by the configured engine unless they must follow one another."""
+        engine: Engine = Local() if parts.sequential else instantiate(self.config.engine)
         precision = {"trainer": {"precision": resolved_precision(self.config)}}  # whatever devices the others have
         settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
         job = Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder)

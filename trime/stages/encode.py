@@ -87,14 +87,9 @@ class Encode(ArtefactInParts):
         if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
             self.forecast(folder, Reader(network), shards.corpus, windows, shards.device)
         with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}") as bar:
-            if network.is_stateful:  # each shard needs the state after the one before it
-                bar.update(shards.done())
-                for number in shards.missing():
-                    shards.make(number, bar.update)
-            else:
-                self.run_parts(self, shards, bar)
-        for number in range(len(shards.sizes)):
-            usage.add(json.loads(shards.note(number).read_text()))
+            self.run_parts(self, shards, bar)
+        for note in folder.glob("part-*.json"):
+            usage.add(json.loads(note.read_text()))
         content = {
             "tokens": windows.scored(),
             "seconds": round(usage.seconds, 3),
@@ -207,8 +202,8 @@ class EncodedShards(Parts):
         self.encode, self.folder, self.reader = encode, folder, reader
         self.corpus, self.windows, self.device = corpus, windows, device
         self.length = max(1, SHARD // int(windows.length.max()))  # windows of a shard
-        starts = range(0, len(windows), self.length)
-        self.sizes = [windows.take(slice(start, start + self.length)).scored() for start in starts]
+        self.sizes = [self.part(number).scored() for number in range(-(-len(windows) // self.length))]
+        self.sequential = reader.network.is_stateful
 
     def part(self, number: int) -> Segments:
         """Return the windows of a shard."""

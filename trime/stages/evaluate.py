@@ -25,7 +25,7 @@ from trime.memory.external import ExternalMemory
 from trime.metrics import ResourceUsage, Usage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import memory_settings
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, read_part
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
 from trime.progress import Progress
 from trime.stages.encode import Encode
 from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
@@ -102,8 +102,9 @@ class EvaluateParts(Parts):
     def __init__(self, evaluate: Evaluate, folder: Path):
         self.evaluate, self.folder = evaluate, folder
         self.rows, memories = evaluate.tune.rows(), evaluate.tune.memories
-        cuts = [text_parts(evaluate.encoded, max(row.carries, memories.carried(row.memories))) for row in self.rows]
-        self.parts = [(row, part) for row, cut in enumerate(cuts) for part in cut]
+        carried = [max(row.carries, memories.carried(row.memories)) for row in self.rows]
+        cuts = {each: text_parts(evaluate.encoded, each) for each in {*carried}}
+        self.parts = [(row, part) for row, each in enumerate(carried) for part in cuts[each]]
         self.sizes = [part.tokens for _, part in self.parts]
         self.opened: tuple[int, Scorer] | None = None
 
@@ -125,8 +126,8 @@ class EvaluateParts(Parts):
         return self.opened[1]
 
     def make(self, number: int, advance: Advance) -> None:
-        place, part = self.parts[number]
-        row, scorer = self.rows[place], self.scorer(place)  # before the clock starts: it may open an index
+        index, part = self.parts[number]
+        row, scorer = self.rows[index], self.scorer(index)  # before the clock starts: it may open an index
         meter, sums, score_window, tokens, shares = ResourceUsage(), LossSums(), row.window_scorer(), [], []
         for window, (masses,) in scorer.masses(windows_of(self.evaluate.encoded, part)):
             score = score_window(window, masses)
@@ -136,7 +137,7 @@ class EvaluateParts(Parts):
                 tokens.append(window.query.token)
                 shares.append(1 - (of_vocabulary - score)[0, 0].double().exp())
             advance(len(window.vocabulary.total))
-        tensors = {f"losses.{name}": column for name, column in sums.tensors().items()}
+        tensors = grouped("losses", sums.tensors())
         if row.memories:
             tensors |= {"token": torch.cat(tokens).cpu(), "share": torch.cat(shares).cpu()}
         write_tensors(self.file(number), tensors, meter.note() | {"search": describe_search(scorer.memories)})
@@ -151,7 +152,7 @@ def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:
 
 def policy_name(policy: dict[str, Any]) -> str:
     """Return a policy's name and main settings: ``lra_sum c=2``, ``lfa c=1 gamma=0.05``, ``lru top_k=32``."""
-    settings = {"c": (policy.get("initial") or {}).get("c")} | {key: policy.get(key) for key in ("gamma", "top_k")}
-    settings |= {"sinks": policy.get("sinks") or None}
+    settings = {"c": (policy.get("initial") or {}).get("c"), "gamma": policy.get("gamma")}
+    settings |= {"sinks": policy.get("sinks") or None, "top_k": policy.get("top_k")}
     words = [f"{key}={value:g}" for key, value in settings.items() if value is not None]
     return " ".join([str(policy["_target_"]).split(".")[-2], *words])

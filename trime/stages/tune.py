@@ -27,7 +27,7 @@ from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, Usage
 from trime.mixtures.experts import ExpertMasses, concat_masses
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, read_part
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
 from trime.pipeline.rows import MixtureSpecs
 from trime.pipeline.settings import Keys
 from trime.progress import Progress
@@ -179,9 +179,9 @@ class TuneParts(Parts):
             advance(len(window.vocabulary.total))
         note, tensors = meter.note(), dict[str, Tensor]()
         for place, row_sums in enumerate(sums):
-            tensors |= {f"row-{place}.{name}": column for name, column in row_sums.tensors().items()}
+            tensors |= grouped(f"row-{place}", row_sums.tensors())
         if collector and collector.parts:
-            tensors |= {f"masses.{name}": column for name, column in collector.masses()._asdict().items()}
+            tensors |= grouped("masses", collector.masses()._asdict())
             note |= {"experts": collector.experts, "counts": collector.counts(scorer.memories)}
         write_tensors(self.file(number), tensors, note)
 

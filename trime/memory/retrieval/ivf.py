@@ -6,7 +6,8 @@ which keys are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,23 @@ SCORES = 2**24  # in memory at a time, approximately: 64 MiB
 SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means
 
 
+@contextmanager
+def opened_cells(folder: Path) -> Iterator[Any]:
+    """Open the description of an index; UserError if it, or what is read meanwhile, is damaged."""
+    try:
+        with safe_open(folder / "cells.safetensors", "pt") as parts:
+            yield parts
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{folder} is truncated or not an index ({error}): delete it and run stage datastore") from None
+
+
 class Cells:
     """The centroids of an index, and where the keys of each cell begin; UserError if the folder's files are damaged."""
 
     def __init__(self, folder: Path, metric: str, nprobe: int):
         self.metric = metric
-        try:
-            with safe_open(folder / "cells.safetensors", "pt") as parts:
-                self.centroid, self.start = parts.get_tensor("centroid"), parts.get_tensor("start").numpy()
-        except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(f"{folder} is truncated or not an index ({error}): delete it and run stage datastore") from None
+        with opened_cells(folder) as parts:
+            self.centroid, self.start = parts.get_tensor("centroid"), parts.get_tensor("start").numpy()
         self.nprobe = min(nprobe, len(self.centroid))
 
     def visited(self, query: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n p"]]:
@@ -58,12 +66,9 @@ class IVFSearch:
         self.start = self.cells.start
         self.part = part or (0, len(self.start) - 1)
         self.first, last = (int(self.start[cell]) for cell in self.part)  # slots of this part
-        try:
-            with safe_open(folder / "cells.safetensors", "pt") as parts:
-                self.number = parts.get_slice("number")[self.first : last]
+        with opened_cells(folder) as parts:
+            self.number = parts.get_slice("number")[self.first : last]
             self.key = torch.from_numpy(np.load(folder / "key.npy", mmap_mode="c"))
-        except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(f"{folder} is truncated or not an index ({error}): delete it and run stage datastore") from None
         self.topk, self.flat = StreamingTopK(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -151,9 +151,10 @@ class AnswerParts(Parts):
         shared = answer.config.answering.order == "last"
         texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if shared else one[0])
         self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]
+        self.starts = [0, *accumulate(self.sizes)]
 
     def file(self, number: int) -> Path:
-        return self.folder / f"part-{sum(self.sizes[:number]):05d}-{self.sizes[number]}.json"
+        return self.folder / f"part-{self.starts[number]:05d}-{self.sizes[number]}.json"
 
     @cached_property
     def model(self) -> tuple[Any, Answerer, PromptMaker]:
@@ -163,8 +164,9 @@ class AnswerParts(Parts):
 
     def make(self, number: int, advance: Advance) -> None:
         tokenizer, answerer, make_prompt = self.model
-        meter, start, lines = ResourceUsage(), sum(self.sizes[:number]), []
-        asked = ((example, make_prompt(example)) for example in self.examples[start : start + self.sizes[number]])
+        meter, lines = ResourceUsage(), []
+        examples = self.examples[self.starts[number] : self.starts[number + 1]]
+        asked = ((example, make_prompt(example)) for example in examples)
         for groups in batched(by_text(asked), self.batch_size):
             answers = self.answer.answer(groups, tokenizer, answerer)
             lines += answers
