@@ -34,6 +34,8 @@ def main() -> int:
         parser.error(f"--device {options.device}: this machine has no CUDA device")
     if options.device == "cpu":
         prepare_cpu()
+    else:
+        torch.set_float32_matmul_precision("high")  # as in trainings in bfloat16, the default there
     publish(name, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), module.measure(options), options.json)
     return 0
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from omegaconf import DictConfig
@@ -47,8 +48,9 @@ def test_exact_search() -> None:
     assert torch.equal(*found)
 
 
-def test_a_compiled_mass() -> None:
-    """torch.compile gives what is computed without it."""
+def test_a_compiled_mass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile gives what is computed without it; it cannot trace the shape checks of tests."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     memory, divisor = on_device(contexts(1, ROWS)), torch.tensor([math.sqrt(6)], dtype=torch.float64, device="cuda")
     plain, compiled = (
         way(memory, memory, External(), divisor, 4).total for way in (blockwise_mass, torch.compile(blockwise_mass))

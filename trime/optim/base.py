@@ -1,4 +1,4 @@
-"""The base class of the published optimisers: they update one parameter after the other, group by group."""
+"""The base class of the published optimisers: they update the parameters of a group together, in few kernels on CUDA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-class PerParameter(torch.optim.Optimizer):
+class GroupOptimizer(torch.optim.Optimizer):
     """An optimiser whose update of a parameter depends on that parameter, its state and its group alone."""
 
     @torch.no_grad()
@@ -20,15 +20,15 @@ class PerParameter(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.update_parameter(parameter, parameter.grad, group)
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self.update(parameters, [parameter.grad for parameter in parameters], group)
             self.finish_group(group)
         return loss
 
     @abstractmethod
-    def update_parameter(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        """Update a parameter in place."""
+    def update(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict[str, Any]) -> None:
+        """Update parameters of a group in place."""
 
     def finish_group(self, group: dict[str, Any]) -> None:
         """Store in a group what its next update needs."""

@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from trime.config.check import added_arguments
 from trime.errors import UserError
 from trime.io import plain
-from trime.pipeline.precision import resolved_precision
+from trime.pipeline.precision import resolved_precision, training_products
 from trime.progress import Progress
 from trime.tasks.callbacks.checkpoints import Checkpoints
 
@@ -118,7 +118,8 @@ class TrainingProgress(ProgressBar):
 def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
     """Train, resuming from the last checkpoint of a killed run."""
     try:
-        trainer.fit(task, data, ckpt_path=latest_checkpoint(stage, folder / "checkpoints"), weights_only=True)
+        with training_products(trainer.strategy.root_device, trainer.precision):
+            trainer.fit(task, data, ckpt_path=latest_checkpoint(stage, folder / "checkpoints"), weights_only=True)
     except SystemExit:  # raised by Lightning on an interrupt; the checkpoint stays
         raise KeyboardInterrupt from None
 

@@ -138,10 +138,11 @@ class LanguageModel(pl.LightningModule):
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Divide gradients by the update's number of targets, then clip; called before every optimiser step."""
-        parameters = [p for p in self.parameters() if p.grad is not None]
+        parameters = [parameter for parameter in self.parameters() if parameter.grad is not None]
         (targets,) = all_reduce_sum(self.targets, device=self.device)
-        for parameter in parameters:  # with several processes the gradient is their mean
-            parameter.grad.div_(targets / world_size())  # type: ignore[union-attr]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients:  # with several processes the gradient is their mean
+            torch._foreach_div_(gradients, targets / world_size())
         self.targets, self.update_targets = 0, int(targets)
         if gradient_clip_val and gradient_clip_algorithm == "value":
             torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)

@@ -26,7 +26,7 @@ from trime.memory.similarity import as_inner_products
 from trime.memory.visibility import Visibility
 from trime.types import Bool, Contexts, Float, Mass, Tensor
 
-BLOCK, CUDA_BLOCK = 1024, 4096  # rows and columns of a tile: fits the cache of a CPU; few launches on CUDA
+BLOCK, CUDA_BLOCK = 1024, 6144  # rows and columns of a tile: fits the cache of a CPU; few launches on CUDA
 
 
 def kernels_for(product: Tensor) -> TileKernels | None:
@@ -103,6 +103,9 @@ class _Blockwise(torch.autograd.Function):
         grad_memory = grad_query if ctx.tiles.symmetric else torch.zeros_like(memory)
         for tile in ctx.tiles:
             row, column = tile.row, tile.column
+            on_diagonal = ctx.tiles.symmetric and row == column
+            if on_diagonal:  # scores of (i, j) and (j, i) together have a symmetric gradient: one product serves g_i and g_j
+                tile = tile._replace(both=True, back=None if tile.visible is None else tile.visible.T.contiguous())
             product = query[row] @ memory[column].T
             kernels = kernels_for(product)
             slope = kernels.score_gradients(masses, gradients, product, divisor, tile, ctx.tiles) if kernels else None
@@ -114,7 +117,8 @@ class _Blockwise(torch.autograd.Function):
                     gradient += reference_score_gradients(masses, gradients, column, scores.mT, back, hit.T).mT
                 slope = (gradient / divisor[:, None, None]).sum(0)
             grad_query[row].addmm_(slope, memory[column])
-            grad_memory[column].addmm_(slope.T, query[row])
+            if not on_diagonal:
+                grad_memory[column].addmm_(slope.T, query[row])
         return grad_query, None if ctx.tiles.symmetric else grad_memory, None, None
 
 

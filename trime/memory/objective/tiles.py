@@ -33,7 +33,9 @@ class Tiles:
     def __init__(self, query: Contexts, memory: Contexts, visibility: Visibility, block: int, symmetric: bool):
         self.query, self.memory, self.visibility, self.symmetric = query, memory, visibility, symmetric
         self.rows, self.row_extents = slices(len(query.token), block), extents(query.positions, block)
-        self.columns, self.column_extents = slices(len(memory.token), block), extents(memory.positions, block)
+        self.columns, self.column_extents = self.rows, self.row_extents
+        if query is not memory:
+            self.columns, self.column_extents = slices(len(memory.token), block), extents(memory.positions, block)
 
     def __iter__(self) -> Iterator[Tile]:
         for row in range(len(self.rows)):
@@ -69,8 +71,10 @@ def extents(positions: TokenPosition, block: int) -> list[Extent]:
     """Return the extent of each block of positions, with a single transfer to the host."""
     if not len(positions.segment):
         return []
-    bounds = [torch.stack([torch.stack([part.min(), part.max()]) for part in column.split(block)]) for column in positions]
-    return [Extent(*((low, high) for low, high in blocks)) for blocks in torch.stack(bounds, 1).tolist()]
+    count = -(-len(positions.segment) // block)
+    row = torch.arange(count * block, device=positions.segment.device).clamp_(max=len(positions.segment) - 1)
+    bounds = torch.stack(positions)[:, row].view(3, count, block).aminmax(dim=2)
+    return [Extent(*zip(low, high, strict=True)) for low, high in torch.stack(bounds).permute(2, 0, 1).tolist()]
 
 
 @runtime_checkable

@@ -14,36 +14,34 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
+from trime.models.layers.pick import pick_logit
 from trime.types import Float, Int, Mass, Tensor
 
-LOGITS_PER_BLOCK = 2**23  # logits in memory at a time: 32 MiB in float32
-
-
-def pick_logit(logits: Float[Tensor, "n v"], index: Int[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return the logit at the index, and the logsumexp of each row, in float32 or higher precision."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits.gather(1, index[:, None]).squeeze(1), logits.logsumexp(1)
+LOGITS_PER_BLOCK = 2**23  # logits in memory at a time on the CPU: 32 MiB in float32
+CUDA_LOGITS_PER_BLOCK = 2**26  # there, each block costs about a millisecond of launches
 
 
 def in_blocks(
-    function: Callable[..., tuple[Tensor, Tensor]], width: int, rows: Tensor, index: Tensor, *weights: Tensor | None
+    function: Callable[..., tuple[Tensor, Tensor]], width: int, rows: Tensor, index: Tensor, *weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return ``function(rows, index, *weights)``, computed in blocks of rows; ``width`` is the number of logits per row."""
-    size = max(1, LOGITS_PER_BLOCK // max(width, 1))
+    """Return ``function(rows, index, *weights)``, computed in blocks of rows; it draws nothing at random.
+
+    ``width`` is the number of logits per row.
+    """
+    size = max(1, (CUDA_LOGITS_PER_BLOCK if rows.is_cuda else LOGITS_PER_BLOCK) // max(width, 1))
     if len(rows) <= size:
         return function(rows, index, *weights)
     parts = [
-        checkpoint(function, row_block, index_block, *weights, use_reentrant=False)
+        checkpoint(function, row_block, index_block, *weights, use_reentrant=False, preserve_rng_state=False)
         for row_block, index_block in zip(rows.split(size), index.split(size), strict=True)
     ]
     first, second = zip(*parts, strict=True)
     return torch.cat(first), torch.cat(second)
 
 
-def project_and_pick(f: Tensor, index: Tensor, weight: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return ``pick_logit`` of an output matrix, to which separate class rows may be appended."""
-    logits = F.linear(f, weight)
-    return pick_logit(logits if classes is None else torch.cat([logits, F.linear(f, classes)], 1), index)
+def project_and_pick(f: Tensor, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``pick_logit`` of an output matrix."""
+    return pick_logit(F.linear(f, weight), index)
 
 
 class Softmax(nn.Module):
@@ -98,6 +96,10 @@ class AdaptiveSoftmax(nn.Module):
         weight = self.projections[band].T if self.tied else self.projections[band - 1]
         return self.dropout(F.linear(f, weight))
 
+    def head(self) -> Float[Tensor, "v d"]:
+        """Return the output matrix of the first band's words and the classes."""
+        return torch.cat([self.tables[0], self.classes])
+
     def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
         """Return the vocabulary's mass: total T of the head, and log p + T of the target."""
         f = self.dropout(f)
@@ -105,8 +107,7 @@ class AdaptiveSoftmax(nn.Module):
         index = target.clamp(max=first - 1)
         for band, (low, high) in enumerate(self.bands[1:]):
             index = torch.where((target >= low) & (target < high), first + band, index)
-        words = self.tables[0]
-        logit, total = in_blocks(project_and_pick, first + len(self.classes), f, index, words, self.classes)
+        logit, total = in_blocks(project_and_pick, first + len(self.classes), f, index, self.head())
         for band, (low, high) in list(enumerate(self.bands))[1:]:
             member = (target >= low) & (target < high)
             if self.dropped_in_band:
@@ -121,7 +122,7 @@ class AdaptiveSoftmax(nn.Module):
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Return the log-probability of every token, for generation."""
         first = self.bands[0][1]
-        head = F.linear(f, torch.cat([self.tables[0], self.classes])).log_softmax(1)
+        head = F.linear(f, self.head()).log_softmax(1)
         tails = [
             head[:, first + band - 1, None] + F.linear(self.project(band, f), self.tables[band]).log_softmax(1)
             for band in range(1, len(self.bands))
