@@ -51,7 +51,7 @@ torture: install ## malformed settings, damaged files, hostile text, two at once
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m tests.torture $(ARGS)
 
 test-gpu: install ## the tests that need a CUDA device
-	$(VENV)/bin/python -m pytest -m gpu
+	$(VENV)/bin/python -m pytest -m gpu tests/test_gpu.py
 
 wikitext103: install ## TrimeLM_ext on WikiText-103 as TRIME Table 2 (SIZE=tiny: the same path in minutes; ARGS=dataset.path=DIR)
 	$(RUN) $(if $(PAPER),experiment=reproduce/table2/trime_ext,experiment=trime_ext size=$(SIZE) dataset=wikitext103 dataset.documents=100) $(ARGS)

@@ -49,7 +49,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
     outputs = f"paths.outputs={options.outputs}"
     benchmark = [*python, "-m", "benchmarks"]
     return [
-        Step("tests", [*python, "-m", "pytest", "-q", "-m", "gpu"]),
+        Step("tests", [*python, "-m", "pytest", "-q", "-m", "gpu", "tests/test_gpu.py"]),
         *(
             Step(name, [*run, "experiment=trime_ext", "size=tiny", f"{outputs}/gpu-{number}", *words])
             for number, (name, words) in enumerate(RUNS.items())
@@ -60,6 +60,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
             [
                 *(*run, "table=main", "size=paper_7m", "dataset=folder", f"dataset.path={options.text}", outputs),
                 *(f"train.updates={options.updates}", "evaluate.lines=false", "index=auto", f"report.keep={GPU / 'main'}"),
+                *("evaluate.sample=documents", "evaluate.tokens=100k", "datastore.tokens=2M"),  # minutes, not hours
             ],
             resumes=True,
         ),

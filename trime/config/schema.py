@@ -158,7 +158,9 @@ class Evaluate:
     analysis: Switch = switch(
         False, "also measure perplexity by word frequency, retrieval accuracy and loss by size of the long memory"
     )
-    batch_tokens: int = setting(8192, "tokens per batch of encoding", at_least=1, whole=True)
+    batch_tokens: int | None = setting(
+        None, "tokens per batch of encoding; null: 8,192, on a CUDA device 98,304", at_least=1, whole=True, optional=True
+    )
     dtype: str = setting("float32", "number format of stored encodings", choices=DTYPES)
     rows: list[Any] = setting(
         [{"joint": []}], "rows of the results, as in the papers; the last one is the experiment's main result"

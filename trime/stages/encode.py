@@ -43,6 +43,7 @@ from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, contexts_o
 log = logging.getLogger(__name__)
 
 SHARD = 2**17  # the largest number of tokens in a shard, context included
+BATCH_TOKENS = {"cpu": 2**13, "cuda": 98_304}  # tokens per batch, unless evaluate.batch_tokens says how many
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
 
@@ -142,7 +143,8 @@ class Encode(ArtefactInParts):
 
     def windows_per_batch(self, windows: Segments) -> int:
         """Return how many windows a batch holds."""
-        return max(1, self.config.evaluate.batch_tokens // int(windows.length.max()))
+        tokens = self.config.evaluate.batch_tokens or BATCH_TOKENS[device_of(self.config).type]
+        return max(1, tokens // int(windows.length.max()))
 
     def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> None:
         """Print how long encoding will take and how much it will write; UserError if the disk is too small."""

@@ -9,8 +9,9 @@ With scores s_ij = g_i . g_j / divisor over visible j (TRIME Eq. 5, 6):
 The forward pass stores 2 t n numbers; the backward pass computes the scores again. Memory is O((n + m) d + t n + t block^2).
 Tiles that a visibility rules out are skipped. Where the queries are the memory, as in training, s is symmetric: one tile
 serves its rows and its columns, so that forward and backward take 2 n^2 d multiplications instead of 4 n^2 d (the whole
-matrix at once takes 3 n^2 d). The kernels of ``blockwise_cpu`` and ``blockwise_cuda`` are tested against the definition
-below, which also computes the tiles that they decline.
+matrix at once takes 3 n^2 d). A tile on the diagonal serves both in the backward pass only: three products instead of four.
+The kernels of ``blockwise_cpu`` and ``blockwise_cuda`` are tested against the definition below, which also computes the tiles
+that they decline.
 """
 
 from __future__ import annotations
@@ -83,15 +84,7 @@ class _Blockwise(torch.autograd.Function):
         total = query.new_full((len(divisor), len(query)), -math.inf)
         target = total.clone()
         for tile in tiles:
-            product = query[tile.row] @ memory[tile.column].T
-            kernels = kernels_for(product)
-            if kernels and kernels.add_masses(target, total, product, divisor, tile, tiles):
-                continue
-            scores, hit = product / divisor[:, None, None], token_matches(tiles, tile)
-            reference_add_masses(target[:, tile.row], total[:, tile.row], scores, tile.visible, hit)
-            if tile.both:
-                back = None if tile.back is None else tile.back.T
-                reference_add_masses(target[:, tile.column], total[:, tile.column], scores.mT, back, hit.T)
+            add_tile(target, total, query[tile.row] @ memory[tile.column].T, divisor, tile, tiles)
         ctx.save_for_backward(query, memory, divisor, target, total)
         ctx.tiles = tiles
         return target, total
@@ -105,21 +98,41 @@ class _Blockwise(torch.autograd.Function):
             row, column = tile.row, tile.column
             on_diagonal = ctx.tiles.symmetric and row == column
             if on_diagonal:  # scores of (i, j) and (j, i) together have a symmetric gradient: one product serves g_i and g_j
-                tile = tile._replace(both=True, back=None if tile.visible is None else tile.visible.T.contiguous())
-            product = query[row] @ memory[column].T
-            kernels = kernels_for(product)
-            slope = kernels.score_gradients(masses, gradients, product, divisor, tile, ctx.tiles) if kernels else None
-            if slope is None:
-                scores, hit = product / divisor[:, None, None], token_matches(ctx.tiles, tile)
-                gradient = reference_score_gradients(masses, gradients, row, scores, tile.visible, hit)
-                if tile.both:
-                    back = None if tile.back is None else tile.back.T
-                    gradient += reference_score_gradients(masses, gradients, column, scores.mT, back, hit.T).mT
-                slope = (gradient / divisor[:, None, None]).sum(0)
+                tile = tile._replace(both=True, back=None if tile.visible is None else tile.visible.T)
+            slope = product_gradient(masses, gradients, query[row] @ memory[column].T, divisor, tile, ctx.tiles)
             grad_query[row].addmm_(slope, memory[column])
             if not on_diagonal:
                 grad_memory[column].addmm_(slope.T, query[row])
+            del slope  # before the next tile's product takes as much memory
         return grad_query, None if ctx.tiles.symmetric else grad_memory, None, None
+
+
+def add_tile(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles) -> None:
+    """Add a tile to the masses, in place."""
+    kernels = kernels_for(product)
+    if kernels and kernels.add_masses(target, total, product, divisor, tile, tiles):
+        return
+    scores, hit = product / divisor[:, None, None], token_matches(tiles, tile)
+    reference_add_masses(target[:, tile.row], total[:, tile.row], scores, tile.visible, hit)
+    if tile.both:
+        back = None if tile.back is None else tile.back.T
+        reference_add_masses(target[:, tile.column], total[:, tile.column], scores.mT, back, hit.T)
+
+
+def product_gradient(
+    masses: TargetAndTotal, gradients: TargetAndTotal, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles
+) -> Float[Tensor, "n m"]:
+    """Return the gradient of a tile's products, which may be overwritten."""
+    kernels = kernels_for(product)
+    slope = kernels.score_gradients(masses, gradients, product, divisor, tile, tiles) if kernels else None
+    if slope is not None:
+        return slope
+    scores, hit = product / divisor[:, None, None], token_matches(tiles, tile)
+    gradient = reference_score_gradients(masses, gradients, tile.row, scores, tile.visible, hit)
+    if tile.both:
+        back = None if tile.back is None else tile.back.T
+        gradient += reference_score_gradients(masses, gradients, tile.column, scores.mT, back, hit.T).mT
+    return (gradient / divisor[:, None, None]).sum(0)
 
 
 def token_matches(tiles: Tiles, tile: Tile) -> Bool[Tensor, "n m"]:

@@ -1,6 +1,6 @@
 """SRU's recurrence on a CUDA device, in Triton: each program takes some lanes of one row through all steps.
 
-Not measured yet; tested on the CPU in Triton's interpreter (TRITON_INTERPRET=1).
+Its speed is not measured yet. It is also tested on the CPU in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 from __future__ import annotations
