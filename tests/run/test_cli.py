@@ -6,12 +6,15 @@ import csv
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from omegaconf import DictConfig
 
@@ -314,6 +317,30 @@ def test_jobs_in_other_processes_are_one_sweep(launcher: str, session_folder: Pa
     assert done.returncode == 1 and done.stderr.count("error: job ") == 2 and "evaluate.block=0" in done.stderr
     table = (tmp_path / "reports" / "latest" / "table.csv").read_text()
     assert "vanilla" in table and "trime" in table and not [*(tmp_path / "sweeps").glob("jobs-*")]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_preempted_is_requeued_and_resumes(session_folder: Path, tmp_path: Path) -> None:
+    """As by SLURM, with submitit's local executor: the signal comes in the middle of the training."""
+    launcher = ["hydra/launcher=submitit_local", "-m"]
+    training = ["experiment=trime", "size=tiny", "train.updates=300", "train.checkpoint_every=20", "logger=none"]
+    places = [f"paths.data={session_folder}/data", f"paths.outputs={tmp_path / 'preempted'}", "report.samples.passages=0"]
+    command = subprocess.Popen([sys.executable, "cli.py", *training, *places, *launcher], cwd=ROOT, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("preempted/artefacts/*/checkpoints/update-*.ckpt")):
+        assert command.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    (folder,) = (tmp_path / "preempted" / "sweeps" / ".submitit").glob("[0-9]*")
+    (job,) = psutil.Process(int(folder.name)).children()
+    job.send_signal(signal.SIGUSR2)
+    assert command.wait(240) == 0
+    printed = "".join(log.read_text() for log in folder.glob("*_log.out"))
+    assert "Requeued job" in printed and "resuming from update-" in printed
+    uninterrupted = composed(*training, *places[:1], f"paths.outputs={tmp_path / 'whole'}", *places[2:])
+    run(uninterrupted)
+    files = [next(tmp_path.glob(f"{name}/runs/*/*/results.json")) for name in ("preempted", "whole")]
+    one, other = ([row["perplexity"] for row in json.loads(file.read_text())["metrics"]["test"]] for file in files)
+    assert one == other
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,10 @@ def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data
     try:
         with training_products(trainer.strategy.root_device, trainer.precision):
             trainer.fit(task, data, ckpt_path=latest_checkpoint(stage, folder / "checkpoints"), weights_only=True)
-    except SystemExit:  # raised by Lightning on an interrupt; the checkpoint stays
-        raise KeyboardInterrupt from None
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's answer to it; the checkpoint stays
+            raise KeyboardInterrupt from None
+        raise  # a cluster's launcher ends the job to requeue it
 
 
 def latest_checkpoint(stage: str, folder: Path) -> str | None:

@@ -183,11 +183,11 @@ class Fit(Artefact):
         train, world = self.config.train, world_size(self.config)
         options: dict[str, Any] = {"devices": device_count(self.config), "num_nodes": self.config.trainer.num_nodes}
         if world > 1 and self.config.trainer.strategy == "fsdp":
-            sharded = ModelParallelStrategy(world, 1, save_distributed_checkpoint=False)
-            options |= {"strategy": sharded, "plugins": [LightningEnvironment()]}
+            options["strategy"] = ModelParallelStrategy(world, 1, save_distributed_checkpoint=False)
         elif world > 1:  # a tail of the softmax may have no target in a process's rows
-            options |= {"strategy": DDPStrategy(find_unused_parameters=True), "plugins": [LightningEnvironment()]}
+            options["strategy"] = DDPStrategy(find_unused_parameters=True)
         options |= {
+            "plugins": [LightningEnvironment()],  # processes are started here, also in a job of SLURM
             "accumulate_grad_batches": train.accumulate,
             "val_check_interval": min(train.validate_every, train.updates) * train.accumulate,
             "check_val_every_n_epoch": None,  # validations are counted in updates, over all epochs

@@ -27,7 +27,10 @@ from trime.memory.similarity import as_inner_products
 from trime.memory.visibility import Visibility
 from trime.types import Bool, Contexts, Float, Mass, Tensor
 
-BLOCK, CUDA_BLOCK = 512, 6144  # rows and columns of a tile: fits the cache of a CPU, and little is computed that is masked; few launches on CUDA
+BLOCK, CUDA_BLOCK = (
+    512,
+    6144,
+)  # rows and columns of a tile: fits the cache of a CPU, and little is computed that is masked; few launches on CUDA
 
 
 def kernels_for(product: Tensor) -> TileKernels | None:
