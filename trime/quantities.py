@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-SCALES = {"k": 10**3, "M": 10**6, "G": 10**9}
+SCALES = {"k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
 def parse_quantity(value: int | float | str) -> int:
-    """Return a number of at least 1, with k, M or G behind it or without; ValueError where it is none."""
+    """Return a number of at least 1, with k, M, G or B behind it or without; ValueError where it is none."""
     text = str(value)
     digits, scale = (text[:-1], SCALES[text[-1]]) if text[-1:] in SCALES else (text, 1)
     try:

@@ -27,7 +27,8 @@ Stages, in order (stages=[fit,encode] runs some of them; what exists is not made
   fit        trains the model, resumes          evaluate   test, once, with what tune chose
   encode     g and masses of valid and store    report     results.json, table, picture
 And by name: import (a released checkpoint), audit (does anything leak?), ledger (published results beside ours),
-list (the finished runs), disk (what takes how much space), prune (what no run needs; storage.delete=true deletes it),
+plan (time and disk that a larger datastore will take, on more machines), list (the finished runs), disk (what takes how
+much space), prune (what no run needs; storage.delete=true deletes it),
 export (export.path=DIR: model, memories and mixture in one folder, for trime.load),
 generate (continues prompt_file=FILE or standard input; explain=true tells where each token came from),
 init_small (a small untrained model in the transformers format, for model=pretrained),

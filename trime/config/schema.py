@@ -280,6 +280,19 @@ class Frontier:
 
 
 @dataclass
+class CostPlan:
+    """stages=[plan]: what a larger datastore and more machines cost, from small runs on this machine."""
+
+    tokens: Any = tokens(None, "entries of the datastore that is planned for")
+    nodes: int = setting(1, "machines that share the work, by engine=ray", at_least=1, whole=True)
+    probes: list[Any] = setting(
+        ["150k", "300k", "600k"], "datastores of the small runs", filled=True, at_least=1, quantity=True
+    )
+    updates: int = setting(20, "updates of their model, unless the experiment's own is trained", at_least=1, whole=True)
+    check: list[Any] = setting([], "further sizes that are run and compared with their forecast", at_least=1, quantity=True)
+
+
+@dataclass
 class Generate:
     """Settings of stages=[generate]."""
 
@@ -503,6 +516,7 @@ class Settings:
     mixture: Mixture = section(Mixture, "how all memories are mixed, in a row below the papers'")
     replay: Replay = section(Replay, "eviction policies tried on a recorded run")
     frontier: Frontier = section(Frontier, "the budget for table=frontier")
+    plan: CostPlan = section(CostPlan, "stages=[plan]")
     generate: Generate = section(Generate, "stages=[generate]")
     small: Small = section(Small, "stages=[train_small] and [init_small]")
     answering: Answering = section(Answering, "stages=[answer]")

@@ -16,6 +16,7 @@ from trime.config.check import check_sections
 from trime.config.schema import STAGES
 from trime.errors import UserError
 from trime.inspection.audit import audit
+from trime.inspection.cost_plan import write_cost_plan
 from trime.inspection.generate import generate
 from trime.inspection.ledger import write_ledger
 from trime.io import plain
@@ -31,7 +32,7 @@ from trime.report.results import find_runs, read_runs
 from trime.run.baseline import baseline_overrides
 from trime.run.log_results import log_once
 from trime.run.preflight import check
-from trime.run.provenance import command
+from trime.run.provenance import command, provenance
 from trime.run.reporting import report_answers, report_replay, report_run
 from trime.run.storage import NEEDS, list_runs, note_needs, prune, show_disk
 
@@ -47,7 +48,18 @@ HOUSEKEEPING: dict[str, Callable[[DictConfig], object]] = {
     "prune": prune,
 }
 # Stages that run only when they are named.
-OPTIONAL_STAGES = ("init_small", "train_small", "answer", "generate", "record", "replay", "audit", "export", *HOUSEKEEPING)
+OPTIONAL_STAGES = (
+    "init_small",
+    "train_small",
+    "answer",
+    "generate",
+    "record",
+    "replay",
+    "audit",
+    "export",
+    "plan",
+    *HOUSEKEEPING,
+)
 
 
 class RunOutcome(NamedTuple):
@@ -183,6 +195,8 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
             generate(plan)
         case "export":
             export(plan)
+        case "plan":
+            write_cost_plan(plan, provenance(plan.config))
         case "report":
             report = report_run(plan)
             log_once(lambda: plan.loggers, plan.run_folder, *report)

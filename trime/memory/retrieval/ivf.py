@@ -24,6 +24,7 @@ from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor
 
 SCORES = 2**24  # in memory at a time, approximately: 64 MiB
+SIMILARITIES = 2**25  # of keys and centroids in memory at a time: 128 MiB
 SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means
 
 
@@ -175,7 +176,8 @@ def train_centroids(blocks: Blocks, entries: int, width: int, cells: int, metric
 def nearest_centroid(keys: Float[Tensor, "m d"], centroid: np.ndarray, metric: str) -> np.ndarray:
     """Return the cell of each key."""
     centroids = torch.from_numpy(centroid)
-    return torch.cat([similarity(part.float(), centroids, metric).argmax(1) for part in keys.split(2**13)]).int().numpy()
+    parts = keys.split(max(1, SIMILARITIES // len(centroids)))
+    return torch.cat([similarity(part.float(), centroids, metric).argmax(1) for part in parts]).int().numpy()
 
 
 def sort_keys(blocks: Blocks, number: np.ndarray, width: int, file: Path) -> None:
