@@ -1,8 +1,16 @@
-"""Numbers of tokens as settings write them: 500, 30k, 1.5M."""
+"""Numbers of tokens as settings write them (500, 30k, 1.5M), and durations as messages say them."""
 
 from __future__ import annotations
 
 SCALES = {"k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as a person would say it, in seconds, minutes, hours or days."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.3g} seconds"
 
 
 def parse_quantity(value: int | float | str) -> int:

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.inspection.cost_plan import CONSTANT, GROWING, LINEAR, CostPlan, Law, duration
+from trime.inspection.cost_plan import CONSTANT, GROWING, LINEAR, CostForecast, Law
 from trime.pipeline.manifest import build_seconds
 from trime.plan.by_task import build_plan
 from trime.run.runner import run
@@ -50,7 +50,7 @@ def test_a_forecast_and_what_it_is_made_from(
     assert stages["encode"]["bytes"] > 10**9 * 2 * config.model.width, "keys of two bytes a number"
     checked = {row["stage"]: row for row in content["rows"] if "measured" in row}
     assert set(checked) == {*GROWING, "all"} and all(line["entries"] == 4000 for line in checked.values())
-    artefacts = CostPlan(build_plan(config)).artefacts(4000)
+    artefacts = CostForecast(build_plan(config)).artefacts(4000)
     encoded = [artefact for stage, artefact in artefacts if stage == "encode"]
     assert checked["encode"]["measured"] == sum(max(0.01, build_seconds(artefact.folder)) for artefact in encoded)
 
@@ -62,16 +62,12 @@ def test_a_forecast_and_what_it_is_made_from(
         (["plan.probes=[1k,1000]"], "at least 2 different sizes"),
         (["plan.probes=[1k,2k,1G]"], "set plan.probes"),
         (["plan.check=[1G]"], "set plan.probes and plan.check"),
+        (["plan.tokens=1B"], "would be searched exactly, but 1,000,000,000 by"),
+        (["index=ivf", "index.factory=IVF512_SQ8"], "1,000 entries are too few for this index"),
+        (["datastore.path=somewhere"], "leave datastore.path out"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_a_line(words: list[str], message: str, tiny: Tiny) -> None:
     with pytest.raises(UserError, match=message) as error:
         run(tiny(*SMALL, *words))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.5, "0.5 seconds"), (150, "2.5 minutes"), (9000, "2.5 hours"), (2.6e5, "3.01 days")]
-)
-def test_durations_are_said_aloud(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

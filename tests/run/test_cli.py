@@ -332,6 +332,8 @@ def test_a_job_that_is_preempted_is_requeued_and_resumes(session_folder: Path, t
         time.sleep(0.05)
     (folder,) = (tmp_path / "preempted" / "sweeps" / ".submitit").glob("[0-9]*")
     (job,) = psutil.Process(int(folder.name)).children()
+    job.send_signal(signal.SIGTERM)  # which SLURM sends first
+    time.sleep(1)
     job.send_signal(signal.SIGUSR2)
     assert command.wait(240) == 0
     printed = "".join(log.read_text() for log in folder.glob("*_log.out"))

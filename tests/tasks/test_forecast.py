@@ -14,9 +14,10 @@ from omegaconf import DictConfig
 
 from trime.errors import UserError
 from trime.plan.language_model import Plan
+from trime.quantities import duration
 from trime.run.runner import run
 from trime.tasks.callbacks import forecast
-from trime.tasks.callbacks.forecast import MEASURED, WARM_UP, duration
+from trime.tasks.callbacks.forecast import MEASURED, WARM_UP
 
 Tiny = Callable[..., DictConfig]
 BEFORE = ["experiment=trime", "stages=[prepare,fit]", "dataset.modules=20"]
@@ -51,4 +52,5 @@ def test_checkpoints_must_fit_on_the_disk(tiny: Tiny, tmp_path: Path, monkeypatc
 
 
 def test_durations_are_words() -> None:
-    assert [duration(seconds) for seconds in (300, 3 * 3600, 5 * 86400)] == ["5 minutes", "3.0 hours", "5.0 days"]
+    said = [duration(seconds) for seconds in (0.5, 150, 3 * 3600, 5.02 * 86400)]
+    assert said == ["0.5 seconds", "2.5 minutes", "3 hours", "5.02 days"]

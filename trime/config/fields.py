@@ -106,7 +106,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_quantity(text: str) -> bool:
-    """Return True for a number of at least 1, with k, M or G behind it or without."""
+    """Return True for a number of at least 1, with k, M, G or B behind it or without."""
     try:
         parse_quantity(text)
     except ValueError:

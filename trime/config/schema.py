@@ -286,7 +286,7 @@ class CostPlan:
     tokens: Any = tokens(None, "entries of the datastore that is planned for")
     nodes: int = setting(1, "machines that share the work, by engine=ray", at_least=1, whole=True)
     probes: list[Any] = setting(
-        ["150k", "300k", "600k"], "datastores of the small runs", filled=True, at_least=1, quantity=True
+        ["160k", "320k", "640k"], "datastores of the small runs", filled=True, at_least=1, quantity=True
     )
     updates: int = setting(20, "updates of their model, unless the experiment's own is trained", at_least=1, whole=True)
     check: list[Any] = setting([], "further sizes that are run and compared with their forecast", at_least=1, quantity=True)

@@ -43,7 +43,7 @@ class Segments(NamedTuple):
 
 
 def parse_token_count(tokens: int | float | str | None) -> int | None:
-    """Parse a number of tokens, with an optional suffix k, M or G (100k, 2M); UserError where it is none. None stays None."""
+    """Parse a number of tokens, with k, M, G or B behind it or without (100k, 2M); UserError if it is none. None stays None."""
     if tokens is None:
         return None
     try:

@@ -9,18 +9,19 @@ already. Each artefact's time and size is extrapolated by how it grows with the 
     files          a + b n
 
 with a, b >= 0 that fit the probes' relative errors best, and t, the time of a comparison, measured with as many centroids
-(small runs hardly have any). What does not depend on the datastore costs what it cost here. Sizes that were run as well
-(``plan.check``) show the error of the forecast.
+(small runs hardly have any). Text is prepared in time that grows with its length; packing and training cost what they cost
+here, by the speed of their last updates. Sizes that were run as well (``plan.check``) show the error of the forecast.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from functools import cache, cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,23 +32,29 @@ from scipy.optimize import nnls
 
 from trime.data.segments import parse_token_count
 from trime.errors import UserError
-from trime.io import write_atomically
-from trime.memory.retrieval.factories import AUTO, cell_count, choose_factory, complete_factory
+from trime.io import partial_of, write_atomically
+from trime.memory.retrieval.datastore import check_k
+from trime.memory.retrieval.factories import AUTO, EXACT_UP_TO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ivf import SAMPLE, STEPS, nearest_centroid
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import build_seconds
+from trime.pipeline.processes import device_of
 from trime.plan.by_task import build_plan
 from trime.plan.language_model import Plan
+from trime.quantities import duration
 from trime.report.tables import markdown
+from trime.stages.datastore import check_index
 
 log = logging.getLogger(__name__)
 
+LOG_EVERY, VALIDATED = 5, 512  # updates and tokens in the small runs
 PROBED = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate")
 GROWING = ("encode", "datastore", "tune", "evaluate")  # with the datastore
 DIVIDED = ("pack", "encode", "tune", "evaluate")  # stages that engine= shares among machines
 Growth = tuple[Callable[[float], float], ...]
 CONSTANT: Growth = (lambda n: 1.0,)
 LINEAR: Growth = (*CONSTANT, lambda n: n)
+SHARED: Growth = (lambda n: 0.0, lambda n: 1.0)  # what does not grow, but is shared among machines
 MIN_PROBES = 2  # as many as a law has terms
 KEYS = 2**13  # that are compared with centroids to time it
 COMPARISONS = SAMPLE * STEPS  # of training keys with each centroid, for each cell
@@ -91,7 +98,7 @@ class Cost(NamedTuple):
     size: Law
 
 
-class CostPlan:
+class CostForecast:
     """The costs of an experiment for any size of its datastore."""
 
     def __init__(self, plan: Plan):
@@ -99,6 +106,10 @@ class CostPlan:
         settings = self.config.plan
         if plan.index is None:
             raise UserError("stages=[plan]: this experiment has no datastore to plan for: choose one with an external memory")
+        if self.config.datastore.path:
+            raise UserError("stages=[plan] encodes datastores of its own: leave datastore.path out")
+        make(plan, "import")
+        make(plan, "prepare")
         self.nodes = int(settings.nodes)
         self.probes = sorted(parse_token_count(size) or 0 for size in settings.probes)
         self.entries = parse_token_count(settings.tokens) or self.available
@@ -110,11 +121,27 @@ class CostPlan:
                 f"the text of the datastore has {self.available:,} tokens, {largest:,} are asked for: set plan.probes and "
                 "plan.check to smaller sizes, or name a longer text by dataset="
             )
+        for size in (*self.probes, *self.checks):
+            self.check_size(size)
+
+    def check_size(self, entries: int) -> None:
+        """Raise UserError if the planned kind of index cannot be tried with so few entries."""
+        index, width = self.config.index, self.config.model.get("width")
+        try:
+            check_k(self.plan.max_neighbours, entries)
+            if isinstance(width, int):  # that of a pretrained model is known when it is read
+                check_index(index, entries, width)
+        except UserError as error:
+            raise UserError(f"plan.probes and plan.check: {entries:,} entries are too few for this index ({error})") from error
+        if index.factory == AUTO and self.factory and entries <= EXACT_UP_TO:
+            raise UserError(
+                f"plan.probes and plan.check: {entries:,} entries would be searched exactly, but {self.entries:,} by "
+                f"{self.factory}: choose sizes above {EXACT_UP_TO:,}"
+            )
 
     @cached_property
     def available(self) -> int:
         """The tokens of the text of the datastore."""
-        self.plan.stored_corpus.make()
         return len(self.plan.stored_corpus.corpus().split(self.config.datastore.split).tokens)
 
     @property
@@ -149,15 +176,23 @@ class CostPlan:
         codes = {"factory": "IVF_PQ", "nprobe": CODES_PROBE}
         return self.variant(entries, index=codes if self.factory else {"factory": None})
 
+    @property
+    def folder(self) -> Path:
+        """Where the small runs lie: apart for each kind of device and engine, which change how long they take."""
+        engine = str(self.config.engine._target_).rpartition(".")[2].lower()
+        return Path(self.config.paths.outputs) / "plans" / f"{device_of(self.config).type}-{engine}"
+
     def variant(self, entries: int, **more: Any) -> Plan:
         """Return the plan of the experiment with a datastore of so many entries, in a folder of its own."""
+        updates = min(self.config.train.updates, self.config.plan.updates)
         changes: dict[str, Any] = {
-            "paths": {"outputs": str(Path(self.config.paths.outputs) / "plans")},
+            "paths": {"outputs": str(self.folder)},
             "datastore": {"tokens": entries},
-            "train": {"updates": min(self.config.train.updates, self.config.plan.updates)},
+            "train": {"updates": updates, "log_every": LOG_EVERY, "validate_tokens": VALIDATED},
+            "trainer": {"num_nodes": 1},
         }
-        if not self.config.checkpoint and self.plan.fit.folder.is_dir():
-            changes["checkpoint"] = str(self.plan.fit.folder)
+        if self.config.checkpoint or self.plan.fit.folder.is_dir():
+            changes["checkpoint"] = str(self.plan.model.folder)
         config = OmegaConf.merge(self.config, changes | more)
         assert isinstance(config, DictConfig)
         return build_plan(config)
@@ -177,7 +212,10 @@ class CostPlan:
     def cost(self, stage: str, artefacts: list[Artefact]) -> Cost:
         """Return the laws of an artefact from those of the probes; they are one if it does not depend on the datastore."""
         if len({artefact.name for artefact in artefacts}) == 1:
-            return Cost(stage, artefacts[0].kind, *(Law(CONSTANT, [value]) for value in measured(artefacts[0])))
+            of_text: Growth = (lambda n: max(1.0, n / self.available),)  # with more text than there is here
+            growth = {"prepare": of_text, "datastore": of_text, "pack": SHARED}.get(stage, CONSTANT)
+            factors = [0.0] * (len(growth) - 1)
+            return Cost(stage, artefacts[0].kind, *(Law(growth, [*factors, value]) for value in measured(artefacts[0])))
         seconds, sizes = (list(values) for values in zip(*map(measured, artefacts), strict=True))
         size = Law.fitted(LINEAR, self.probes, sizes)
         if not self.factory or stage == "encode":
@@ -194,21 +232,26 @@ class CostPlan:
         return comparison_seconds(self.width, cells, self.config.index.metric) * cells * (entries + COMPARISONS * cells)
 
     def training(self) -> float:
-        """Return the seconds of the whole training: as long as it took, or by the speed of its first updates."""
+        """Return the seconds of the whole training: as long as it took, or by the speed of the probe's last updates."""
         config, fit = self.config, self.plan.fit
         if config.checkpoint or not config.train.updates:
             return 0.0
         if fit.folder.is_dir():
             return build_seconds(fit.folder)
-        report = self.probe(self.probes[0]).fit.read("train.json")
-        return float(report["seconds"]) / report["updates"] * config.train.updates
+        short = self.variant(self.probes[0]).fit
+        report, lines = short.read("train.json"), csv.DictReader((short.path() / "metrics.csv").read_text().splitlines())
+        speeds = [float(line["tokens_per_second"]) for line in lines if line["tokens_per_second"]]
+        speed = speeds[-1] if speeds else report["tokens_per_second"]
+        return float(report["tokens"] / report["updates"] / speed * config.train.updates)
 
     def lines(self) -> list[list[Any]]:
         """Return the stages with their seconds on one machine and on all, and the bytes that they write."""
         lines = []
-        for stage, costs in groupby(self.costs, lambda cost: cost.stage):
-            parts = [*costs]
+        for stage in PROBED:
+            parts = [cost for cost in self.costs if cost.stage == stage]
             alone = self.training() if stage == "fit" else sum(cost.seconds.at(self.entries) for cost in parts)
+            if not alone:
+                continue
             shared = sum(cost.seconds.on_machines(self.entries, self.nodes) for cost in parts)
             together = shared if stage in DIVIDED else alone
             lines.append([stage, alone, together, sum(cost.size.at(self.entries) for cost in parts)])
@@ -243,6 +286,7 @@ def make(plan: Plan, stage: str) -> list[Artefact]:
     """Make the artefacts of a stage, unless they are there; return them."""
     artefacts = plan.made_by(stage)
     for artefact in artefacts:
+        shutil.rmtree(partial_of(artefact.folder), ignore_errors=True)  # to be timed as a whole
         artefact.make()
     return artefacts
 
@@ -253,19 +297,12 @@ def measured(artefact: Artefact) -> tuple[float, float]:
     return max(0.01, build_seconds(artefact.folder)), float(sum(files))
 
 
-def duration(seconds: float) -> str:
-    """Return seconds as a person would say them."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.3g} seconds"
-
-
 def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
     """Print the forecast of an experiment's costs and write it as JSON, with what made it; return the file."""
-    costs = CostPlan(plan)
+    costs = CostForecast(plan)
     lines, errors, nodes = costs.lines(), costs.errors(), costs.nodes
-    stored = sum(cost.size.at(costs.entries) for cost in costs.costs if cost.stage == "datastore")
+    searched = "datastore" if costs.factory else "encode"
+    stored = max(cost.size.at(costs.entries) for cost in costs.costs if cost.kind == searched)
     total = [sum(line[column] for line in lines) for column in (1, 2, 3)]
     print(f"\n{costs.config.name} with {costs.entries:,} entries, index {costs.factory or 'exact'}:\n")
     header = ["stage", "one machine", *([f"{nodes} machines"] if nodes > 1 else []), "GB on disk"]
@@ -277,7 +314,10 @@ def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
     print(f"Searching reads an index of {stored / nodes / 1e9:.3g} GB on each machine.")
     if nodes > 1:
         sent, received = 4 * costs.width, 12 * costs.plan.max_neighbours  # float32 keys; distances and row numbers
-        print(f"A query sends at most {sent:,} bytes to a machine, and gets {received:,} back.")
+        print(
+            f"That is with index.parts={nodes} index.engine=ray: a query sends {sent:,} bytes and the numbers of its cells to "
+            f"each machine, which answers with at most {received:,}."
+        )
     if errors:
         print("\nThe forecast beside sizes that were run:\n")
         rows = [[stage, f"{n:,}", duration(f), duration(m), f"{100 * (f / m - 1):+.0f} %"] for stage, n, f, m in errors]
@@ -295,7 +335,8 @@ def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
             *({"stage": s, "entries": n, "forecast": f, "measured": m} for s, n, f, m in errors),
         ],
     }
-    file = Path(costs.config.paths.outputs) / "plans" / f"{costs.config.name}-{costs.entries}-{nodes}.json"
+    kind = f"{costs.config.name}-{costs.entries}-{nodes}-{costs.factory or 'exact'}"
+    file = Path(costs.config.paths.outputs) / "plans" / f"{kind}.json"
     write_atomically(file, json.dumps(content, indent=1))
-    print(f"\nplan: {file}")
+    print(f"\nplan: {file}\nThe small runs lie in {costs.folder}, for further plans; delete it when there are none.")
     return file

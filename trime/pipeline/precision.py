@@ -27,7 +27,8 @@ def autocast(device: torch.device, config: DictConfig) -> torch.autocast:
 def training_products(device: torch.device, precision: str) -> Iterator[None]:
     """Let a CUDA device multiply float32 matrices as TF32, of 10 bits, in a training in bfloat16 (7 bits) or half precision.
 
-    What such a training computes in float32, above all the scores of its memory, has been rounded to fewer bits before.
+    What such a training computes in float32, above all the scores of its memory, comes from products that were rounded to
+    fewer bits.
     """
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda" and precision.startswith(("bf16", "16")) and before == "highest":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from hydra.utils import instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Checkpoint, ProgressBar
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from trime.config.check import added_arguments
 from trime.errors import UserError
@@ -67,13 +70,24 @@ def build_trainer(
         "enable_model_summary": False,
         "enable_progress_bar": config.trainer.enable_progress_bar,
         "enable_checkpointing": any(isinstance(one, Checkpoint) for one in further),
-        "callbacks": [*callbacks, *further, *([TrainingProgress(stage)] if own_bar else []), saving],
+        "callbacks": [*callbacks, *further, KeepTermination(), *([TrainingProgress(stage)] if own_bar else []), saving],
         "default_root_dir": folder,
     }
     try:
         return pl.Trainer(**options | arguments | instantiate(OmegaConf.create(added), _convert_="all"))
     except (MisconfigurationException, TypeError, ValueError) as error:
         raise UserError(f"Lightning's trainer refuses an argument: {' '.join(str(error).split())}") from error
+
+
+class KeepTermination(pl.Callback):
+    """Leaves SIGTERM to a handler that was there before: Lightning's would end a job that its launcher is about to requeue."""
+
+    def __init__(self) -> None:
+        self.handler = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if callable(self.handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.handler)
 
 
 class TrainingProgress(ProgressBar):
@@ -116,14 +130,17 @@ class TrainingProgress(ProgressBar):
 
 
 def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
-    """Train, resuming from the last checkpoint of a killed run."""
+    """Train, resuming from the last checkpoint of a killed run; KeyboardInterrupt if it is stopped by a signal.
+
+    Under a launcher that handles signals itself, to requeue its jobs, its SystemExit is passed on.
+    """
     try:
         with training_products(trainer.strategy.root_device, trainer.precision):
             trainer.fit(task, data, ckpt_path=latest_checkpoint(stage, folder / "checkpoints"), weights_only=True)
-    except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's answer to it; the checkpoint stays
+    except SystemExit as end:  # Lightning's answer to both signals; the checkpoint stays
+        if isinstance(end, SIGTERMException) or isinstance(end.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
-        raise  # a cluster's launcher ends the job to requeue it
+        raise
 
 
 def latest_checkpoint(stage: str, folder: Path) -> str | None:

@@ -2,7 +2,7 @@
 
 The forward pass reads a tile once, for its rows and, where its columns are queries too, for its columns: each program leaves
 the logsumexp of its block's rows and columns, and a second kernel merges these into the masses. The backward pass overwrites
-the tile with gradients. So a tile costs its products and two passes over memory, and no step waits for the device.
+the tile with gradients. So a tile costs its products and two passes over memory, and no kernel is waited for.
 It is also tested on the CPU in Triton's interpreter (TRITON_INTERPRET=1).
 """
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from trime.io import check_room
+from trime.quantities import duration
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,3 @@ class Forecast(pl.Callback):
             if trainer.is_global_zero and seconds * remaining > WORTH_SAYING:
                 log.info(f"{self.stage}: {remaining:,} updates to go, about {duration(seconds * remaining)}")
             self.first = None
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words, in minutes, hours or days."""
-    for unit, size in (("days", 86400), ("hours", 3600)):
-        if seconds > 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} minutes"
