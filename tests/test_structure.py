@@ -41,7 +41,7 @@ BELOW = {
     "models.checkpoints": "errors types models.network",
     "models.pretrained": "errors types choices eviction memory models.layers models.attendre models.attention_trace",
     "evaluation": "errors types metrics data memory mixtures models",
-    "tasks": "errors types io metrics memory mixtures models",
+    "tasks": "errors types io metrics quantities memory mixtures models",
     "pipeline": "errors config types io progress engines data evaluation memory models tasks",
     "stages": (
         "errors config types io progress metrics engines data eviction memory models mixtures optim evaluation tasks pipeline"

@@ -197,6 +197,8 @@ def test_readme_command_runs(
         pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
     words = [re.sub(r"^trainer.devices=\d+$", "trainer.devices=2", word) for word in words]
     words += ["hydra.sweeper.n_trials=1"] * ("sweep=optuna" in words)
+    if "stages=[plan]" in words:
+        words = [re.sub(r"^plan.check=.*", "plan.check=[900]", word) for word in words] + ["plan.probes=[300,500,700]"]
     large = ("size=", "train.", "small.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
     words = [word for word in words if not word.startswith(large)]
     if "experiment=reproduce/released/trime_mt" in words:
