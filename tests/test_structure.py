@@ -49,7 +49,9 @@ BELOW = {
     "plan": "errors types io kernels data memory pipeline stages engines",
     "report": "errors types io metrics",
     "report.figures": "io metrics report.tables report.groups report.texts report.bootstrap",
-    "inspection": "errors config types io progress metrics data evaluation memory models pipeline stages plan report quantities",
+    "inspection": (
+        "errors config types io progress metrics quantities data evaluation memory models pipeline stages plan report"
+    ),
     "bundle": "errors config types io progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
     "run": (
