@@ -108,8 +108,8 @@ class CostForecast:
             raise UserError("stages=[plan]: this experiment has no datastore to plan for: choose one with an external memory")
         if self.config.datastore.path:
             raise UserError("stages=[plan] encodes datastores of its own: leave datastore.path out")
-        make(plan, "import")
-        make(plan, "prepare")
+        self.make(plan, "import")
+        self.make(plan, "prepare")
         self.nodes = int(settings.nodes)
         self.probes = sorted(parse_token_count(size) or 0 for size in settings.probes)
         self.entries = parse_token_count(settings.tokens) or self.available
@@ -160,7 +160,7 @@ class CostForecast:
         """The width of a key."""
         smallest = self.variant(self.probes[0])
         for stage in PROBED[: PROBED.index("encode") + 1]:
-            make(smallest, stage)
+            self.make(smallest, stage)
         return int(smallest.store.summary()["width"])
 
     def cells(self, entries: float) -> float:
@@ -197,11 +197,20 @@ class CostForecast:
         assert isinstance(config, DictConfig)
         return build_plan(config)
 
+    def make(self, plan: Plan, stage: str) -> list[Artefact]:
+        """Make the artefacts of a stage, unless they are there; return them. Those of small runs are timed as a whole."""
+        artefacts = plan.made_by(stage)
+        for artefact in artefacts:
+            if artefact.folder.is_relative_to(self.folder):  # others may be resumed, or being made by another command
+                shutil.rmtree(partial_of(artefact.folder), ignore_errors=True)
+            artefact.make()
+        return artefacts
+
     def artefacts(self, entries: int) -> list[tuple[str, Artefact]]:
         """Make what a datastore of so many entries takes, unless it is there; return it, each artefact with its stage."""
         log.info(f"plan: a run with {entries:,} entries")
         probe = self.probe(entries)
-        return [(stage, artefact) for stage in PROBED for artefact in make(probe, stage)]
+        return [(stage, artefact) for stage in PROBED for artefact in self.make(probe, stage)]
 
     @cached_property
     def costs(self) -> list[Cost]:
@@ -280,15 +289,6 @@ def comparison_seconds(width: int, cells: int, metric: str) -> float:
         nearest_centroid(keys, centroids.numpy(), metric)
         times.append(time.perf_counter() - started)
     return min(times) / (KEYS * cells)
-
-
-def make(plan: Plan, stage: str) -> list[Artefact]:
-    """Make the artefacts of a stage, unless they are there; return them."""
-    artefacts = plan.made_by(stage)
-    for artefact in artefacts:
-        shutil.rmtree(partial_of(artefact.folder), ignore_errors=True)  # to be timed as a whole
-        artefact.make()
-    return artefacts
 
 
 def measured(artefact: Artefact) -> tuple[float, float]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 
-PATH_SETTINGS = re.compile(r"((?:[\w.]*path|paths\.\w+|report\.keep)=).+")  # settings that are paths on a machine
+PATH_SETTINGS = re.compile(
+    r"((?:[\w.]*path|paths\.\w+|report\.keep|questions\.(?:babi|background))=).+"
+)  # settings that are paths on a machine
 
 
 def split_command(command: str | None) -> list[str]:

@@ -14,6 +14,7 @@ from trime.io import checksum_of, compact_json, write_atomically
 from trime.report.command_lines import without_paths
 
 CHECKSUM = "checksum"  # the key of results.json that holds it
+PLACES = ("path", "babi", "background")  # settings of texts and questions that say where they lie
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -26,8 +27,8 @@ def portable(results: dict[str, Any]) -> dict[str, Any]:
     """Return the results of a run without paths of this machine."""
     content = {key: value for key, value in results.items() if key != "artefacts"}
     content["command"] = without_paths(results.get("command"))
-    for key in {"dataset", "evaluation_dataset"} & content.keys():
-        content[key] = {name: value for name, value in content[key].items() if name != "path"}
+    for key in {"dataset", "evaluation_dataset", "questions"} & content.keys():
+        content[key] = {name: value for name, value in content[key].items() if name not in PLACES}
     return content
 
 
