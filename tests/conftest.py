@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +15,10 @@ from typing import TextIO
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from trime.config.folder import CONF  # with the schema, which Hydra composes
 
@@ -29,15 +32,38 @@ if DEVICE == "cpu":
 
 
 @cache
-def composed_once(overrides: tuple[str, ...], return_hydra: bool) -> DictConfig:
-    """Return the configuration of a command line, composed once per process; it must not be changed."""
+def pickled(overrides: tuple[str, ...], return_hydra: bool) -> bytes:
+    """Return the configuration of a command line, composed once per process."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", list(overrides), return_hydra_config=return_hydra)
+        return pickle.dumps(compose("config", list(overrides), return_hydra_config=return_hydra))
+
+
+def is_value(override: str) -> bool:
+    """Return True for ``key=value`` of a setting, whatever chooses a yaml file, adds, deletes or sweeps being none."""
+    key, _, value = override.partition("=")
+    return (
+        re.fullmatch(r"\w[\w.]*", key) is not None
+        and not (CONF / key).is_dir()
+        and "," not in re.sub(r"[\[{].*[\]}]", "", value)
+    )
 
 
 def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
-    """Return a copy of the composed configuration, which the caller may change."""
-    return copy.deepcopy(composed_once(overrides, return_hydra))
+    """Return the configuration of a command line, which the caller may change.
+
+    Composing takes a third of a second, so commands that choose the same files share it, and get their values as Hydra sets
+    them. A value that does not fit is left to Hydra, for its message.
+    """
+    values = [override for override in overrides if is_value(override) and not return_hydra]
+    config: DictConfig = pickle.loads(
+        pickled(tuple(override for override in overrides if override not in values), return_hydra)
+    )
+    try:
+        for override in OverridesParser.create().parse_overrides(values):
+            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+    except (HydraException, OmegaConfBaseException):
+        config = pickle.loads(pickled(overrides, return_hydra))
+    return config
 
 
 @cache

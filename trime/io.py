@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -131,12 +131,6 @@ def complete_lines(file: Path) -> list[str]:
 def read_json_lines(file: Path) -> list[Any]:
     """Return the content of each complete line of a file; none if there is no file."""
     return [json.loads(line) for line in complete_lines(file)]
-
-
-def append_json_lines(file: Path, content: Iterable[Any]) -> None:
-    """Append a line of JSON for each item of ``content``."""
-    with open(file, "a", encoding="utf-8") as out:
-        out.write("".join(json.dumps(item, ensure_ascii=False) + "\n" for item in content))
 
 
 def partial_of(path: Path) -> Path:

@@ -19,7 +19,6 @@ from omegaconf import DictConfig, OmegaConf
 from tests.conftest import ROOT, composed
 from tests.conftest import experiment as composed_once
 from trime.config.reproduce import reproduced_rows
-from trime.inspection.ledger import experiments
 from trime.io import plain
 
 COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())
@@ -269,11 +268,11 @@ def test_an_evaluation_command(name: str) -> None:
 
 def test_released_checkpoints_are_all_evaluated() -> None:
     found = {released_of(entry["section"]) for entry in EVALUATIONS.values()}
-    trime = {name for name in experiments() if name.startswith("reproduce/released/trime") and "_mt" not in name}
+    trime = {name for name in reproduced_rows() if name.startswith("reproduce/released/trime") and "_mt" not in name}
     assert found == trime
 
 
-@pytest.mark.parametrize("experiment", experiments())
+@pytest.mark.parametrize("experiment", reproduced_rows())
 def test_short_segments_are_evaluated_with_context(experiment: str) -> None:
     """Blocks of 64 or 80 tokens are fixed cuts of the stream: as whole lines most tokens would have no context."""
     config = composed_once(experiment)

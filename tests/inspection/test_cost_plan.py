@@ -10,7 +10,8 @@ import pytest
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.inspection.cost_plan import CONSTANT, GROWING, LINEAR, CostForecast, Law
+from trime.inspection.cost_plan import GROWING, CostForecast
+from trime.inspection.growth import CONSTANT, LINEAR, Law
 from trime.pipeline.manifest import build_seconds
 from trime.plan.by_task import build_plan
 from trime.run.runner import run
@@ -48,6 +49,8 @@ def test_a_forecast_and_what_it_is_made_from(
     for stage in stages.values():
         assert 0 < stage["seconds_on_machines"] <= stage["seconds"]
     assert stages["encode"]["bytes"] > 10**9 * 2 * config.model.width, "keys of two bytes a number"
+    searched = [row for row in content["rows"] if row["stage"] == "search"]
+    assert len(searched) == 3 and all(0 < row["of_ideal"] <= 1 for row in searched) and "one at half the speed" in shown
     checked = {row["stage"]: row for row in content["rows"] if "measured" in row}
     assert set(checked) == {*GROWING, "all"} and all(line["entries"] == 4000 for line in checked.values())
     artefacts = CostForecast(build_plan(config)).artefacts(4000)

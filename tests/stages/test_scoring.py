@@ -60,6 +60,28 @@ def test_parts_give_the_figures_of_one_pass(
     assert equal(tuned_parts, tuned_whole)
 
 
+def test_a_replay_in_parts_is_that_of_the_whole_text(
+    tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that is there already is not made again."""
+    text = "dataset=folder", f"dataset.path={text_folder}"
+    config = tiny("experiment=trime_long", *text, "mixture=none", "stages=[prepare,pack,fit,encode,tune,record]")
+    run(config)
+    contents = []
+    for size in (10**9, 200):
+        monkeypatch.setattr(scoring, "PART", size)
+        replay, folder = Plan(config).replay, tmp_path / str(size)
+        folder.mkdir()
+        parts = replay.open_parts(folder)
+        parts.make(0, lambda amount: None)
+        monkeypatch.setattr(replay, "run_parts", lambda _, opened, bar: [opened.make(n, bar.update) for n in opened.missing()])
+        assert len(parts.missing()) == len(parts.sizes) - 1
+        replay.build(folder)
+        contents.append((folder / "replay.json").read_text())
+        assert [file.name for file in folder.iterdir()] == ["replay.json"]
+    assert contents[0] == contents[1] and len(parts.sizes) > 1
+
+
 def equal(one: Any, other: Any) -> bool:
     """Return True if two results are equal, but for the rounding of sums in float32."""
     if isinstance(one, dict):

@@ -43,8 +43,12 @@ class PublishedRow:
         """Return the row as the content of an experiment's file."""
         bases = [f"/experiment/{name}" for name in (self.experiment, *self.extends)]
         choices = [{f"override /{group}": choice} for group, choice in self.choices.items()]
-        expected = [self.expected_cell(column, cell) for column, cell in self.expected.items()]
-        return {"defaults": [*bases, *choices, "_self_"], "name": self.name, **self.filled(self.settings), "expected": expected}
+        own = {"name": self.name, **self.filled(self.settings), "expected": self.expected_cells()}
+        return {"defaults": [*bases, *choices, "_self_"], **own}
+
+    def expected_cells(self) -> list[dict[str, Any]]:
+        """Return the published results that the row reproduces."""
+        return [self.expected_cell(column, cell) for column, cell in self.expected.items()]
 
     def expected_cell(self, column: str, cell: Any) -> dict[str, Any]:
         """Return an expected result; a tolerance in % is relative to its value, rounded to three decimals."""

@@ -20,22 +20,22 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from scipy.optimize import nnls
 
 from trime.data.segments import parse_token_count
 from trime.errors import UserError
+from trime.inspection.growth import CONSTANT, LINEAR, SHARED, Growth, Law
+from trime.inspection.searching import cost_by_cells, cost_by_rows, searching
 from trime.io import partial_of, write_atomically
-from trime.memory.retrieval.datastore import check_k
+from trime.memory.retrieval.datastore import Keys, Shards, check_k
 from trime.memory.retrieval.factories import AUTO, EXACT_UP_TO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ivf import SAMPLE, STEPS, nearest_centroid
+from trime.memory.retrieval.sharded import IndexPart, divides_by_cells, split_cells
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import build_seconds
 from trime.pipeline.processes import device_of
@@ -51,42 +51,10 @@ LOG_EVERY, VALIDATED = 5, 512  # updates and tokens in the small runs
 PROBED = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate")
 GROWING = ("encode", "datastore", "tune", "evaluate")  # with the datastore
 DIVIDED = ("pack", "encode", "tune", "evaluate")  # stages that engine= shares among machines
-Growth = tuple[Callable[[float], float], ...]
-CONSTANT: Growth = (lambda n: 1.0,)
-LINEAR: Growth = (*CONSTANT, lambda n: n)
-SHARED: Growth = (lambda n: 0.0, lambda n: 1.0)  # what does not grow, but is shared among machines
 MIN_PROBES = 2  # as many as a law has terms
 KEYS = 2**13  # that are compared with centroids to time it
 COMPARISONS = SAMPLE * STEPS  # of training keys with each centroid, for each cell
 CODES_PROBE = 32  # cells that a probe of an index with codes visits
-
-
-class Law(NamedTuple):
-    """A sum of terms that grow with the number of entries, and of a part that is known."""
-
-    growth: Growth
-    factors: list[float]
-    known: Callable[[float], float] = lambda n: 0.0
-
-    @classmethod
-    def fitted(
-        cls, growth: Growth, sizes: list[int], values: list[float], known: Callable[[float], float] = lambda n: 0.0
-    ) -> Law:
-        """Return the law of the least relative errors at these sizes."""
-        pairs = [*zip(sizes, values, strict=True)]
-        terms = np.array([[term(n) / value for term in growth] for n, value in pairs])
-        rest = np.array([max(0.0, 1 - known(n) / value) for n, value in pairs])
-        scale = terms.max(0)
-        return cls(growth, (nnls(terms / scale, rest)[0] / scale).tolist(), known)
-
-    def at(self, n: int) -> float:
-        """Return the value for n entries."""
-        return self.known(n) + sum(factor * term(n) for factor, term in zip(self.factors, self.growth, strict=True))
-
-    def on_machines(self, n: int, machines: int) -> float:
-        """Return the value where all but the first, constant term is shared."""
-        fixed = self.factors[0] * self.growth[0](n)
-        return fixed + (self.at(n) - fixed) / machines
 
 
 class Cost(NamedTuple):
@@ -266,6 +234,35 @@ class CostForecast:
             lines.append([stage, alone, together, sum(cost.size.at(self.entries) for cost in parts)])
         return lines
 
+    def searching(self) -> list[dict[str, Any]]:
+        """Return how fast the machines search one index together, and what a slow or a lost one costs, by simulation."""
+        if self.nodes == 1:
+            return []
+        here, k, metric = self.probes[-1], self.plan.max_neighbours, self.config.index.metric
+        probe = self.probe(here)
+        assert probe.index is not None
+        built, folder, store = probe.index.summary(), probe.index.path(), probe.store.path()
+        keys, nprobe, part_bytes = Keys(Shards(store)), built.get("nprobe", 1), self.searched_bytes() / self.nodes
+        if divides_by_cells(built["index"] if self.factory else None):
+            cost = cost_by_cells(keys, split_cells(folder, self.nodes, metric), nprobe, k)
+            cells = self.cells(self.entries)
+            growth = self.entries / cells / (here / self.cells(here))
+            own = comparison_seconds(self.width, int(cells), metric) * cells * cost.queries
+            return searching(cost, growth, own, part_bytes)
+        search = IndexPart(store, 0, here, folder, built["index"] if self.factory else None, metric).search(nprobe)
+        compared = self.compared(here, nprobe), self.compared(self.entries / self.nodes, nprobe, self.entries)
+        return searching(cost_by_rows(keys, search, k, *compared, self.nodes), 1.0, 0.0, part_bytes)
+
+    def compared(self, rows: float, nprobe: int, entries: float | None = None) -> float:
+        """Return how many keys and centroids a query is compared with in so many rows of an index of ``entries``."""
+        cells = self.cells(entries or rows) if self.factory else 1
+        return cells + nprobe * rows / cells if self.factory else rows
+
+    def searched_bytes(self) -> float:
+        """Return the bytes of what all machines search together."""
+        searched = "datastore" if self.factory else "encode"
+        return max(cost.size.at(self.entries) for cost in self.costs if cost.kind == searched)
+
     def errors(self) -> list[list[Any]]:
         """Return stage, size, forecast and measured seconds of the sizes that are to be checked, and of all these stages."""
         lines = []
@@ -297,12 +294,27 @@ def measured(artefact: Artefact) -> tuple[float, float]:
     return max(0.01, build_seconds(artefact.folder)), float(sum(files))
 
 
+def waiting_table(waiting: list[dict[str, Any]]) -> str:
+    """Return the simulated searching as a table."""
+    header = ["machines", "queries a second", "of what is possible", "a request takes", "the slowest in a hundred", "more time"]
+    lines = [
+        [
+            line["machines_are"],
+            f"{line['queries_per_second']:,.0f}",
+            f"{100 * line['of_ideal']:.0f} %",
+            duration(line["request_seconds"]),
+            duration(line["slowest_percent_seconds"]),
+            duration(line["seconds_more"]),
+        ]
+        for line in waiting
+    ]
+    return markdown(header, lines)
+
+
 def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
     """Print the forecast of an experiment's costs and write it as JSON, with what made it; return the file."""
     costs = CostForecast(plan)
-    lines, errors, nodes = costs.lines(), costs.errors(), costs.nodes
-    searched = "datastore" if costs.factory else "encode"
-    stored = max(cost.size.at(costs.entries) for cost in costs.costs if cost.kind == searched)
+    lines, errors, nodes, waiting = costs.lines(), costs.errors(), costs.nodes, costs.searching()
     total = [sum(line[column] for line in lines) for column in (1, 2, 3)]
     print(f"\n{costs.config.name} with {costs.entries:,} entries, index {costs.factory or 'exact'}:\n")
     header = ["stage", "one machine", *([f"{nodes} machines"] if nodes > 1 else []), "GB on disk"]
@@ -311,13 +323,14 @@ def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
         for stage, alone, together, size in [*lines, ["all", *total]]
     ]
     print(markdown(header, table))
-    print(f"Searching reads an index of {stored / nodes / 1e9:.3g} GB on each machine.")
+    print(f"Searching reads an index of {costs.searched_bytes() / nodes / 1e9:.3g} GB on each machine.")
     if nodes > 1:
         sent, received = 4 * costs.width, 12 * costs.plan.max_neighbours  # float32 keys; distances and row numbers
         print(
             f"That is with index.parts={nodes} index.engine=ray: a query sends {sent:,} bytes and the numbers of its cells to "
-            f"each machine, which answers with at most {received:,}."
+            f"each machine, which answers with at most {received:,}. Searched by all for all, simulated:\n"
         )
+        print(waiting_table(waiting))
     if errors:
         print("\nThe forecast beside sizes that were run:\n")
         rows = [[stage, f"{n:,}", duration(f), duration(m), f"{100 * (f / m - 1):+.0f} %"] for stage, n, f, m in errors]
@@ -333,6 +346,7 @@ def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
                 for s, a, t, b in lines
             ),
             *({"stage": s, "entries": n, "forecast": f, "measured": m} for s, n, f, m in errors),
+            *({"stage": "search", "entries": costs.entries, **line} for line in waiting),
         ],
     }
     kind = f"{costs.config.name}-{costs.entries}-{nodes}-{costs.factory or 'exact'}"

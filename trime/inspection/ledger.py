@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trime.config.folder import CONF
-from trime.config.reproduce import reproduced_rows
+from trime.config.reproduce import PublishedRow, reproduced_rows
 from trime.inspection.published import PublishedCell, published_cells
 from trime.io import plain, write_atomically
 from trime.metrics import perplexity
@@ -56,28 +56,35 @@ def is_published_text(run: dict[str, Any]) -> bool:
     return not any("are published" in note for note in notes)
 
 
-def experiments() -> list[str]:
-    """Return the names of all experiments that reproduce published results."""
-    return list(reproduced_rows())
+def row_cells(experiment: str, row: PublishedRow, runs: list[dict[str, Any]]) -> list[Cell]:
+    """Return the cells that a row of conf/reproduce lists.
+
+    The experiment is composed, which takes a third of a second, only if there is a run of its name.
+    """
+    if any(run["name"] == row.name for run in runs):
+        return cells_of(experiment, compose_config(f"experiment={experiment}"), runs)
+    return [cell_of(experiment, expected, "", []) for expected in row.expected_cells()]
 
 
 def cells_of(experiment: str, config: DictConfig, runs: list[dict[str, Any]]) -> list[Cell]:
     """Return the cells that an experiment reproduces, with values from runs of exactly its configuration."""
     name = config_hash(config)
     matching = [run for run in runs if run.get("config_hash") == name and is_published_text(run)]
-    return [
-        Cell(
-            f"TRIME {expected['table']}",
-            str(expected["row"]),
-            str(expected["column"]),
-            float(expected["value"]),
-            None if expected["tolerance"] is None else float(expected["tolerance"]),
-            experiment,
-            name,
-            latest_value(expected, matching),
-        )
-        for expected in plain(config.expected)
-    ]
+    return [cell_of(experiment, expected, name, matching) for expected in plain(config.expected)]
+
+
+def cell_of(experiment: str, expected: dict[str, Any], name: str, runs: list[dict[str, Any]]) -> Cell:
+    """Return a cell with the value of the last of an experiment's runs, whose configuration's hash is ``name``."""
+    return Cell(
+        f"TRIME {expected['table']}",
+        str(expected["row"]),
+        str(expected["column"]),
+        float(expected["value"]),
+        None if expected["tolerance"] is None else float(expected["tolerance"]),
+        experiment,
+        name,
+        latest_value(expected, runs),
+    )
 
 
 def latest_value(expected: dict[str, Any], runs: list[dict[str, Any]]) -> float | None:
@@ -142,7 +149,7 @@ def write_ledger(config: DictConfig) -> Path:
     """Write ledger.md in the outputs folder and print how many cells are in each state; return its path."""
     outputs = Path(config.paths.outputs)
     runs = results_in([outputs / "runs", CONF.parent / "benchmarks" / "results"])
-    cells = [cell for name in experiments() for cell in cells_of(name, compose_config(f"experiment={name}"), runs)]
+    cells = [cell for name, row in reproduced_rows().items() for cell in row_cells(name, row, runs)]
     cells += [published_cell(published, runs) for published in published_cells()]
     path = outputs / "ledger.md"
     outputs.mkdir(parents=True, exist_ok=True)

@@ -222,8 +222,8 @@ class Plan:
         """The replay of eviction policies over the long memory, or over the memory inside the model."""
         policies = replayed_policies(self.config)
         if self.has_long_memory_row:
-            return ContextReplay(self.config, policies, self.test, self.tune)
-        return KeyReplay(self.config, policies, self.record)
+            return ContextReplay(self.config, policies, self.test, self.tune, self.run_parts)
+        return KeyReplay(self.config, policies, self.record, self.run_parts)
 
     @property
     def has_long_memory_row(self) -> bool:

@@ -59,8 +59,10 @@ class TranslationPlan(Plan):
         tunes = {k: self.tune_at(k) for k in ks}
         rows = self.table
         first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
-        without_memory = Translate(self.config, self.valid, tunes[ks[0]], slice(0, first))
-        with_memory = {k: Translate(self.config, self.valid, tune, slice(first, None)) for k, tune in tunes.items()}
+        without_memory = Translate(self.config, self.valid, tunes[ks[0]], self.run_parts, slice(0, first))
+        with_memory = {
+            k: Translate(self.config, self.valid, tune, self.run_parts, slice(first, None)) for k, tune in tunes.items()
+        }
         return TuneByBleu(self.config, tunes, without_memory, with_memory)
 
     def tune_at(self, k: int) -> TunedRows:
@@ -74,7 +76,7 @@ class TranslationPlan(Plan):
     def evaluate(self) -> EvaluateTranslations:
         """The results on the test split."""
         losses = Evaluate(self.config, self.test, self.tune, self.run_parts)
-        return EvaluateTranslations(self.config, losses, Translate(self.config, self.test, self.tune))
+        return EvaluateTranslations(self.config, losses, Translate(self.config, self.test, self.tune, self.run_parts))
 
     @property
     def max_neighbours(self) -> int:

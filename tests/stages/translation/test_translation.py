@@ -10,12 +10,13 @@ import math
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import SHARED
 from tests.helpers.experiments import TRANSLATE
@@ -30,17 +31,20 @@ from trime.data.parallel.phrases import Phrases
 from trime.data.parallel.side import sentences
 from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.segments import cut
+from trime.engines.base import Job
 from trime.errors import UserError
 from trime.inspection.translation_samples import TranslationSamples
+from trime.io import partial_of, read_json_lines
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.network import Network
 from trime.pipeline.model_io import open_network
+from trime.plan.jobs import open_job
 from trime.plan.translation import TranslationPlan
 from trime.report.bootstrap import bleu_difference, corpus_bleu
 from trime.report.groups import Group
 from trime.report.tables import EDGE
 from trime.run.runner import run
-from trime.stages.translation.translate import bleu_statistics
+from trime.stages.translation.translate import Translate, bleu_statistics
 from trime.stages.translation.translator import Translator
 from trime.types import Contexts
 
@@ -211,19 +215,56 @@ def test_language_models_read_no_pairs(tiny: Tiny) -> None:
             run(tiny(*options, "dataset=phrases"))
 
 
-def test_a_killed_translation_goes_on(tiny: Tiny) -> None:
+def test_a_killed_translation_goes_on(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
+    """With the batches that it has finished."""
     config = tiny("experiment=trime_mt")
     run(config)
+    shutil.copytree(session_folder / "outputs", tmp_path / "outputs")
+    config.paths.outputs = str(tmp_path / "outputs")
     translate = TranslationPlan(config).evaluate.translations
-    texts = [(translate.path() / f"row-{n}.jsonl").read_text() for n in range(2)]
-    partial = translate.folder.with_name(translate.folder.name + ".partial")
-    translate.folder.rename(partial)
-    (partial / "bleu.json").unlink()
-    lines = texts[1].splitlines(keepends=True)
-    (partial / "row-1.jsonl").write_text('"kept"\n' + "".join(lines[1:4]) + lines[4][:1])
+    texts = [read_json_lines(translate.path() / f"row-{n}.jsonl") for n in range(2)]
+    unfinished = partial_of(translate.folder)
+    translate.folder.rename(unfinished)
+    (unfinished / "bleu.json").unlink()
+    parts = translate.open_parts(unfinished)
+    (size, *_) = parts.sizes
+    kept = parts.files_by_row()[1][0]
+    kept.write_text(json.dumps({"texts": ["kept"] * size, "seconds": 1.0, "peak_memory_mb": 1.0}))
     run(config)
-    again = (translate.path() / "row-1.jsonl").read_text().splitlines(keepends=True)
-    assert again == ['"kept"\n', *lines[1:]] and (translate.path() / "row-0.jsonl").read_text() == texts[0]
+    again = [read_json_lines(translate.path() / f"row-{n}.jsonl") for n in range(2)]
+    assert again == [texts[0], ["kept"] * size + texts[1][size:]] and len(parts.sizes) > 2 * len(again)
+    assert not [*translate.path().glob("part-*")]
+
+
+def test_another_process_makes_the_same_translations(tiny: Tiny, tmp_path: Path) -> None:
+    """Of valid and of test, from the configuration alone."""
+    config = tiny("experiment=trime_mt")
+    run(config)
+    plan = TranslationPlan(config)
+    found = [node for stage in ("tune", "evaluate") for node in plan.made_by(stage) if isinstance(node, Translate)]
+    for translate in found:
+        job = Job(partial(open_job, TranslationPlan), OmegaConf.to_yaml(config), translate.stage, translate.name, tmp_path)
+        parts, make = translate.open_parts(tmp_path), job.open(job)
+        for number in range(len(parts.sizes)):
+            make(number, lambda amount: None)
+        for row, files in parts.files_by_row().items():
+            texts = [text for file in files for text in json.loads(file.read_text())["texts"]]
+            assert texts == read_json_lines(translate.path() / f"row-{row}.jsonl")
+        parts.remove()
+    assert len(found) > 2
+
+
+@pytest.mark.slow
+def test_several_processes_translate_as_one(tiny: Tiny, tmp_path: Path) -> None:
+    """The texts of every row and K, of valid and of test."""
+    written = []
+    for engine in ("local", "processes"):
+        run(tiny("experiment=knn_mt", f"engine={engine}", f"paths.outputs={tmp_path}"))
+        folders = sorted(tmp_path.glob("artefacts/translate-*"))
+        written.append({file.relative_to(tmp_path): file.read_bytes() for file in tmp_path.rglob("row-*.jsonl")})
+        for folder in folders:
+            shutil.rmtree(folder)
+    assert written[0] == written[1] and len(written[0]) > 3
 
 
 def test_batches_hold_their_budget() -> None:

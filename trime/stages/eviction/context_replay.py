@@ -17,15 +17,16 @@ from trime.errors import UserError
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.eviction.base import EvictionPolicy
-from trime.memory.base import Window
+from trime.memory.base import Carried, Window
 from trime.memory.local import LocalMemory
 from trime.memory.long import LongMemory
 from trime.memory.similarity import similarity
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.processes import DEVICE, device_of
-from trime.stages.encode import Encode, read_windows
-from trime.stages.eviction.replay import Replay, ReplayedDocument, ReplayResult
-from trime.stages.scoring import SCORING
+from trime.pipeline.parts import RunParts
+from trime.pipeline.processes import DEVICE
+from trime.stages.encode import Encode
+from trime.stages.eviction.replay import Piece, Replay, ReplayedDocument, ReplayResult
+from trime.stages.scoring import SCORING, text_parts, windows_of
 from trime.stages.tune import TunedRows
 from trime.types import Float, Int, Tensor
 
@@ -38,8 +39,10 @@ class ContextReplay(Replay):
     depends_on = (*Replay.depends_on, "long", "similarity", *SCORING)
     unhashed = DEVICE
 
-    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], encoded: Encode, tune: TunedRows):
-        super().__init__(config, policies)
+    def __init__(
+        self, config: DictConfig, policies: dict[str, DictConfig], encoded: Encode, tune: TunedRows, run_parts: RunParts
+    ):
+        super().__init__(config, policies, run_parts)
         self.encoded, self.tune = encoded, tune
 
     def needs(self) -> list[Artefact]:
@@ -62,11 +65,15 @@ class ContextReplay(Replay):
     def memories(self) -> list[str]:
         return ["long memory"]
 
-    def documents(self, memory: str) -> Iterator[ReplayedDocument]:
+    def pieces(self, memory: str) -> list[Piece]:
         if self.config.compatibility.sorted_windows:
             raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
+        carried = Carried.TEXT if self.config.long.across_documents else Carried.DOCUMENT
+        return [Piece(memory, part.name, part) for part in text_parts(self.encoded, carried)]
+
+    def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
         across_documents, row = self.config.long.across_documents, self.row()
-        windows = read_windows(self.encoded.path(), device_of(self.config))
+        windows = windows_of(self.encoded, piece.source)
         for _, group in groupby(windows, lambda window: 0 if across_documents else int(window.contexts.positions.document[0])):
             yield ContextDocument(list(group), row, self.config)
 

@@ -19,12 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from trime.config.folder import CONF
+from trime.engines.base import Advance
 from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy, topk_mask
 from trime.eviction.clairvoyant import Clairvoyant
-from trime.io import plain
+from trime.io import plain, write_atomically
 from trime.memory.bounded import BoundedMemory
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.settings import Keys
 from trime.progress import Progress
 from trime.stages.eviction.record import Record
@@ -52,16 +54,24 @@ class ReplayedDocument(Protocol):
         ...
 
 
-class Replay(Artefact):
+class Piece(NamedTuple):
+    """Documents that are replayed together, for one memory; ``name`` says which, as part of a file's name."""
+
+    memory: str
+    name: str
+    source: Any
+
+
+class Replay(ArtefactInParts):
     """Retained mass, and loss for the long memory, by memory, policy and size: ``replay.json``."""
 
     kind = "replay"
     summary_file = "replay.json"
     depends_on: ClassVar[Keys] = ("replay.sizes",)
 
-    def __init__(self, config: DictConfig, policies: dict[str, DictConfig]):
+    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], run_parts: RunParts):
         super().__init__(config)
-        self.policies = policies
+        self.policies, self.run_parts = policies, run_parts
 
     def settings(self) -> Any:
         return super().settings() | {"policies": {name: plain(policy) for name, policy in self.policies.items()}}
@@ -75,24 +85,17 @@ class Replay(Artefact):
         """Return a new policy."""
         return instantiate(self.policies[name], _convert_="all")
 
+    def open_parts(self, folder: Path) -> ReplayedPieces:
+        return ReplayedPieces(self, folder)
+
     def build(self, folder: Path) -> None:
-        policies = {name: self.policy(name) for name in self.policies}
-        memories = [{"memory": memory, "rows": self.rows(memory, policies)} for memory in self.memories()]
+        parts = self.open_parts(folder)
+        with Progress(total=sum(parts.sizes), unit="text", desc="replay") as bar:
+            self.run_parts(self, parts, bar)
+        memories = [{"memory": memory, "rows": replay_rows(parts.documents(memory))} for memory in self.memories()]
         content = {"exact": self.exact(), "unit": self.unit(), "memories": memories}
         (folder / "replay.json").write_text(json.dumps(content, indent=1))
-
-    def rows(self, memory: str, policies: dict[str, EvictionPolicy]) -> list[dict[str, Any]]:
-        """Return the results of every policy and size over all documents; UserError if no memory was ever used."""
-        results: dict[tuple[str, int], list[ReplayResult]] = {}
-        total_mass = 0.0
-        for document in Progress(self.documents(memory), unit="document", desc=f"replay {memory}"):
-            total_mass += float(document.mass.sum())
-            for name, policy in [*policies.items(), (ORACLE, Clairvoyant(document.mass, document.starts))]:
-                for size, result in zip(self.sizes, document.replay(policy, self.sizes), strict=True):
-                    results.setdefault((name, size), []).append(result)
-        if not total_mass:
-            raise UserError("replay: nothing to remember, because no document is longer than a window: raise evaluate.tokens")
-        return [{"policy": name, "size": size, **summarize(parts, total_mass)} for (name, size), parts in results.items()]
+        parts.remove()
 
     @abstractmethod
     def exact(self) -> bool:
@@ -107,8 +110,53 @@ class Replay(Artefact):
         """Return the names of the memories that are replayed."""
 
     @abstractmethod
-    def documents(self, memory: str) -> Iterator[ReplayedDocument]:
-        """Yield the documents of a memory."""
+    def pieces(self, memory: str) -> list[Piece]:
+        """Return all documents of a memory in pieces, in order; UserError if they cannot be replayed."""
+
+    @abstractmethod
+    def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
+        """Yield the documents of a piece."""
+
+
+class ReplayedPieces(Parts):
+    """The results of every policy and size over the documents of each piece."""
+
+    def __init__(self, replay: Replay, folder: Path):
+        self.replay, self.folder = replay, folder
+        self.pieces = [piece for memory in replay.memories() for piece in replay.pieces(memory)]
+        self.policies = {name: replay.policy(name) for name in replay.policies}
+        self.sizes = [1] * len(self.pieces)
+
+    def file(self, number: int) -> Path:
+        memory, name, _ = self.pieces[number]
+        return self.folder / f"part-{memory.replace(' ', '-')}-{name}.json"
+
+    def make(self, number: int, advance: Advance) -> None:
+        documents, sizes = [], self.replay.sizes
+        for document in self.replay.documents(self.pieces[number]):
+            policies = self.policies | {ORACLE: Clairvoyant(document.mass, document.starts)}
+            results = {name: document.replay(policy, sizes) for name, policy in policies.items()}
+            documents.append({"mass": float(document.mass.sum()), "sizes": sizes, "results": results})
+        write_atomically(self.file(number), json.dumps(documents))
+        advance(1)
+
+    def documents(self, memory: str) -> list[dict[str, Any]]:
+        """Return what was made of each document of a memory, in order."""
+        files = (file for piece, file in zip(self.pieces, self.files(), strict=True) if piece.memory == memory)
+        return [document for file in files for document in json.loads(file.read_text())]
+
+
+def replay_rows(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the results of every policy and size over all documents; UserError if no memory was ever used."""
+    results: dict[tuple[str, int], list[ReplayResult]] = {}
+    for document in documents:
+        for name, by_size in document["results"].items():
+            for size, result in zip(document["sizes"], by_size, strict=True):
+                results.setdefault((name, size), []).append(ReplayResult(*result))
+    total_mass = sum(document["mass"] for document in documents)
+    if not total_mass:
+        raise UserError("replay: nothing to remember, because no document is longer than a window: raise evaluate.tokens")
+    return [{"policy": name, "size": size, **summarize(parts, total_mass)} for (name, size), parts in results.items()]
 
 
 def replayed_policies(config: DictConfig) -> dict[str, DictConfig]:
@@ -148,8 +196,8 @@ class KeyReplay(Replay):
 
     depends_on = (*Replay.depends_on, "model.backbone.memory.top_k")
 
-    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], record: Record):
-        super().__init__(config, policies)
+    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], record: Record, run_parts: RunParts):
+        super().__init__(config, policies, run_parts)
         self.record = record
 
     def needs(self) -> list[Artefact]:
@@ -167,10 +215,12 @@ class KeyReplay(Replay):
     def memories(self) -> list[str]:
         return [f"layer {number}" for number in self.record.summary()["layers"]]
 
-    def documents(self, memory: str) -> Iterator[ReplayedDocument]:
+    def pieces(self, memory: str) -> list[Piece]:
+        return [Piece(memory, file.stem, file) for file in sorted(self.record.path().glob("[0-9]*.safetensors"))]
+
+    def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
         segment = self.record.summary()["segment"]
-        for file in sorted(self.record.path().glob("[0-9]*.safetensors")):
-            yield KeyDocument(load_file(file), int(memory.split()[-1]), segment, self.top_k)
+        yield KeyDocument(load_file(piece.source), int(piece.memory.split()[-1]), segment, self.top_k)
 
 
 class KeyDocument:

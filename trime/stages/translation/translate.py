@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from omegaconf import DictConfig
 
 from trime.data.corpus import evenly_spaced
 from trime.data.parallel.corpus import ParallelCorpus
-from trime.io import append_json_lines, read_json_lines
-from trime.metrics import ResourceUsage
+from trime.engines.base import Advance
+from trime.io import read_json_lines, write_atomically
+from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, open_network
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.processes import DEVICE, device_of
 from trime.progress import Progress
 from trime.stages.encode import Encode
@@ -32,7 +35,7 @@ ALONE = (
 SEARCH = (*ALONE, "unweighted_external")  # and of the model with memories
 
 
-class Translate(Artefact):
+class Translate(ArtefactInParts):
     """Translations of a split by some rows of a table, in ``row-N.jsonl``, and their BLEU, in ``bleu.json``."""
 
     kind = "translate"
@@ -40,9 +43,9 @@ class Translate(Artefact):
     depends_on = (*(f"translation.{name}" for name in SEARCH), "evaluate.scaled_interpolation")
     unhashed = ("translation.batch_size", *NETWORK, *DEVICE)
 
-    def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows, rows: slice = slice(None)):
+    def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows, run_parts: RunParts, rows: slice = slice(None)):
         super().__init__(config)
-        self.encoded, self.tune, self.rows = encoded, tune, rows
+        self.encoded, self.tune, self.run_parts, self.rows = encoded, tune, run_parts, rows
 
     @property
     def stage(self) -> str:
@@ -54,40 +57,42 @@ class Translate(Artefact):
     def settings(self) -> Any:
         return super().settings() | {"rows": [self.rows.start, self.rows.stop]}
 
-    def build(self, folder: Path) -> None:
-        corpus, all_rows = self.encoded.corpus.corpus(), self.tune.rows()
+    @property
+    def corpus(self) -> ParallelCorpus:
+        """The parallel corpus."""
+        corpus = self.encoded.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
-        references, results = corpus.references(self.encoded.split)[: self.config.translation.sentences], []
-        for number in [*range(len(all_rows))][self.rows]:
-            translator = self.translator(number)
-            file, meter = folder / f"row-{number}.jsonl", ResourceUsage()
-            done, texts = len(read_json_lines(file)), self.translate(file, translator, corpus, len(references))
-            rate = round((len(texts) - done) / meter.seconds, 1) if len(texts) > done else None
-            results.append(score_translations(texts, references) | {"sentences_per_second": rate})
+        return corpus
+
+    def open_parts(self, folder: Path) -> TranslatedBatches:
+        return TranslatedBatches(self, folder)
+
+    def build(self, folder: Path) -> None:
+        parts, results = self.open_parts(folder), []
+        with Progress(total=sum(parts.sizes), unit="sentence", desc=f"translate {self.encoded.split}") as bar:
+            self.run_parts(self, parts, bar)
+        for number, files in parts.files_by_row().items():
+            contents, usage = [json.loads(file.read_text()) for file in files], Usage()
+            for content in contents:
+                usage.add(content)
+            texts = [text for content in contents for text in content["texts"]]
+            write_atomically(folder / f"row-{number}.jsonl", "".join(json.dumps(text) + "\n" for text in texts))
+            rate = round(len(texts) / usage.seconds, 1)
+            results.append(score_translations(texts, parts.references) | {"sentences_per_second": rate})
         (folder / "bleu.json").write_text(json.dumps({"rows": results}, indent=1))
+        parts.remove()
 
     def translator(self, number: int) -> Translator:
         """Return what translates the split by a row of the table, with the settings tuned for it."""
-        corpus, row = self.encoded.corpus.corpus(), self.tune.rows()[number]
-        assert isinstance(corpus, ParallelCorpus)
+        row = self.tune.rows()[number]
         index = self.tune.for_row(number).memories.sources.index
         nearest = index.knn_memory(self.encoded.summary()) if row.memories and index else None
-        return Translator(self.network, row, nearest, corpus, self.config)
+        return Translator(self.network, row, nearest, self.corpus, self.config)
 
     @cached_property
     def network(self) -> Network:
         """The model that translates."""
         return open_network(self.encoded.model.path(), self.config)[0].to(device_of(self.config))
-
-    def translate(self, file: Path, translator: Translator, corpus: ParallelCorpus, count: int) -> list[str]:
-        """Return the translations of the first ``count`` sentences; a killed run resumes from those in ``file``."""
-        split, texts = self.encoded.split, read_json_lines(file)
-        with Progress(total=count, initial=len(texts), unit="sentence", desc=f"translate {split}") as bar:
-            for new in translator.translate(corpus.sources.split(split), len(texts), count):
-                append_json_lines(file, new)
-                texts += new
-                bar.update(len(new))
-        return texts
 
     def scores(self) -> list[dict[str, Any]]:
         """Return BLEU of every row."""
@@ -95,21 +100,55 @@ class Translate(Artefact):
 
     def bleu_statistics(self, number: int) -> list[list[int]]:
         """Return the statistics of BLEU for each translation of a row, as ``bleu_statistics`` does."""
-        corpus = self.encoded.corpus.corpus()
-        assert isinstance(corpus, ParallelCorpus)
         texts = read_json_lines(self.path() / f"row-{number}.jsonl")
-        return bleu_statistics(texts, corpus.references(self.encoded.split)[: len(texts)])
+        return bleu_statistics(texts, self.corpus.references(self.encoded.split)[: len(texts)])
 
     def examples(self, count: int) -> list[list[str]]:
         """Return sentences that are spread over the split, each with its source, its reference and every row's translation."""
-        corpus, split = self.encoded.corpus.corpus(), self.encoded.split
-        assert isinstance(corpus, ParallelCorpus)
+        corpus, split = self.corpus, self.encoded.split
         rows = [read_json_lines(self.path() / f"row-{number}.jsonl") for number in range(len(self.scores()))]
         references = corpus.references(split)[: len(rows[0])]
         return [
             [corpus.source_text(split, number), references[number], *(row[number] for row in rows)]
             for number in evenly_spaced(len(references), count)
         ]
+
+
+class TranslatedBatches(Parts):
+    """Batches of ``translation.batch_size`` sentences, first all of one row."""
+
+    def __init__(self, translate: Translate, folder: Path):
+        self.translate, self.folder, corpus = translate, folder, translate.corpus
+        settings, self.source = translate.config.translation, corpus.sources.split(translate.encoded.split)
+        self.references = corpus.references(translate.encoded.split)[: settings.sentences]
+        edges = [*range(0, len(self.references), settings.batch_size), len(self.references)]
+        rows = [*range(len(translate.tune.rows()))][translate.rows]
+        self.batches = [(row, low, high) for row in rows for low, high in pairwise(edges)]
+        self.sizes = [high - low for _, low, high in self.batches]
+
+    def file(self, number: int) -> Path:
+        row, low, high = self.batches[number]
+        return self.folder / f"part-{row}-{low:06d}-{high:06d}.json"
+
+    def files_by_row(self) -> dict[int, list[Path]]:
+        """Return the files of each row's batches, in order."""
+        files: dict[int, list[Path]] = {}
+        for (row, _, _), file in zip(self.batches, self.files(), strict=True):
+            files.setdefault(row, []).append(file)
+        return files
+
+    @lru_cache(maxsize=1)  # noqa: B019 (the parts of an artefact end with it)
+    def translator(self, row: int) -> Translator:
+        """Return what translates by a row; that of the latest row is kept."""
+        return self.translate.translator(row)
+
+    def make(self, number: int, advance: Advance) -> None:
+        row, low, high = self.batches[number]
+        translator = self.translator(row)
+        meter = ResourceUsage()
+        (texts,) = translator.translate(self.source, low, high)
+        write_atomically(self.file(number), json.dumps({"texts": texts} | meter.note()))
+        advance(high - low)
 
 
 def bleu_statistics(texts: list[str], references: list[str]) -> list[list[int]]:
