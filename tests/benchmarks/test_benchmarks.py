@@ -19,6 +19,7 @@ import torch
 
 from benchmarks import __main__, attendre, datastore, engines, external, fit, memorizing, objective, packing, startup
 from benchmarks.measure import Claim, alternately
+from tests.helpers.pretrained import save_model
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL
 
 Bench = Callable[..., dict[str, Any]]
@@ -100,6 +101,19 @@ def test_attendre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         **{(attendre.WIDE, 32): 3 + 1, (attendre.WIDE, ""): 1},
     }
     assert sum("attention alone" in claim["claim"] for claim in found["claims"]) == 2
+
+
+def test_retained(bench: Bench, text_folder: Path, tmp_path: Path) -> None:
+    """A memory that holds the whole prompt keeps all of its attention; a small one does not."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    model = save_model("Llama", tmp_path / "model")
+    options = ["--background", str(text_folder), "--questions", "3", "--words", "30", "--policies", "fifo", "h2o", "--set"]
+    settings = [f"model.name={model}", "model.chunk=16", "model.dtype=float32", "answering.max_new_tokens=2"]
+    small = bench("retained", "--memory", "16", *options, *settings)["rows"]
+    whole = bench("retained", "--memory", "120", *options, *settings, "model.top_k=120")["rows"]
+    assert [row["policy"] for row in whole] == ["fifo", "h2o", "rank correlation with contained"]
+    assert all(row["retained"] == pytest.approx(1) for row in whole[:2])
+    assert all(0 < row["retained"] < 0.9 and 0 <= row["number"] <= 1 for row in small[:2])
 
 
 def test_objective(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
