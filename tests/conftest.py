@@ -39,7 +39,7 @@ def pickled(overrides: tuple[str, ...], return_hydra: bool) -> bytes:
 
 
 def is_value(override: str) -> bool:
-    """Return True for ``key=value`` of a setting, whatever chooses a yaml file, adds, deletes or sweeps being none."""
+    """Return True for ``key=value`` that sets a value: it neither chooses a yaml file, nor adds, deletes or sweeps."""
     key, _, value = override.partition("=")
     return (
         re.fullmatch(r"\w[\w.]*", key) is not None

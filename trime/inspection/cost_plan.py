@@ -10,7 +10,8 @@ already. Each artefact's time and size is extrapolated by how it grows with the 
 
 with a, b >= 0 that fit the probes' relative errors best, and t, the time of a comparison, measured with as many centroids
 (small runs hardly have any). Text is prepared in time that grows with its length; packing and training cost what they cost
-here, by the speed of their last updates. Sizes that were run as well (``plan.check``) show the error of the forecast.
+here, by the speed of their last updates. How machines that search together wait for one another is simulated (``searching``).
+Sizes that were run as well (``plan.check``) show the error of the forecast.
 """
 
 from __future__ import annotations

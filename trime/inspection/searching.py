@@ -1,9 +1,9 @@
 """How long machines wait when each of them searches a part of an index for all others, by simulation.
 
 Every machine evaluates text of its own. It sends its queries, in requests, to all machines, and each of them searches its part
-for one request after the other, in the order in which they arrive. A request is done when the last machine has answered; what
-is left to do for it meanwhile, such as the comparison with centroids, is the sender's. Two requests of a machine are under way
-at a time, as in an evaluation.
+for one request after the other, in the order in which they arrive. A request is done when the last machine has answered. Its
+sender compares its queries with the centroids, while others search. Two requests of a machine are under way at a time, as in an
+evaluation.
 
 What a request costs on each machine is not drawn from a distribution: it is measured for requests of consecutive contexts, on
 the parts of a small index. How uneven parts are, because consecutive queries visit the same cells, is in these figures.

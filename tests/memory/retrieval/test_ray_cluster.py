@@ -56,6 +56,7 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
             workers.nearest(QUERY, 30)
 
 
+@pytest.mark.slow
 def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
     """Three parts on workers give the results of one local index."""
     common = ("experiment=trime_ext", "mixture=none", "index=cells", "index.factory=Cells16", "index.nprobe=4")
