@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,9 @@ class Translate(ArtefactInParts):
             for content in contents:
                 usage.add(content)
             texts = [text for content in contents for text in content["texts"]]
-            write_atomically(folder / f"row-{number}.jsonl", "".join(json.dumps(text) + "\n" for text in texts))
+            write_atomically(
+                folder / f"row-{number}.jsonl", "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts)
+            )
             rate = round(len(texts) / usage.seconds, 1)
             results.append(score_translations(texts, parts.references) | {"sentences_per_second": rate})
         (folder / "bleu.json").write_text(json.dumps({"rows": results}, indent=1))
@@ -125,6 +127,7 @@ class TranslatedBatches(Parts):
         rows = [*range(len(translate.tune.rows()))][translate.rows]
         self.batches = [(row, low, high) for row in rows for low, high in pairwise(edges)]
         self.sizes = [high - low for _, low, high in self.batches]
+        self.latest: tuple[int, Translator] | None = None  # with its row
 
     def file(self, number: int) -> Path:
         row, low, high = self.batches[number]
@@ -137,10 +140,11 @@ class TranslatedBatches(Parts):
             files.setdefault(row, []).append(file)
         return files
 
-    @lru_cache(maxsize=1)  # noqa: B019 (the parts of an artefact end with it)
     def translator(self, row: int) -> Translator:
-        """Return what translates by a row; that of the latest row is kept."""
-        return self.translate.translator(row)
+        """Return what translates by a row; only that of the latest row is kept."""
+        if self.latest is None or self.latest[0] != row:
+            self.latest = row, self.translate.translator(row)
+        return self.latest[1]
 
     def make(self, number: int, advance: Advance) -> None:
         row, low, high = self.batches[number]
