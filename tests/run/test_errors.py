@@ -190,6 +190,7 @@ def test_impossible_settings(said: Said) -> None:
     assert "frontier.gb" in said("report.runs=nowhere", "frontier.gb=-1")
     for wrong in (("experiment=trime_long", "tune.memory_size=[4,64]"), ("experiment=memorizing", "model.memory_size=4")):
         assert "eviction.sinks=4 fills a memory of 4" in said(*wrong, "eviction=sink")
+    assert "set index.engine=ray" in said("experiment=trime_ext", "index.replicas=2")
     assert "choose one of them" in said("experiment=trime_ext", "engine=processes", "index.engine=ray")
 
 

@@ -211,6 +211,7 @@ class Index:
     )
     engine: str = setting("local", "local, or ray: each part on a worker (extra cluster)", choices=("local", "ray"))
     address: str | None = setting(None, "address of a Ray cluster, auto or HOST:PORT; null: Ray on this machine")
+    replicas: int = setting(1, "workers of engine ray that hold the same part and are asked in turns", at_least=1, whole=True)
     cores: int = setting(1, "cores per worker", at_least=1, whole=True)
 
 

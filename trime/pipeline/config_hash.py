@@ -17,7 +17,7 @@ IGNORED = (  # settings and sections that no result depends on
     *("train.checkpoint_every", "train.log_every", "search", "threads", "engine", "plan"),
     *("evaluate.batch_tokens", "evaluate.analysis", "evaluate.per_token", "evaluate.subsets"),
     *("trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar"),
-    *("index.engine", "index.address", "index.cores", "index.device"),
+    *("index.engine", "index.address", "index.replicas", "index.cores", "index.device"),
     *("batching.seed", "answering.batch_size", "translation.batch_size"),
     *("questions.path", "questions.babi", "questions.background"),
 )

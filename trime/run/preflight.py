@@ -84,6 +84,8 @@ def check_memories(config: DictConfig) -> None:
     for setting, asked in (("index.engine", config.index.engine == "ray"), ("engine", "address" in config.engine)):
         if asked and not find_spec("ray"):
             raise UserError(f"{setting}=ray needs Ray: {install_command('cluster')}, or {setting}=local")
+    if config.index.replicas > 1 and config.index.engine != "ray":
+        raise UserError(f"index.replicas={config.index.replicas} are workers of Ray: set index.engine=ray, or index.replicas=1")
     if config.index.engine == "ray" and not config.engine._target_.endswith(".Local"):
         raise UserError("each worker of engine= would start those of index.engine=ray: choose one of them")
     check_index_factory(config)

@@ -126,7 +126,7 @@ class BuildIndex(Artefact):
         if index.engine == "local":
             return open_search(parts, nprobe, index.device)
         divided = split_cells(self.path(), index.parts, index.metric) if divides_by_cells(factory) else parts
-        return open_ray_search(divided, nprobe, index.device, index.address, index.cores)
+        return open_ray_search(divided, nprobe, index.device, index.address, index.cores, index.replicas)
 
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
         """Return the memory of the K nearest entries for the queries of an encoded split, whose description is ``queries``.

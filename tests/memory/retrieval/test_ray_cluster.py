@@ -45,6 +45,9 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
     os.kill(ray.get(workers.workers[1].process.remote()), signal.SIGKILL)
     again = workers.nearest(QUERY, 30)
     assert torch.equal(again[0], score) and torch.equal(again[1], number)
+    replicated = RaySearch(parts, nprobe=3, device="cpu", address=None, cores=1, replicas=2)
+    assert len(replicated.workers) == 2 * len(parts) and torch.equal(replicated.nearest(QUERY, 30)[1], number)
+    replicated.close()
     if factory:
         parts[1].folder.rename(tmp_path / "away")
         os.kill(ray.get(workers.workers[1].process.remote()), signal.SIGKILL)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import chain, cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -74,17 +75,20 @@ class RayWorker:
 
 
 class RaySearch:
-    """A search by one worker for each part, whose results are merged exactly.
+    """A search by workers that hold a part each, whose results are merged exactly.
 
-    UserError without a cluster at ``address``, with too few resources, or when a worker is lost for good.
+    ``replicas`` workers hold the same part and are asked in turns, so that a slow one is not asked each time. UserError without
+    a cluster at ``address``, with too few resources, or when a worker is lost for good.
     """
 
-    def __init__(self, parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int):
+    def __init__(self, parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int, replicas: int = 1):
         self.ray = connect(address, "index.address")
         resources = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # local workers share cores
-        check_resources(self.ray, len(parts), resources, "lower index.parts or index.cores, or add machines")
+        remedy = "lower index.parts, index.replicas or index.cores, or add machines"
+        check_resources(self.ray, len(parts) * replicas, resources, remedy)
         actor = self.ray.remote(RayWorker).options(**resources, max_restarts=RESTARTS, max_task_retries=RESTARTS)
-        self.workers = [actor.remote(part.absolute(), nprobe, device, cores) for part in parts]
+        whole = [[actor.remote(part.absolute(), nprobe, device, cores) for part in parts] for _ in range(replicas)]
+        self.workers, self.turns = [*chain(*whole)], cycle(whole)
         self.firsts = [part.first if isinstance(part, IndexPart) else 0 for part in parts]
         by_cells = isinstance(parts[0], CellsPart)
         self.cells = Cells(parts[0].folder, parts[0].metric, nprobe) if by_cells else None
@@ -96,7 +100,7 @@ class RaySearch:
     def begin(self, query: Float[Tensor, "n d"], k: int) -> Callable[[], tuple[Tensor, Tensor]]:
         """Begin a search and return what waits for its results."""
         batches = [self.ray.put(self.request(part)) for part in query.split(QUERIES)]
-        pending = [[worker.nearest.remote(batch, k) for worker in self.workers] for batch in batches]
+        pending = [[worker.nearest.remote(batch, k) for worker in next(self.turns)] for batch in batches]
         return partial(self.collect, pending, k, query.device)
 
     def collect(
@@ -147,11 +151,13 @@ class RaySearch:
 open_searches: dict[tuple[Any, ...], RaySearch] = {}  # the one opened last, if it is still open
 
 
-def open_ray_search(parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int) -> RaySearch:
+def open_ray_search(
+    parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int, replicas: int
+) -> RaySearch:
     """Return the search of an index; if it is the one opened last, its workers are used again, else those are stopped."""
-    key = (*parts, nprobe, device, address, cores)
+    key = (*parts, nprobe, device, address, cores, replicas)
     if key not in open_searches:
         for other in [*open_searches.values()]:
             other.close()
-        open_searches[key] = RaySearch(parts, nprobe, device, address, cores)
+        open_searches[key] = RaySearch(parts, nprobe, device, address, cores, replicas)
     return open_searches[key]
