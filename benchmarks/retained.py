@@ -20,14 +20,17 @@ from benchmarks.measure import Measured
 from trime.data.questions.base import Example, contains_answer
 from trime.inspection.answer_samples import answer_places
 from trime.models.pretrained.answering import Answerer, DecoderSession, greedy
+from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.compose import compose_config
 from trime.pipeline.pretrained import ensure_model_folder
 from trime.plan.language_model import Plan
 from trime.progress import Progress
 from trime.stages.long_context.prompts import Prompt
+from trime.stages.long_context.train_small import batched
 
 POLICIES = ("sink", "lfa", "tova", "snapkv", "lra_sum", "lra_last", "lru", "fifo", "h2o", "lra_max", "key_norm")
-BATCH = 4
+BATCH = 4  # prompts that are read at once
+COLUMNS = ("retained", "number")  # that may foretell the answers
 
 
 class Kept(NamedTuple):
@@ -67,11 +70,11 @@ def measure(options: argparse.Namespace) -> Measured:
     plans = {policy: plan_of(options, policy, options.memory, None) for policy in options.policies}
     first = next(iter(plans.values()))
     _, examples = first.answer.examples()
-    tokenizer, _ = first.answer.model()
+    tokenizer = load_tokenizer(first.config.model.name)
     make_prompt = first.answer.prompts(tokenizer)
     asked = [(example, make_prompt(example)) for example in examples]
     longest = max(len(made.tokens) for _, made in asked)
-    batches = [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
+    batches = [*batched(asked, BATCH)]
     whole = plan_of(options, "fifo", longest + 1, longest + 1)
     with Progress(total=len(asked) * (1 + len(plans)), unit="question", desc="retained") as bar:
         _, answerer = whole.answer.model()
@@ -89,9 +92,6 @@ def measure(options: argparse.Namespace) -> Measured:
     ]
     correlations = {name: rank_correlation([row[name] for row in rows], [row["contained"] for row in rows]) for name in COLUMNS}
     return Measured([*rows, {"policy": "rank correlation with contained", "questions": len(asked), **correlations}], [])
-
-
-COLUMNS = ("retained", "number")
 
 
 def rank_correlation(one: list[float], other: list[float]) -> float | None:

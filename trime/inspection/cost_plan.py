@@ -296,7 +296,7 @@ def measured(artefact: Artefact) -> tuple[float, float]:
 
 
 def waiting_table(waiting: list[dict[str, Any]]) -> str:
-    """Return the simulated searching as a table."""
+    """Return a Markdown table with a line for each case that ``searching`` has simulated."""
     header = ["machines", "queries a second", "of what is possible", "a request takes", "the slowest in a hundred", "more time"]
     lines = [
         [

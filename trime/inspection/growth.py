@@ -32,7 +32,7 @@ class Law(NamedTuple):
         return cls(growth, least_errors(terms, rest), known)
 
     def at(self, n: int) -> float:
-        """Return the value for n entries."""
+        """Return the value, in seconds or bytes, for a datastore of n entries."""
         return self.known(n) + sum(factor * term(n) for factor, term in zip(self.factors, self.growth, strict=True))
 
     def on_machines(self, n: int, machines: int) -> float:

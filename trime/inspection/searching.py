@@ -23,13 +23,13 @@ import torch
 from trime.inspection.growth import least_errors
 from trime.memory.retrieval.datastore import Keys
 from trime.memory.retrieval.ivf import Cells
+from trime.memory.retrieval.ray_cluster import QUERIES
 from trime.memory.retrieval.search import Search
 from trime.memory.retrieval.sharded import CellsPart
 from trime.types import Float, Tensor
 
 UNDER_WAY = 2  # requests of each machine
 REQUESTS = 200  # of each machine, in a simulation
-QUERIES = 4096  # of a request
 MEASURED = 8  # requests that are timed
 STARTING, DISK = 10.0, 1e9  # assumed: seconds to start a process, bytes a second in which it reads its part
 
@@ -92,9 +92,14 @@ class SearchCost(NamedTuple):
         return self.fixed + self.comparison * growth * self.compared
 
 
+def request_size(keys: Keys) -> int:
+    """Return how many queries a request has: as many as Ray's workers are sent at once, if there are so many entries."""
+    return min(QUERIES, len(keys))
+
+
 def requests_of(keys: Keys) -> Iterator[Float[Tensor, "q d"]]:
     """Yield requests for consecutive entries of a store, at even distances."""
-    queries = min(QUERIES, len(keys))
+    queries = request_size(keys)
     for first in np.linspace(0, len(keys) - queries, MEASURED).astype(int).tolist():
         yield keys.take(torch.arange(first, first + queries)[:, None]).squeeze(1)
 
@@ -115,7 +120,7 @@ def cost_by_cells(keys: Keys, parts: Sequence[CellsPart], nprobe: int, k: int) -
             seconds[number, place] = time.perf_counter() - started
     own, times = compared[1:].flatten(), seconds[1:].flatten()  # without the first request, which reads the files
     fixed, comparison = least_errors(np.stack([np.ones_like(own), own], 1) / times[:, None], np.ones_like(times))
-    return SearchCost(min(QUERIES, len(keys)), fixed, comparison, compared)
+    return SearchCost(request_size(keys), fixed, comparison, compared)
 
 
 def cost_by_rows(keys: Keys, search: Search, k: int, comparisons: float, on_machine: float, machines: int) -> SearchCost:
@@ -128,8 +133,8 @@ def cost_by_rows(keys: Keys, search: Search, k: int, comparisons: float, on_mach
         started = time.perf_counter()
         search.nearest(query, k)
         times.append(time.perf_counter() - started)
-    queries = min(QUERIES, len(keys))
-    return SearchCost(queries, 0.0, float(np.median(times[1:])) / comparisons, np.full((1, machines), on_machine))
+    comparison = float(np.median(times[1:])) / comparisons
+    return SearchCost(request_size(keys), 0.0, comparison, np.full((1, machines), on_machine))
 
 
 def searching(cost: SearchCost, growth: float, own: float, part_bytes: float) -> list[dict[str, float | str]]:

@@ -115,7 +115,7 @@ class Replay(ArtefactInParts):
 
     @abstractmethod
     def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
-        """Yield the documents of a piece."""
+        """Yield the documents of a piece, in the order of the text."""
 
 
 class ReplayedPieces(Parts):

@@ -59,7 +59,7 @@ class Translate(ArtefactInParts):
 
     @property
     def corpus(self) -> ParallelCorpus:
-        """The parallel corpus."""
+        """The parallel corpus whose sentences are translated."""
         corpus = self.encoded.corpus.corpus()
         assert isinstance(corpus, ParallelCorpus)
         return corpus
