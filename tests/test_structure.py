@@ -20,21 +20,22 @@ BELOW = {
     "choices": "",
     "quantities": "",
     "progress": "",
-    "engines": "errors",
-    "config": "errors choices quantities",
+    "engines": "errors io places",
+    "config": "errors choices quantities places",
     "io": "errors types",
+    "places": "errors io progress",
     "kernels": "types",
     "eviction": "types kernels",
     "optim": "",
     "mixtures": "types",
     "data": "errors types io progress kernels quantities",
     "data.batching": "errors data.segments",
-    "data.datasets": "errors types io progress data.segments data.tokenizers",
+    "data.datasets": "errors types io places progress data.segments data.tokenizers",
     "data.parallel": "errors types io data.datasets data.tokenizers data.corpus data.module data.segments",
-    "data.questions": "errors types choices data.datasets data.tokenizers",
+    "data.questions": "errors types places choices data.datasets data.tokenizers",
     "memory": "errors types choices kernels eviction",
     "memory.objective": "errors types kernels memory.similarity memory.visibility",
-    "memory.retrieval": "errors types io kernels engines.ray_cluster memory.similarity memory.objective.entries_cpu",
+    "memory.retrieval": "errors types io places kernels engines.ray_cluster memory.similarity memory.objective.entries_cpu",
     "models": "errors types io kernels eviction memory",
     "models.layers": "errors types kernels memory.objective",
     "models.backbones": "errors types kernels eviction memory models.layers models.attention_trace",
@@ -42,20 +43,22 @@ BELOW = {
     "models.pretrained": "errors types choices eviction memory models.layers models.attendre models.attention_trace",
     "evaluation": "errors types metrics data memory mixtures models",
     "tasks": "errors types io metrics quantities memory mixtures models",
-    "pipeline": "errors config types io progress engines data evaluation memory models tasks",
+    "pipeline": "errors config types io places progress engines data evaluation memory models tasks",
     "stages": (
-        "errors config types io progress metrics engines data eviction memory models mixtures optim evaluation tasks pipeline"
+        "errors config types io places progress metrics engines data eviction memory models mixtures optim evaluation tasks "
+        "pipeline"
     ),
-    "plan": "errors types io kernels data memory pipeline stages engines",
-    "report": "errors types io metrics",
+    "plan": "errors types io places kernels data memory pipeline stages engines",
+    "report": "errors types io places metrics",
     "report.figures": "io metrics report.tables report.groups report.texts report.bootstrap",
     "inspection": (
-        "errors config types io progress metrics quantities data evaluation memory models pipeline stages plan report"
+        "errors config types io places progress metrics quantities data evaluation memory models pipeline stages plan report"
     ),
-    "bundle": "errors config types io progress data evaluation pipeline stages plan report inspection",
+    "bundle": "errors config types io places progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
     "run": (
-        "errors config types io metrics kernels engines data evaluation models pipeline stages plan report inspection bundle"
+        "errors config types io places metrics kernels engines data evaluation models pipeline stages plan report inspection "
+        "bundle"
     ),
 }
 ONLY_IN = {

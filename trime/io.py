@@ -14,15 +14,16 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 from filelock import FileLock, Timeout
-from safetensors.torch import save_file
 
 from trime.errors import UserError
-from trime.types import Tensor
+
+if TYPE_CHECKING:  # torch takes seconds to import, and the command line answers without it
+    from trime.types import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, 
 
     ``note`` becomes a single entry of the file's metadata, because safetensors writes several in random order.
     """
+    from safetensors.torch import save_file
+
     content = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as partial:
         partial.touch()

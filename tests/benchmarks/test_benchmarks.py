@@ -78,6 +78,7 @@ def test_memorizing(bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert len(found["claims"]) == 4 and sum("with 256 entries" in claim["claim"] for claim in found["claims"]) == 2
 
 
+@pytest.mark.slow
 def test_attendre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     sizes = {"WIDTH": 16, "CHUNKS": (16, 32), "TOP_K": 8, "SIZE": 32, "LONGEST": 64, "SMOLLM2_LAYERS": 1}
@@ -116,6 +117,7 @@ def test_retained(bench: Bench, text_folder: Path, tmp_path: Path) -> None:
     assert all(0 < row["retained"] < 0.9 and 0 <= row["number"] <= 1 for row in small[:2])
 
 
+@pytest.mark.slow
 def test_objective(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """Claims about a device that is missing are marked as not run."""
     found = bench("objective", "--n", "512", "1024", "--d", "16", "--rounds", "1", "--device", "cpu")

@@ -20,6 +20,7 @@ from tests.helpers.parts import open_part_files
 from trime.engines.base import Job
 from trime.engines.ray_cluster import Origin, RayCluster, check_resources, connect, make_part_on_node
 from trime.errors import UserError
+from trime.places import COPIES
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 
@@ -128,3 +129,46 @@ def test_a_run_with_a_lost_node_gives_the_figures_of_one_process(tiny: Callable[
         run(by_ray)
         losses.append([row["loss"] for row in Plan(by_ray).evaluate.rows()])
     assert losses[0] == losses[1] and len(losses[0]) > 3
+
+
+CELLS = ("index=cells", "index.factory=Cells16", "index.nprobe=4", "mixture=none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "copied"),
+    [
+        (("engine=ray", "engine.address='ADDRESS'"), ("evaluate-*.partial/part-*.safetensors",)),
+        ((*CELLS, "index.parts=2", "index.engine=ray", "index.address='ADDRESS'"), (".copies/datastore-*/cells-*/key.npy",)),
+    ],
+)
+def test_nodes_that_share_no_folder_give_the_figures_of_one_process(
+    words: tuple[str, ...],
+    copied: tuple[str, ...],
+    tiny: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Text, model, parts and cells go over a URL; each node has copies of its own, and of the index those of its cells."""
+    from ray.cluster_utils import Cluster
+
+    common = "experiment=trime_ext", "threads=1", "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]"
+    alone = tiny(*common, f"paths.outputs={tmp_path}/alone", *(CELLS if "index=cells" in words else ()))
+    run(alone)
+    ray.shutdown()
+    driver, *nodes = (tmp_path / name for name in ("driver", "first", "second"))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "env_vars": {COPIES: str(nodes[0])}})
+    cluster.add_node(num_cpus=1, env_vars={COPIES: str(nodes[1])})
+    cluster.wait_for_nodes()
+    monkeypatch.setenv(COPIES, str(driver))
+    urls = f"paths.outputs=file://{tmp_path}/disk/outputs", f"paths.data=file://{tmp_path}/disk/data"
+    by_ray = tiny(*common, *urls, *(word.replace("ADDRESS", cluster.address) for word in words))
+    try:
+        run(by_ray)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    losses = [[row["loss"] for row in Plan(config).evaluate.rows()] for config in (alone, by_ray)]
+    assert losses[0] == pytest.approx(losses[1], rel=0 if "engine=ray" in words else 1e-5) and len(losses[0]) > 4
+    for node in nodes:
+        assert all([*node.rglob(name)] for name in copied), f"{node} has its own copies of {copied}"

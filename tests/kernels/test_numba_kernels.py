@@ -39,6 +39,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_compiled_and_cached_kernels_agree_to_the_last_bit(tmp_path: Path) -> None:
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CODE]

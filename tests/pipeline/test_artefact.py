@@ -18,6 +18,7 @@ from trime.io import checksum_of, locked
 from trime.pipeline import artefact
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import MANIFEST, check_manifest, write_manifest
+from trime.places import COPIES, complete_files
 
 
 class Number(Artefact):
@@ -29,7 +30,7 @@ class Number(Artefact):
         (folder / "value.txt").write_text(str(self.config.value))
 
 
-def number(folder: Path, value: int) -> Number:
+def number(folder: Path | str, value: int) -> Number:
     return Number(OmegaConf.create({"value": value, "paths": {"outputs": str(folder)}, "artefacts": {"verify": True}}))
 
 
@@ -51,6 +52,32 @@ def test_made_once_and_found_by_what_determines_it(tmp_path: Path) -> None:
     Number.built = 0
     assert [number(tmp_path, 7).make(), number(tmp_path, 7).make(), number(tmp_path, 8).make()] == [True, False, True]
     assert Number.built == 2
+
+
+def test_an_artefact_at_a_url_is_found_by_other_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is complete there when its manifest is; what one machine began, another goes on with; damage is noticed."""
+    Number.built = 0
+    address = f"file://{tmp_path}/disk"
+    there = tmp_path / "disk" / "artefacts"
+    monkeypatch.setenv(COPIES, str(tmp_path / "first"))
+    broken = number(address, 7)
+    monkeypatch.setattr(broken, "build", lambda folder: (folder / "begun.txt").write_text("half") and sys.exit(9))
+    with pytest.raises(SystemExit):
+        broken.make()
+    assert [path.name for path in (there / broken.name).iterdir()] == ["begun.txt"] and not number(address, 7).is_uploaded()
+    monkeypatch.setenv(COPIES, str(tmp_path / "second"))
+    resumed = number(address, 7)
+    seen: list[str] = []
+    monkeypatch.setattr(resumed, "build", lambda folder: seen.extend(complete_files(folder)) or Number.build(resumed, folder))
+    assert resumed.make() and seen == ["begun.txt"]
+    monkeypatch.setenv(COPIES, str(tmp_path / "third"))
+    found = number(address, 7)
+    assert not found.make() and not found.folder.exists() and Number.built == 1
+    assert (found.path() / "value.txt").read_text() == "7" and str(found.folder).startswith(str(tmp_path / "third"))
+    monkeypatch.setenv(COPIES, str(tmp_path / "fourth"))
+    (there / found.name / "value.txt").write_text("8")
+    with pytest.raises(UserError, match=r"value.txt is damaged"):
+        number(address, 7).path()
 
 
 def test_a_manifest_written_twice_lists_no_manifest(tmp_path: Path) -> None:

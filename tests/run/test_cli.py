@@ -29,7 +29,6 @@ from trime.run import command_line
 from trime.run.runner import OPTIONAL_STAGES, run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RESULTS = ROOT / "docs" / "results.md"
 
 
 def test_help_names_groups_stages_and_common_overrides() -> None:
@@ -115,19 +114,16 @@ def commands(page: Path) -> list[str]:
 def documented_commands() -> list[Any]:
     """Return each command of README and docs/ once, as it is to be tested.
 
-    What users type runs whole; commands that start further processes, and those of measured results, do so as slow tests,
-    and settings of the latter are checked.
+    Those of the README run whole, and of all others the settings are checked; they run whole as slow tests.
     """
-    processes = re.compile("hydra/launcher|engine=ray|trainer.devices")
-    measured = dict.fromkeys(commands(RESULTS))
-    typed = dict.fromkeys(command for page in PAGES if page != RESULTS for command in commands(page))
-    run_whole = [pytest.param(c, marks=pytest.mark.slow) if processes.search(c) else c for c in typed]
-    checked = [command for command in measured if command not in typed]
-    return [
-        *run_whole,
-        *(re.sub(r" stages=\S+|$", " stages=[]", command, count=1) for command in checked),
-        *(pytest.param(command, marks=pytest.mark.slow) for command in checked),
-    ]
+    first, *others = (dict.fromkeys(commands(page)) for page in PAGES)
+    later = dict.fromkeys(command for page in others for command in page if command not in first)
+    return [*first, *(without_stages(command) for command in later), *(pytest.param(c, marks=pytest.mark.slow) for c in later)]
+
+
+def without_stages(command: str) -> str:
+    """Return a command that only checks its settings."""
+    return re.sub(r" stages=\S+|$", " stages=[]", command, count=1)
 
 
 def few_values(words: list[str], most: int) -> list[str]:

@@ -77,6 +77,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_examples_are_used(project: Path, tmp_path: Path) -> None:
     """Each command ends in results that show the example, and together they call every function that it defines."""
     texts = sections()

@@ -35,27 +35,35 @@ GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir()
 ABLATIONS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "ablation").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_is_a_sweep(name: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
-    """One command each; every value composes, and the second ones run."""
-    config = tiny(f"experiment=ablation/{name}", return_hydra=True)
-    assert config.hydra.mode.name == "MULTIRUN" and config.name.startswith(f"ablation_{name}")
+def swept(config: DictConfig) -> dict[str, list[str]]:
+    """Return the values of each setting that a sweep goes over."""
     parser, params = OverridesParser.create(), {}
     for key, value in config.hydra.sweeper.params.items():
         asked = parser.parse_override(f"{key}={value}")
         params[key] = list(asked.sweep_string_iterator()) if asked.is_sweep_override() else [value]
+    return params
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_is_a_sweep(name: str, tiny: Callable[..., DictConfig]) -> None:
+    """One command each; every value composes, with the names that published results have."""
+    config = tiny(f"experiment=ablation/{name}", return_hydra=True)
+    assert config.hydra.mode.name == "MULTIRUN" and config.name.startswith(f"ablation_{name}")
+    params = swept(config)
     for key, values in params.items():
         assert all(tiny(f"experiment=ablation/{name}", f"{key}={value}") for value in values)
     published = {row for rows in (config.report.published or {}).values() for row in rows if row.startswith("ablation_")}
     if published:
         settings = ([f"{key}={value}" for key, value in zip(params, own, strict=True)] for own in product(*params.values()))
         assert published <= {tiny(f"experiment=ablation/{name}", *own).name for own in settings}
-    second = tiny(
-        f"experiment=ablation/{name}",
-        *(f"{key}={values[min(1, len(values) - 1)]}" for key, values in params.items()),
-        "tune.memory_size=[64]",
-    )
-    assert run(second) is not None
+
+
+@pytest.mark.parametrize("name", [ABLATIONS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ABLATIONS[1:])])
+def test_an_ablation_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
+    """With the second values of its settings."""
+    params = swept(tiny(f"experiment=ablation/{name}", return_hydra=True))
+    second = [f"{key}={values[min(1, len(values) - 1)]}" for key, values in params.items()]
+    assert run(tiny(f"experiment=ablation/{name}", *second, "tune.memory_size=[64]")).loss is not None
 
 
 OF_SETTINGS = {"frontier", "passkey"}  # tables that are no sweeps over experiments

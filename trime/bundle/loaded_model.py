@@ -16,24 +16,27 @@ from trime.bundle.open import open_bundle
 from trime.errors import UserError
 from trime.evaluation.generation import AttributedToken
 from trime.inspection.writers import GeneratedToken, Writer
+from trime.places import Place, local_copy
 from trime.plan.language_model import Plan
 
 TINY = 5e-324  # the smallest probability whose logarithm exists
 
 
 def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
-    """Return a model with its memories, by the folder of a finished run or of an exported bundle.
+    """Return a model with its memories, by the folder (or its URL) of a finished run or of an exported bundle.
 
     A bundle runs no code but the lab's unless it is ``trusted``. The folder of a run, ``outputs/runs/NAME/seedN-HASH``, is one
     of your own. Raises UserError if the folder is neither, or if its artefacts are gone.
     """
-    place = Path(folder).expanduser().resolve()
+    place = local_copy(folder).resolve()
     if (place / BUNDLE).is_file():
         return LoadedModel(open_bundle(place, trusted))
     file = place / "config.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is neither a run's folder nor a bundle: it holds neither config.yaml nor {BUNDLE}")
     config: DictConfig = OmegaConf.load(file)  # type: ignore[assignment]
+    if Place(config.paths.outputs).is_remote:
+        return LoadedModel(Plan(config))
     outputs, configured = file.parents[3], Path(config.paths.outputs)  # of runs/NAME/seedN-HASH/config.yaml
     started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
     config.paths.outputs, config.paths.data = str(outputs), str(started_in / config.paths.data)

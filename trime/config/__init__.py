@@ -11,9 +11,10 @@ from trime.config.table_source import TableSearchPath, TableSource
 
 
 def register() -> None:
-    """Let Hydra find the schema, which conf/config.yaml names first, the rows of published tables, and two resolvers."""
+    """Let Hydra find the schema, which conf/config.yaml names first, the rows of published tables, and three resolvers."""
     resolvers: dict[str, Callable[..., object]] = {  # as ${quotient:4096,512} and ${kind:package.module.Shuffled} in a yaml
         "quotient": lambda a, b: int(a) // int(b),
+        "local": local_folder,
         "kind": lambda target: target.rpartition(".")[2].lower(),
     }
     for name, resolver in resolvers.items():
@@ -23,6 +24,13 @@ def register() -> None:
     ConfigStore.instance().store("schema", schema)
     for plugin in (TableSource, TableSearchPath):
         Plugins.instance().register(plugin)
+
+
+def local_folder(place: str) -> str:
+    """Return the folder on this machine of a path or URL."""
+    from trime.places import Place  # imported late, since it imports torch
+
+    return str(Place(place).local)
 
 
 register()

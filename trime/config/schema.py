@@ -51,8 +51,8 @@ def tokens(default: Any, help: str) -> Any:
 class Paths:
     """Where things lie on this machine."""
 
-    data: str = setting("data", "downloads and prepared text go here")
-    outputs: str = setting("outputs", "artefacts, runs and reports go here")
+    data: str = setting("data", "downloads and prepared text go here: a folder, or a URL as s3://BUCKET/DIR")
+    outputs: str = setting("outputs", "artefacts, runs and reports go here: a folder, or a URL, copied to TRIME_CACHE")
 
 
 @dataclass

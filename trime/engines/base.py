@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # the command line imports this room, and answers without numpy and fsspec
+    from trime.places import Place
 
 Advance = Callable[[int], object]  # is told how much of the work has been done since the last call
 MakePart = Callable[[int, Advance], None]  # makes the part of a number
@@ -22,6 +25,7 @@ class Job(NamedTuple):
     stage: str
     name: str  # of the artefact
     folder: Path
+    place: Place | None = None  # where the artefact will lie, if that is a URL: workers need not see ``folder``
 
 
 class Engine(ABC):

@@ -11,6 +11,8 @@ import trime
 from trime.engines.base import Advance, Engine, Job, MakePart
 from trime.engines.worker import LOST, THREADS, make_part
 from trime.errors import UserError
+from trime.io import partial_of
+from trime.places import complete_files
 
 CONNECTING = 10  # seconds to wait for an address to answer
 
@@ -18,7 +20,8 @@ CONNECTING = 10  # seconds to wait for an address to answer
 class RayCluster(Engine):
     """As many workers as the cluster at ``address`` has room for, of ``cores`` cores and ``devices`` CUDA devices each.
 
-    Every machine must see the folders of a run under the same path, and have the same version of trime.
+    Every machine must have the same version of trime. It must see the folders of a run under the same path, unless
+    ``paths.data`` and ``paths.outputs`` are URLs: then it has copies of its own, and what it makes comes over the URL.
     """
 
     def __init__(self, address: str | None = None, cores: int = 1, devices: int = 0):
@@ -37,7 +40,10 @@ class RayCluster(Engine):
         try:
             while pending:
                 (done,), _ = ray.wait([*pending], num_returns=1)
-                advance(ray.get(done))
+                amount = ray.get(done)
+                if job.place:
+                    job.place.download(into=job.folder)
+                advance(amount)
                 del pending[done]
         except ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, UserError):
@@ -72,8 +78,17 @@ def make_part_on_node(origin: Origin, job: Job, number: int) -> int:
         raise UserError(
             f"engine=ray: {node} has trime {trime.__version__}, and this machine {origin.version}: install the same on all"
         )
+    if job.place:
+        copy = partial_of(job.place.local)
+        copy.mkdir(parents=True, exist_ok=True)
+        amount = make_part(job._replace(folder=copy), number)
+        job.place.upload(complete_files(copy), copy)
+        return amount
     if not (origin.folder / job.folder).is_dir():
-        raise UserError(f"engine=ray: {node} does not see {origin.folder / job.folder}: all machines must share a disk")
+        raise UserError(
+            f"engine=ray: {node} does not see {origin.folder / job.folder}: all machines must share a disk, or paths.data and "
+            "paths.outputs be URLs"
+        )
     os.chdir(origin.folder)
     return make_part(job, number)
 

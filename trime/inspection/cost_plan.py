@@ -40,6 +40,7 @@ from trime.memory.retrieval.sharded import IndexPart, divides_by_cells, split_ce
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import build_seconds
 from trime.pipeline.processes import device_of
+from trime.places import Place
 from trime.plan.by_task import build_plan
 from trime.plan.language_model import Plan
 from trime.quantities import duration
@@ -149,7 +150,7 @@ class CostForecast:
     def folder(self) -> Path:
         """Where the small runs lie: apart for each kind of device and engine, which change how long they take."""
         engine = str(self.config.engine._target_).rpartition(".")[2].lower()
-        return Path(self.config.paths.outputs) / "plans" / f"{device_of(self.config).type}-{engine}"
+        return Place(self.config.paths.outputs).local / "plans" / f"{device_of(self.config).type}-{engine}"
 
     def variant(self, entries: int, **more: Any) -> Plan:
         """Return the plan of the experiment with a datastore of so many entries, in a folder of its own."""
@@ -351,7 +352,7 @@ def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
         ],
     }
     kind = f"{costs.config.name}-{costs.entries}-{nodes}-{costs.factory or 'exact'}"
-    file = Path(costs.config.paths.outputs) / "plans" / f"{kind}.json"
+    file = Place(costs.config.paths.outputs).local / "plans" / f"{kind}.json"
     write_atomically(file, json.dumps(content, indent=1))
     print(f"\nplan: {file}\nThe small runs lie in {costs.folder}, for further plans; delete it when there are none.")
     return file

@@ -1,13 +1,15 @@
 """An artefact: the output of a stage, in a folder named by the hash of exactly what determines its content.
 
 It is built in ``NAME.partial`` under a lock and renamed when it is complete; a killed build resumes there. A manifest with
-the size and checksum of every file tells whether it is still what was written.
+the size and checksum of every file tells whether it is still what was written. Where ``paths`` names a URL, the folder is this
+machine's copy.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from abc import ABC, abstractmethod
 from functools import cached_property
@@ -16,8 +18,9 @@ from typing import Any, ClassVar
 
 from trime.errors import UserError
 from trime.io import lock_of, locked, partial_of
-from trime.pipeline.manifest import check_manifest, write_manifest
+from trime.pipeline.manifest import MANIFEST, check_manifest, write_manifest
 from trime.pipeline.settings import Configured
+from trime.places import Place, complete_files
 
 
 class Artefact(Configured, ABC):
@@ -49,9 +52,9 @@ class Artefact(Configured, ABC):
     def build(self, folder: Path) -> None:
         """Write the content into ``folder``, resuming from the files that a killed build left there."""
 
-    def root(self) -> Path:
-        """Return the folder in which artefacts of this kind lie."""
-        return Path(self.config.paths.outputs) / "artefacts"
+    def root(self) -> Place:
+        """Return where artefacts of this kind lie."""
+        return Place(self.config.paths.outputs) / "artefacts"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -65,12 +68,22 @@ class Artefact(Configured, ABC):
         return f"{self.kind}-{self.fingerprint}"
 
     @property
-    def folder(self) -> Path:
-        """The folder of the finished artefact, whether or not it exists yet."""
+    def place(self) -> Place:
+        """Where the artefact lies: a folder of this machine, or at a URL, where it is finished when it has a manifest."""
         return self.root() / self.name
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the finished artefact on this machine, whether or not it exists yet."""
+        return self.place.local
+
     def path(self) -> Path:
-        """Return the finished folder; raise UserError if it is missing, or its files are not as they were written."""
+        """Return the finished folder; raise UserError if it is missing, or its files are not as they were written.
+
+        What is finished at the URL of its place is copied to this machine.
+        """
+        if not self.folder.is_dir() and self.is_uploaded():
+            self.download()
         if not self.folder.is_dir():
             raise UserError(
                 f"{self.folder} is missing: first run the same command without stages=, or add {self.stage} to stages="
@@ -89,24 +102,52 @@ class Artefact(Configured, ABC):
 
     def make(self) -> bool:
         """Build the artefact unless it exists; return whether it was built now."""
+        if not self.folder.is_dir() and self.is_uploaded():
+            return False
         for need in self.needs():
             need.path()
         if self.folder.is_dir():
             self.path()
             return False
-        self.root().mkdir(parents=True, exist_ok=True)
+        self.root().local.mkdir(parents=True, exist_ok=True)
         with locked(lock_of(self.folder), f"building {self.folder}"):
             if not self.folder.is_dir():
                 partial = partial_of(self.folder)
                 partial.mkdir(exist_ok=True)
+                if self.place.is_remote and not any(partial.iterdir()):
+                    self.place.download(into=partial)  # what another machine began
                 started = time.perf_counter()
                 try:
-                    self.build(partial)
+                    with self.place.mirrored(partial):
+                        self.build(partial)
                 finally:
                     remove_empty(partial)
                 write_manifest(partial, self.name, time.perf_counter() - started)
+                if self.place.is_remote:
+                    self.upload(partial)
                 partial.replace(self.folder)
         return True
+
+    def is_uploaded(self) -> bool:
+        """Return whether the finished artefact lies at the URL of its place."""
+        return self.place.is_remote and MANIFEST in self.place.files()
+
+    def upload(self, folder: Path) -> None:
+        """Copy the finished artefact to its URL, the manifest last, and remove there what it no longer consists of."""
+        names = [name for name in complete_files(folder) if name != MANIFEST]
+        self.place.upload(names, folder)
+        self.place.remove(self.place.files().keys() - names)
+        self.place.upload([MANIFEST], folder)
+
+    def download(self) -> None:
+        """Copy the finished artefact from its URL."""
+        self.root().local.mkdir(parents=True, exist_ok=True)
+        with locked(lock_of(self.folder), f"copying {self.folder}"):
+            if not self.folder.is_dir():
+                copy = partial_of(self.folder.with_name(f"{self.name}.copy"))
+                self.place.download(into=copy)
+                copy.replace(self.folder)
+                shutil.rmtree(partial_of(self.folder), ignore_errors=True)
 
 
 def remove_empty(folder: Path) -> None:

@@ -11,6 +11,7 @@ from trime.engines.base import Advance, Job, MakePart
 from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.pipeline.parts import Parts
+from trime.pipeline.pretrained import ensure_model_folder
 from trime.pipeline.processes import device_of
 
 
@@ -21,6 +22,7 @@ def open_job(plan_of: Callable[[DictConfig], Any], job: Job) -> MakePart:
     """
     config = OmegaConf.create(job.settings)
     assert isinstance(config, DictConfig)
+    ensure_model_folder(config)  # another machine has none
     if device_of(config).type == "cpu":
         prepare_cpu()
     artefacts = [artefact for artefact in plan_of(config).made_by(job.stage) if artefact.name == job.name]

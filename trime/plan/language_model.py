@@ -23,6 +23,7 @@ from trime.pipeline.pretrained import is_pretrained, vocabulary_source
 from trime.pipeline.processes import launch_workers
 from trime.pipeline.rows import MixtureSpecs, memories_of, rows_of
 from trime.pipeline.tracking import build_loggers
+from trime.places import Place, local_copy
 from trime.plan.jobs import open_job
 from trime.stages.analysis.per_token import PerToken
 from trime.stages.analysis.run_analysis import RunAnalysis
@@ -99,9 +100,7 @@ class Plan:
     def model(self) -> Artefact:
         """The model that is evaluated: given by ``checkpoint=``, imported, or trained here."""
         if self.config.checkpoint:
-            return (
-                ExternalModel(self.config) if Path(self.config.checkpoint).expanduser().is_dir() else self.importer(self.config)
-            )
+            return ExternalModel(self.config) if local_copy(self.config.checkpoint).is_dir() else self.importer(self.config)
         return self.fit
 
     @cached_property
@@ -134,7 +133,8 @@ class Plan:
         engine: Engine = Local() if parts.sequential else instantiate(self.config.engine)
         precision = {"trainer": {"precision": resolved_precision(self.config)}}  # whatever devices the others have
         settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
-        job = Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder)
+        place = artefact.place if artefact.place.is_remote else None
+        job = Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder, place)
         bar.update(parts.done())
         engine.run(job, parts.make, parts.missing(), bar.update)
 
@@ -257,7 +257,7 @@ class Plan:
 
     def results_folder(self, results: Artefact) -> Path:
         """Return the folder of results, named by experiment, seed and what determines them."""
-        runs = Path(self.config.paths.outputs) / "runs" / self.config.name
+        runs = Place(self.config.paths.outputs).local / "runs" / self.config.name
         return runs / f"seed{self.config.seed}-{results.fingerprint[:8]}"
 
     def made_by(self, stage: str) -> list[Artefact]:

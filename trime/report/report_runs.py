@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from trime.errors import UserError
 from trime.io import write_atomically
+from trime.places import Place
 from trime.report.answers import answers_table
 from trime.report.figures.base import configured_figures
 from trime.report.figures.canvas import save_panels
@@ -35,7 +36,7 @@ def report_several(config: DictConfig, runs: list[dict[str, Any]], command: str 
 
     ``command`` is the command line that asked for the report.
     """
-    folder = report_folder(Path(config.paths.outputs) / "reports", config.report.name, runs)
+    folder = report_folder(Place(config.paths.outputs).local / "reports", config.report.name, runs)
     with writing_report(folder):
         if answering := [run for run in runs if "questions" in run]:
             report_answering(answering, folder, command)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import glob
 import json
-import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from trime.errors import UserError
 from trime.io import checksum_of, compact_json, write_atomically
+from trime.places import Place
 from trime.report.command_lines import without_paths
 
 CHECKSUM = "checksum"  # the key of results.json that holds it
@@ -46,10 +47,19 @@ def read_runs(files: Iterable[Path]) -> list[dict[str, Any]]:
 def find_runs(patterns: list[str]) -> list[dict[str, Any]]:
     """Return the results of all runs that some patterns match, each once."""
     paths: set[Path] = set()
-    for pattern in patterns:
-        files = map(results_file, map(Path, glob.glob(os.path.expanduser(pattern), recursive=True)))
+    for pattern in map(Place, patterns):
+        if pattern.is_remote:
+            download_results(pattern)
+        files = map(results_file, map(Path, glob.glob(str(pattern.local), recursive=True)))
         paths |= {file for file in files if file}
     return read_runs(paths)
+
+
+def download_results(pattern: Place) -> None:
+    """Copy every results.json to this machine that lies below the URL before the pattern's first wildcard."""
+    whole = re.split(r"/[^/]*[*?\[]", pattern.address, maxsplit=1)[0]
+    place = Place(whole.removesuffix("/results.json"))
+    place.download([name for name in place.files() if name.rpartition("/")[2] == "results.json"])
 
 
 def results_file(path: Path) -> Path | None:

@@ -23,6 +23,7 @@ from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
 from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of
 from trime.pipeline.training import added_callbacks
+from trime.places import Place
 from trime.stages.datastore import check_index_factory
 from trime.stages.mixture import given_mixture
 
@@ -35,6 +36,9 @@ def check(config: DictConfig) -> None:
     if config.task == "translation" and not config.model.head._target_.endswith(".Softmax"):  # others refer to what it lacks
         raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
     check_settings(plain(config))
+    for place in {Place(config.paths.data), Place(config.paths.outputs)}:
+        if place.is_remote:
+            place.check()
     check_formats(config)
     pretrained = is_pretrained(config)
     reads = {"train_small", "answer"} & {*config.stages}

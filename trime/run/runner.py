@@ -34,6 +34,7 @@ from trime.run.log_results import log_once
 from trime.run.preflight import check
 from trime.run.provenance import command, provenance
 from trime.run.reporting import report_answers, report_replay, report_run
+from trime.run.results_at_url import download_all_results, upload_results
 from trime.run.storage import NEEDS, list_runs, note_needs, prune, show_disk
 
 log = logging.getLogger(__name__)
@@ -74,12 +75,15 @@ def report_sweep(config: DictConfig, folders: list[Path], command: str) -> None:
     if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
         check_keep(config)
         report_several(config, read_runs(folder / "results.json" for folder in folders), command)
+        upload_results(config)
 
 
 def run(config: DictConfig) -> RunOutcome:
     """Run the configured stages, or with ``report.runs`` report finished runs; return the loss and the reported folders."""
     stages, outcome = requested_stages(config), RunOutcome()
     stages_of_run = [stage for stage in stages if stage not in HOUSEKEEPING]
+    if {*HOUSEKEEPING} & {*stages}:
+        download_all_results(config)
     if config.report.runs:
         report_finished_runs(config, stages)
     elif stages_of_run or not stages:
@@ -91,6 +95,7 @@ def run(config: DictConfig) -> RunOutcome:
     for stage in stages:
         if stage in HOUSEKEEPING:
             HOUSEKEEPING[stage](config)
+    upload_results(config)
     return outcome
 
 
@@ -222,4 +227,5 @@ def make_artefacts(plan: Plan, stage: str) -> None:
     """Make what a stage is to make, unless it exists already; log which of the two it was."""
     for artefact in plan.made_by(stage):
         made = artefact.make()
-        log.info(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}")
+        where = artefact.place.address if artefact.place.is_remote else os.path.relpath(artefact.folder)
+        log.info(f"{stage}: {'made' if made else 'found'} {where}")

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from trime.config.check import check_sections
 from trime.errors import UserError
 from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of, write_atomically
+from trime.places import Place
 from trime.report.answers import counted
 from trime.report.groups import is_fitted
 from trime.report.results import read_run
@@ -115,7 +116,7 @@ def show_disk(config: DictConfig) -> None:
     for kind in sorted(kinds, key=sizes.__getitem__, reverse=True):
         used = sum(any(folder.name in names for names in needed) for folder in kinds[kind])
         lines.append([kind, str(len(kinds[kind])), str(used), megabytes(sizes[kind])])
-    outputs = Path(config.paths.outputs)
+    outputs = Place(config.paths.outputs).local
     lines += [[name, "", "", megabytes(size_of(outputs / name))] for name in ("runs", "reports", "sweeps")]
     print(f"\n{markdown(['what', 'folders', 'needed by a run', 'MB'], lines)}")
     print("stages=[prune] tells which artefacts no run needs; storage.delete=true deletes them.")
@@ -172,13 +173,13 @@ def noted_needs(folder: Path) -> list[str]:
 
 def runs_folder(config: DictConfig) -> Path:
     """Return the folder in which every run has its own, by name and seed."""
-    return Path(config.paths.outputs) / "runs"
+    return Place(config.paths.outputs).local / "runs"
 
 
 def artefact_folders(config: DictConfig, data: bool = True) -> list[Path]:
     """Return the folders of artefacts, finished or not; with ``data`` also those of the text alone, in ``paths.data``."""
-    of_text = [Path(config.paths.data) / name for name in ("prepared", "packed") if data]
-    places = (*of_text, Path(config.paths.outputs) / "artefacts")
+    of_text = [Place(config.paths.data).local / name for name in ("prepared", "packed") if data]
+    places = (*of_text, Place(config.paths.outputs).local / "artefacts")
     return [path for place in places for path in sorted(place.glob("[!.]*")) if path.is_dir()]
 
 

@@ -29,6 +29,7 @@ from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.rows import memories_of
+from trime.places import local_copy
 from trime.progress import Progress
 from trime.types import Float, Tensor
 
@@ -126,7 +127,8 @@ class BuildIndex(Artefact):
         if index.engine == "local":
             return open_search(parts, nprobe, index.device)
         divided = split_cells(self.path(), index.parts, index.metric) if divides_by_cells(factory) else parts
-        return open_ray_search(divided, nprobe, index.device, index.address, index.cores, index.replicas)
+        root = self.root() if self.place.is_remote else None
+        return open_ray_search(divided, nprobe, index.device, index.address, index.cores, index.replicas, root)
 
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
         """Return the memory of the K nearest entries for the queries of an encoded split, whose description is ``queries``.
@@ -195,7 +197,7 @@ class ExternalStore(Artefact):
     @property
     def folder(self) -> Path:
         """The folder that ``datastore.path=`` names."""
-        return Path(self.config.datastore.path).expanduser()
+        return local_copy(self.config.datastore.path)
 
     def settings(self) -> Any:
         remedy = "name an encode-… folder of a run in datastore.path="

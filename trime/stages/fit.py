@@ -33,6 +33,7 @@ from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import device_count, is_worker, world_size
 from trime.pipeline.settings import plain_settings
 from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
+from trime.places import local_copy
 from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
 from trime.stages.training_task import TrainingTask
@@ -210,7 +211,7 @@ class ExternalModel(Artefact):
     @property
     def folder(self) -> Path:
         """The folder that ``checkpoint=`` names."""
-        return Path(self.config.checkpoint).expanduser()
+        return local_copy(self.config.checkpoint)
 
     def settings(self) -> Any:
         return content_hash(self.path() / "model.safetensors")

@@ -18,6 +18,7 @@ from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import write_description
+from trime.places import local_copy
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class ImportedModel(Artefact):
     @property
     def file(self) -> Path:
         """The checkpoint; UserError if it does not exist."""
-        file = Path(self.config.checkpoint).expanduser()
+        file = local_copy(self.config.checkpoint)
         if not file.is_file():
             raise UserError(f"checkpoint={file} does not exist: name a fit-… or import-… folder, or a released checkpoint")
         return file
@@ -68,7 +69,7 @@ class Import(ImportedModel):
         """The checkpoint's dictionary; UserError if none is named."""
         if not isinstance(self.config.dictionary, str):
             raise UserError(f"checkpoint={self.file} is a file: name its fairseq dictionary too, dictionary=dict.txt")
-        return Path(self.config.dictionary).expanduser()
+        return local_copy(self.config.dictionary)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

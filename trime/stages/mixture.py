@@ -26,6 +26,7 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.parts import RunParts
 from trime.pipeline.rows import MixtureSpecs
+from trime.places import local_copy
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import Tune, TunedRows
@@ -94,7 +95,7 @@ def given_mixture(config: DictConfig) -> Path | None:
     """Return the ``mixture.json`` of the mixture that ``mixture.path=`` names, if any; UserError if there is none."""
     if not config.mixture.get("path"):
         return None
-    file, remedy = Path(config.mixture.path).expanduser() / "mixture.json", "name a mixture-… folder of a run, or fit it anew"
+    file, remedy = local_copy(config.mixture.path) / "mixture.json", "name a mixture-… folder of a run, or fit it anew"
     if not (file.is_file() and file.with_name("mixture.safetensors").is_file()):
         raise UserError(f"mixture.path={config.mixture.path} is not a mixture: {remedy}")
     check_manifest(file.parent, "mixture-.*", remedy, config.artefacts.verify)

@@ -20,6 +20,7 @@ from trime.errors import UserError
 from trime.io import write_array
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
+from trime.places import Place
 from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 
@@ -36,9 +37,9 @@ class Pack(ArtefactInParts):
         super().__init__(config)
         self.corpus, self.segments, self.run_parts = corpus, segments, run_parts
 
-    def root(self) -> Path:
+    def root(self) -> Place:
         """Return ``paths.data/packed``, which experiments share."""
-        return Path(self.config.paths.data) / "packed"
+        return Place(self.config.paths.data) / "packed"
 
     def needs(self) -> list[Artefact]:
         return [self.corpus]

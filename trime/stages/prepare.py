@@ -33,6 +33,7 @@ from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import DATASET_PLACES
 from trime.pipeline.settings import without
+from trime.places import Place
 from trime.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,9 @@ class PreparedText(Artefact):
         super().__init__(config)
         self.dataset_config = dataset_config
 
-    def root(self) -> Path:
+    def root(self) -> Place:
         """Return ``paths.data/prepared``, which experiments share."""
-        return Path(self.config.paths.data) / "prepared"
+        return Place(self.config.paths.data) / "prepared"
 
     @property
     @abstractmethod

@@ -29,7 +29,7 @@ def shut_down_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.parametrize("factory", [None, "Cells16"])
+@pytest.mark.parametrize("factory", [pytest.param(None, marks=pytest.mark.slow), "Cells16"])
 def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a worker is killed; a worker that restarts and does not find its part raises an error."""
     monkeypatch.setattr("trime.memory.retrieval.ray_cluster.QUERIES", 8)  # several batches are pending at once

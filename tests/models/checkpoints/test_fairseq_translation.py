@@ -193,6 +193,7 @@ def parameters_of(released: Released) -> int:
     return network.parameter_count
 
 
+@pytest.mark.slow
 def test_an_imported_folder_is_a_checkpoint(released: Released, tiny: Tiny, tmp_path: Path) -> None:
     """It has both dictionaries; a trained model's folder has those of its text."""
     places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]

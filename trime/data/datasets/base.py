@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
+from trime.places import local_copy
 
 SPLITS = ("train", "valid", "test")
 
@@ -90,7 +91,7 @@ def existing_folder(path: str | None, name: str) -> Path:
         raise UserError(
             f"{name} needs a folder: add dataset.path=DIR (or evaluate.dataset.path or datastore.dataset.path for other text)"
         )
-    folder = Path(path).expanduser()
+    folder = local_copy(path)
     if not folder.is_dir():
         raise UserError(f"{name}: there is no folder {folder}: set dataset.path to one that exists")
     return folder

@@ -13,6 +13,7 @@ from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder,
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
+from trime.places import local_copy
 
 ALIASES = {"train": ("train",), "valid": ("valid", "dev", "validation"), "test": ("test",)}  # names of a split's folder
 
@@ -36,7 +37,7 @@ class Folder(Dataset):
         suffix: str = ".txt",
         tokens: dict[str, int | str] | None = None,
     ):
-        file = Path(path or "").expanduser()
+        file = local_copy(path or "")
         self.is_file = file.is_file()
         self.location = file if self.is_file else existing_folder(path, f"dataset {name or 'folder'}")
         self.name, self.own = name or printable(self.location.resolve().stem), name is None

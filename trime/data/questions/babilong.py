@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
 
 from trime.data.questions.babi import Story, cast_of, stories, swap_names, task_file
 from trime.data.questions.base import Example
 from trime.data.questions.scatter import context_words, open_background, scatter_facts, sentences_of_novel
 from trime.errors import UserError
+from trime.places import local_copy
 
 
 class Babilong:
@@ -38,10 +38,10 @@ class Babilong:
         swap: bool = False,
         once: bool = False,
     ):
-        if babi is None or not Path(babi).expanduser().is_dir():
+        if babi is None or not local_copy(babi).is_dir():
             raise UserError(f"questions.babi={babi}: name a folder of bAbI's files")
         self.background = open_background(background)
-        self.babi, self.tasks, self.words, self.min_words = Path(babi).expanduser(), tasks, words, min_words
+        self.babi, self.tasks, self.words, self.min_words = local_copy(babi), tasks, words, min_words
         self.count, self.seed, self.swap = count, seed, swap
         self.once = once
         if not tasks or words < 0:

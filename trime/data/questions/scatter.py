@@ -11,6 +11,7 @@ from pathlib import Path
 from trime.data.datasets.folder import Folder
 from trime.data.tokenizers import Whitespace
 from trime.errors import UserError
+from trime.places import local_copy
 
 END = re.compile(r"(?<=[.!?])[\"'”’]*\s+")
 
@@ -22,7 +23,7 @@ def context_words(words: int, min_words: int | None, rng: random.Random) -> int:
 
 def open_background(folder: str | None) -> Folder:
     """Open ``questions.background``; UserError if it is not a folder."""
-    if folder is None or not Path(folder).expanduser().is_dir():
+    if folder is None or not local_copy(folder).is_dir():
         raise UserError(f"questions.background={folder}: name a folder of novels or other text")
     return Folder(folder, Whitespace(), "questions.background")
 

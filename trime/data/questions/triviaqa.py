@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from trime.data.questions.base import Example
 from trime.errors import UserError
+from trime.places import local_copy
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class TriviaQA:
     splits: ClassVar[tuple[str, ...]] = tuple(FILES)
 
     def __init__(self, path: str | None = None, count: int | None = 1000, seed: int = 0):
-        self.path, self.count, self.seed = Path(path).expanduser() if path else None, count, seed
+        self.path, self.count, self.seed = local_copy(path) if path else None, count, seed
         self.missing_evidence = 0  # number of missing files, of the questions yielded last
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:

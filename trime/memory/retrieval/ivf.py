@@ -23,6 +23,7 @@ from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor
 
+CELLS, KEYS = "cells.safetensors", "key.npy"  # files of an index: where each cell begins, and the keys
 SCORES = 2**24  # in memory at a time, approximately: 64 MiB
 SIMILARITIES = 2**25  # of keys and centroids in memory at a time: 128 MiB
 SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means
@@ -32,7 +33,7 @@ SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means
 def opened_cells(folder: Path) -> Iterator[Any]:
     """Open the description of an index; UserError if it, or what is read meanwhile, is damaged."""
     try:
-        with safe_open(folder / "cells.safetensors", "pt") as parts:
+        with safe_open(folder / CELLS, "pt") as parts:
             yield parts
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{folder} is truncated or not an index ({error}): delete it and run stage datastore") from None
@@ -69,7 +70,7 @@ class IVFSearch:
         self.first, last = (int(self.start[cell]) for cell in self.part)  # slots of this part
         with opened_cells(folder) as parts:
             self.number = parts.get_slice("number")[self.first : last]
-            self.key = torch.from_numpy(np.load(folder / "key.npy", mmap_mode="c"))
+            self.key = torch.from_numpy(np.load(folder / KEYS, mmap_mode="c"))
         self.topk, self.flat = StreamingTopK(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
@@ -147,10 +148,10 @@ def fill_ivf(blocks: Blocks, metric: str, trained: Path, folder: Path, bar: Any)
         bar.update(len(keys))
     cell = np.concatenate(assigned)
     number = np.argsort(cell, kind="stable")
-    sort_keys(blocks, number, centroid.shape[1], folder / "key.npy")
+    sort_keys(blocks, number, centroid.shape[1], folder / KEYS)
     start = np.concatenate([[0], np.bincount(cell, minlength=len(centroid)).cumsum()])
     parts = {"centroid": torch.from_numpy(centroid), "start": torch.from_numpy(start), "number": torch.from_numpy(number)}
-    write_tensors(folder / "cells.safetensors", parts)
+    write_tensors(folder / CELLS, parts)
     for file in folder.glob("cell-*.npy"):
         file.unlink()
 

@@ -1,6 +1,7 @@
 """Search of the external memory in parts, on the workers of a Ray cluster or of Ray on this machine.
 
-Every worker must be able to read the datastore and its index under the same path: several machines need a shared disk. Ray
+Every worker must be able to read the datastore and its index under the same path, on a disk that machines share, or at a URL,
+from which it copies what it searches. Ray
 restarts a worker that dies, which opens its part again and repeats the search; if that fails, so does the search.
 """
 
@@ -10,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import chain, cycle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from trime.memory.retrieval.faiss_index import use_threads
 from trime.memory.retrieval.ivf import Cells, IVFSearch
 from trime.memory.retrieval.search import Search, combined_kind, merge_results
 from trime.memory.retrieval.sharded import CellsPart, IndexPart
+from trime.places import Place
 from trime.types import Float, Int, Tensor
 
 RESTARTS = 3  # of a worker, before the search fails
@@ -41,18 +44,23 @@ class Request(NamedTuple):
 class RayWorker:
     """A Ray actor that searches one part, on ``cores`` cores or on its own device."""
 
-    def __init__(self, part: Part, nprobe: int, device: str, cores: int):
-        self.part, self.nprobe, self.device = part, nprobe, device
+    def __init__(self, part: Part, nprobe: int, device: str, cores: int, root: Place | None = None):
+        """``root``: the URL below which the part's folders lie; by default they are paths."""
+        self.part, self.nprobe, self.device, self.root = part, nprobe, device, root
         prepare_cpu()
         use_threads(cores)
 
     @cached_property
     def search(self) -> Search:
         """Open the part at the first call, so that an error is raised in the result of that call."""
-        for folder in self.part.folders:
+        part = self.part.fetched(self.root) if self.root else self.part
+        for folder in part.folders:
             if not folder.is_dir():
-                raise UserError(f"{folder} is not on the disk of a worker: all machines must see outputs under one path")
-        return self.part.search(self.nprobe, self.device)
+                raise UserError(
+                    f"{folder} is not on the disk of a worker: all machines must see outputs under one path, or paths.outputs "
+                    "be a URL"
+                )
+        return part.search(self.nprobe, self.device)
 
     def kind(self) -> str:
         """Return ``exact`` or ``approximate``."""
@@ -81,13 +89,23 @@ class RaySearch:
     a cluster at ``address``, with too few resources, or when a worker is lost for good.
     """
 
-    def __init__(self, parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int, replicas: int = 1):
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        nprobe: int,
+        device: str,
+        address: str | None,
+        cores: int,
+        replicas: int = 1,
+        root: Place | None = None,
+    ):
         self.ray = connect(address, "index.address")
         resources = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # local workers share cores
         remedy = "lower index.parts, index.replicas or index.cores, or add machines"
         check_resources(self.ray, len(parts) * replicas, resources, remedy)
         actor = self.ray.remote(RayWorker).options(**resources, max_restarts=RESTARTS, max_task_retries=RESTARTS)
-        whole = [[actor.remote(part.absolute(), nprobe, device, cores) for part in parts] for _ in range(replicas)]
+        sent = [part.with_folders(partial(path_for_workers, root)) for part in parts]
+        whole = [[actor.remote(part, nprobe, device, cores, root) for part in sent] for _ in range(replicas)]
         self.workers, self.turns = [*chain(*whole)], cycle(whole)
         self.firsts = [part.first if isinstance(part, IndexPart) else 0 for part in parts]
         by_cells = isinstance(parts[0], CellsPart)
@@ -148,16 +166,21 @@ class RaySearch:
         open_searches.clear()
 
 
+def path_for_workers(root: Place | None, folder: Path) -> Path:
+    """Return a folder as workers find it: below ``root``, or by its absolute path."""
+    return folder.relative_to(root.local) if root else folder.absolute()
+
+
 open_searches: dict[tuple[Any, ...], RaySearch] = {}  # the one opened last, if it is still open
 
 
 def open_ray_search(
-    parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int, replicas: int
+    parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int, replicas: int, root: Place | None
 ) -> RaySearch:
     """Return the search of an index; if it is the one opened last, its workers are used again, else those are stopped."""
-    key = (*parts, nprobe, device, address, cores, replicas)
+    key = (*parts, nprobe, device, address, cores, replicas, root)
     if key not in open_searches:
         for other in [*open_searches.values()]:
             other.close()
-        open_searches[key] = RaySearch(parts, nprobe, device, address, cores, replicas)
+        open_searches[key] = RaySearch(parts, nprobe, device, address, cores, replicas, root)
     return open_searches[key]

@@ -13,6 +13,7 @@ from trime.models.checkpoints.fairseq import FairseqCheckpoint
 from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
 from trime.models.network import Network, save_network
 from trime.pipeline.model_io import write_description
+from trime.places import local_copy
 from trime.stages.import_checkpoint import ImportedModel, check_size
 
 SOURCE, TARGET = "source.vocabulary.json", "vocabulary.json"
@@ -49,7 +50,7 @@ class ImportTranslation(ImportedModel):
                 f"checkpoint={self.file} is a file: name its fairseq dictionaries too, 'dictionary=[dict.de.txt,dict.en.txt]', "
                 "the source language's first"
             )
-        return [Path(file).expanduser() for file in names]
+        return [local_copy(file) for file in names]
 
     @cached_property
     def dictionaries(self) -> Dictionaries:
