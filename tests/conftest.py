@@ -8,14 +8,13 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -30,45 +29,6 @@ NO_PICTURES = [f"report.figures.{name}=null" for name in ("picture", "memories",
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported first
-
-
-class ComposedOnce:
-    """Stands for the method by which Hydra composes a configuration: a command line needs it twice, a sweep for every job."""
-
-    def __init__(self) -> None:
-        self.compose = ConfigLoaderImpl.load_configuration
-        self.known: dict[Any, bytes] = {}
-
-    def __get__(self, loader: ConfigLoaderImpl, owner: object = None) -> Callable[..., DictConfig]:
-        """Return the method of a loader."""
-        return partial(self.composed, loader)
-
-    def composed(self, loader: ConfigLoaderImpl, *given: Any, validate_sweep_overrides: bool = True, **more: Any) -> DictConfig:
-        """Return what Hydra composes from these arguments, files and working directory.
-
-        Where Hydra does not ask for a check of sweeps, it will soon.
-        """
-        files = tuple((source.provider, source.path, changed_below(source.path)) for source in loader.get_sources())
-        key = (repr(given), repr(more), files, os.getcwd())
-        if key not in self.known:
-            try:
-                self.known[key] = pickle.dumps(self.compose(loader, *given, **more))
-            except HydraException:
-                if validate_sweep_overrides:
-                    raise
-                return self.compose(loader, *given, validate_sweep_overrides=False, **more)
-        config: DictConfig = pickle.loads(self.known[key])
-        return config
-
-
-def changed_below(folder: str) -> float:
-    """Return when a folder of configuration files other than the project's own was changed last; 0 for that one."""
-    if not folder or not Path(folder).is_dir() or Path(folder).is_relative_to(CONF):
-        return 0.0
-    return max(path.stat().st_mtime for path in (Path(folder), *Path(folder).rglob("*")))
-
-
-ConfigLoaderImpl.load_configuration = ComposedOnce()
 
 
 @cache
