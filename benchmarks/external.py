@@ -89,7 +89,7 @@ class Contestant:
         self.config, plan = config, Plan(config)
         self.encoded, self.device = plan.valid, device_of(config)
         rows = rows_of(config)
-        self.index = BuildIndex(config, plan.store) if uses_external(config) else None
+        self.index = BuildIndex(config, plan.store, plan.run_parts) if uses_external(config) else None
         if self.index:
             self.index.make()
         self.scorer = build_scorer(

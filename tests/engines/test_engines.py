@@ -125,15 +125,21 @@ def test_artefacts_are_the_same_by_several_processes(
     text = "dataset=folder", f"dataset.path={text_folder}", f"paths.data={tmp_path}/data"
     for engine, stages in (
         ("local", "prepare,pack,fit,encode,datastore,tune,evaluate"),
-        (name, "pack,encode,tune,evaluate"),
+        (name, "pack,encode,datastore,tune,evaluate"),
     ):
         config = tiny(
-            *("experiment=trime_ext", "batching.k=2", "evaluate.subsets=none", f"paths.outputs={tmp_path}/outputs"),
+            *(
+                "experiment=trime_ext",
+                "batching.k=2",
+                "evaluate.subsets=none",
+                "index.factory=Cells16",
+                f"paths.outputs={tmp_path}/outputs",
+            ),
             *(*text, f"engine={engine}", f"stages=[{stages}]"),
         )
         run(config)
         plan = Plan(config)
-        made = [plan.pack, plan.valid, plan.store, *plan.tune.build_order(), plan.test, plan.evaluate]
+        made = [plan.pack, plan.valid, plan.store, plan.index, *plan.tune.build_order(), plan.test, plan.evaluate]
         contents.append({file.relative_to(tmp_path): content(file) for artefact in made for file in artefact.path().iterdir()})
         for artefact in made:
             shutil.rmtree(artefact.folder)
@@ -152,7 +158,7 @@ def without_measured(content: Any) -> Any:
     """Return JSON without times and memory."""
     if isinstance(content, list):
         return [*map(without_measured, content)]
-    measured = {"seconds", "tokens_per_second", "peak_memory_mb"}
+    measured = {"seconds", "build_seconds", "tokens_per_second", "peak_memory_mb"}
     return (
         {name: without_measured(content[name]) for name in content.keys() - measured} if isinstance(content, dict) else content
     )

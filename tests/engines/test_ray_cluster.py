@@ -16,13 +16,15 @@ import pytest
 from omegaconf import DictConfig
 
 from tests.conftest import ROOT
-from tests.helpers.parts import open_part_files
+from tests.helpers.parts import cut_small, open_part_files, open_small_parts
 from trime.engines.base import Job
 from trime.engines.ray_cluster import Origin, RayCluster, check_resources, connect, make_part_on_node
 from trime.errors import UserError
 from trime.places import COPIES
+from trime.plan import language_model
 from trime.plan.language_model import Plan
 from trime.run.runner import run
+from trime.stages import encode, pack, scoring
 
 ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
 PARTS = [2, 3, 5, 8]
@@ -138,8 +140,8 @@ CELLS = ("index=cells", "index.factory=Cells16", "index.nprobe=4", "mixture=none
 @pytest.mark.parametrize(
     ("words", "copied"),
     [
-        (("engine=ray", "engine.address='ADDRESS'"), ("evaluate-*.partial/part-*.safetensors",)),
-        ((*CELLS, "index.parts=2", "index.engine=ray", "index.address='ADDRESS'"), (".copies/datastore-*/cells-*/key.npy",)),
+        (("engine=ray", "engine.address='ADDRESS'"), ("evaluate-*.partial/part-*",)),
+        (("index.parts=2", "index.engine=ray", "index.address='ADDRESS'"), (".copies/datastore-*/cells-*/key.npy",)),
     ],
 )
 def test_nodes_that_share_no_folder_give_the_figures_of_one_process(
@@ -152,8 +154,12 @@ def test_nodes_that_share_no_folder_give_the_figures_of_one_process(
     """Text, model, parts and cells go over a URL; each node has copies of its own, and of the index those of its cells."""
     from ray.cluster_utils import Cluster
 
-    common = "experiment=trime_ext", "threads=1", "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]"
-    alone = tiny(*common, f"paths.outputs={tmp_path}/alone", *(CELLS if "index=cells" in words else ()))
+    for module, setting in ((encode, "SHARD"), (pack, "QUERIES"), (scoring, "PART")):
+        monkeypatch.setattr(module, setting, getattr(module, setting))  # restored after the test
+    cut_small()
+    monkeypatch.setattr(language_model, "open_job", open_small_parts)
+    common = "experiment=trime_ext", "threads=1", "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]", *CELLS
+    alone = tiny(*common, f"paths.outputs={tmp_path}/alone")
     run(alone)
     ray.shutdown()
     driver, *nodes = (tmp_path / name for name in ("driver", "first", "second"))

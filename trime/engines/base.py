@@ -26,6 +26,7 @@ class Job(NamedTuple):
     name: str  # of the artefact
     folder: Path
     place: Place | None = None  # where the artefact will lie, if that is a URL: workers need not see ``folder``
+    reads: tuple[str, ...] = ()  # files in the folder that each part needs
 
 
 class Engine(ABC):

@@ -35,6 +35,8 @@ class RayCluster(Engine):
         check_resources(ray, 1, resources, "lower engine.cores or engine.devices, or add machines")
         variables = dict.fromkeys(THREADS, str(self.cores)) | ({} if self.devices else {"CUDA_VISIBLE_DEVICES": ""})
         options = resources | {"max_retries": LOST, "runtime_env": {"env_vars": variables}}
+        if job.place:
+            job.place.upload(job.reads, job.folder)
         remote = ray.remote(make_part_on_node).options(**options)
         pending = {remote.remote(self.origin(), job, number): number for number in numbers}
         try:
@@ -81,6 +83,7 @@ def make_part_on_node(origin: Origin, job: Job, number: int) -> int:
     if job.place:
         copy = partial_of(job.place.local)
         copy.mkdir(parents=True, exist_ok=True)
+        job.place.download(job.reads, copy)
         amount = make_part(job._replace(folder=copy), number)
         job.place.upload(complete_files(copy), copy)
         return amount

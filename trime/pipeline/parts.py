@@ -24,6 +24,7 @@ class Parts(ABC):
     folder: Path
     sizes: list[int]  # how much work each part is, in the unit of progress
     sequential: bool = False  # True: each part needs what the one before it left in this process
+    reads: tuple[str, ...] = ()  # files in the folder that each part needs
 
     @abstractmethod
     def file(self, number: int) -> Path:

@@ -134,7 +134,7 @@ class Plan:
         precision = {"trainer": {"precision": resolved_precision(self.config)}}  # whatever devices the others have
         settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
         place = artefact.place if artefact.place.is_remote else None
-        job = Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder, place)
+        job = Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder, place, parts.reads)
         bar.update(parts.done())
         engine.run(job, parts.make, parts.missing(), bar.update)
 
@@ -173,7 +173,7 @@ class Plan:
     @cached_property
     def index(self) -> BuildIndex | None:
         """The index of the datastore, if a row uses external memory."""
-        return BuildIndex(self.config, self.store, self.max_neighbours) if uses_external(self.config) else None
+        return BuildIndex(self.config, self.store, self.run_parts, self.max_neighbours) if uses_external(self.config) else None
 
     @cached_property
     def tune(self) -> TunedRows:

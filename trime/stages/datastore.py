@@ -12,22 +12,27 @@ import torch
 from omegaconf import DictConfig
 
 from trime.data.corpus import content_hash
+from trime.engines.base import Advance
 from trime.errors import UserError
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.factories import AUTO, cell_count, choose_factory, complete_factory
+from trime.memory.retrieval.ivf import CELLS, CENTROIDS, assign_cells, cells_file
 from trime.memory.retrieval.ray_cluster import open_ray_search
 from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
 from trime.memory.retrieval.sharded import (
     IndexPart,
+    assigned_shards,
     build_parts,
     check_factory,
     divides_by_cells,
     split_cells,
     split_into_parts,
+    train_shared,
 )
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.rows import memories_of
 from trime.places import local_copy
 from trime.progress import Progress
@@ -40,17 +45,33 @@ MANY_ENTRIES = 2**30  # to try an index before there are any
 GAIN = 0.01  # the gain of recall for which it visits twice as many cells
 
 
-class BuildIndex(Artefact):
+class AssignedCells(Parts):
+    """The cells of the keys of a store, a shard at a time, for an index whose centroids have been trained in ``folder``."""
+
+    def __init__(self, store: Path, metric: str, folder: Path):
+        self.folder, self.metric, self.shards = folder, metric, assigned_shards(store)
+        self.sizes, self.reads = [len(keys) for keys in self.shards], (CENTROIDS,)
+        self.sequential = len(self.sizes) == 1  # with all threads of this process
+
+    def file(self, number: int) -> Path:
+        return cells_file(self.folder, number)
+
+    def make(self, number: int, advance: Advance) -> None:
+        assign_cells(self.shards[number].blocks, self.metric, self.folder / CENTROIDS, self.file(number))
+        advance(self.sizes[number])
+
+
+class BuildIndex(ArtefactInParts):
     """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force."""
 
     kind, depends_on = "datastore", ("index.factory", "index.metric")
     unhashed = ("index",)
     summary_file = "datastore.json"
 
-    def __init__(self, config: DictConfig, store: Artefact, largest_k: int | None = None):
+    def __init__(self, config: DictConfig, store: Artefact, run_parts: RunParts, largest_k: int | None = None):
         """``largest_k``: the largest K of any search, for which index=auto chooses how much to visit; by default index.k."""
         super().__init__(config)
-        self.store, self.largest_k = store, largest_k or int(self.config.index.k)
+        self.store, self.run_parts, self.largest_k = store, run_parts, largest_k or int(self.config.index.k)
 
     def needs(self) -> list[Artefact]:
         return [self.store]
@@ -61,14 +82,22 @@ class BuildIndex(Artefact):
         parts = 1 if str(index.factory).startswith("Cells") else index.parts  # index=auto decides only when it is built
         return super().settings() | chosen | ({"divided": parts} if parts > 1 else {})
 
+    def open_parts(self, folder: Path) -> AssignedCells:
+        """Return what an engine does of an index of cells: training and sorting need all keys."""
+        return AssignedCells(self.store.path(), self.config.index.metric, folder)
+
     def build(self, folder: Path) -> None:
         meter, store, index = ResourceUsage(), self.store.path(), self.config.index
         entries, width = len(Keys(Shards(store))), self.store_summary()["width"]
         factory = check_index(index, entries, width)
         parts = split_into_parts(store, built_parts(index, factory), folder, factory, index.metric)
         if factory:
+            by_cells = divides_by_cells(factory) and not (folder / CELLS).exists()
             with Progress(total=entries, unit="key", unit_scale=True, desc=f"index {factory}") as bar:
-                build_parts(parts, folder, bar)
+                if by_cells:
+                    train_shared(store, factory, index.metric, folder)
+                    self.run_parts(self, self.open_parts(folder), bar)
+                build_parts(parts, folder, Progress(disable=True) if by_cells else bar)
         size = sum(path.stat().st_size for path in (*folder.rglob("*"), *store.iterdir()) if is_permanent(path))
         content = {
             "entries": entries,

@@ -125,7 +125,7 @@ def test_killed_cells_resume(tmp_path: Path) -> None:
     calls = iter([blocks, broken])
     with pytest.raises(SystemExit):
         build_cells(lambda: next(calls)(), 16, "ip", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"learned.npy", "cell-00000.npy", "cell-00001.npy"}
+    assert {path.name for path in tmp_path.iterdir()} == {"learned.npy", "part-00000.npy", "part-00001.npy"}
     unbroken = tmp_path / "unbroken"
     unbroken.mkdir()
     for folder in (tmp_path, unbroken):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from trime.errors import UserError
 from trime.memory.retrieval.datastore import Keys
 from trime.memory.retrieval.faiss_index import FaissSearch, create_index, fill_faiss, train_faiss
-from trime.memory.retrieval.ivf import IVFSearch, fill_ivf, train_ivf
+from trime.memory.retrieval.ivf import CELLS, CENTROIDS, IVFSearch, fill_ivf, train_ivf
 from trime.memory.retrieval.search import Search, check_training_size
 
 
@@ -45,14 +45,14 @@ class IVFBuilder:
         check_training_size(f"Cells{self.cells}", self.cells, entries)
 
     def train(self, keys: Keys, metric: str, folder: Path) -> Path:
-        file = folder / "learned.npy"
+        file = folder / CENTROIDS
         train_ivf(keys.blocks, len(keys), keys.width, self.cells, metric, file)
         return file
 
     def fill(self, keys: Keys, metric: str, trained: Path, folder: Path, bar: Any) -> None:
-        if (folder / "cells.safetensors").exists():  # written last
+        if (folder / CELLS).exists():  # written last
             bar.update(len(keys))
-            for file in folder.glob("cell-*.npy"):
+            for file in folder.glob("part-*.npy"):
                 file.unlink()
         else:
             fill_ivf(keys.blocks, metric, trained, folder, bar)

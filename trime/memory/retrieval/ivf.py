@@ -24,6 +24,7 @@ from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor
 
 CELLS, KEYS = "cells.safetensors", "key.npy"  # files of an index: where each cell begins, and the keys
+CENTROIDS = "learned.npy"  # in the folder of an index that is being built
 SCORES = 2**24  # in memory at a time, approximately: 64 MiB
 SIMILARITIES = 2**25  # of keys and centroids in memory at a time: 128 MiB
 SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means
@@ -143,8 +144,8 @@ def fill_ivf(blocks: Blocks, metric: str, trained: Path, folder: Path, bar: Any)
     """Assign keys to their nearest centroids and sort them by cell; a killed run resumes at its last block."""
     blocks = normalized_blocks(blocks, metric)
     centroid, assigned = np.load(trained), []
-    for shard, keys in enumerate(blocks()):
-        assigned.append(load_or_make(folder / f"cell-{shard:05d}.npy", partial(nearest_centroid, keys, centroid, metric)))
+    for block, keys in enumerate(blocks()):
+        assigned.append(load_or_make(cells_file(folder, block), partial(nearest_centroid, keys, centroid, metric)))
         bar.update(len(keys))
     cell = np.concatenate(assigned)
     number = np.argsort(cell, kind="stable")
@@ -152,8 +153,19 @@ def fill_ivf(blocks: Blocks, metric: str, trained: Path, folder: Path, bar: Any)
     start = np.concatenate([[0], np.bincount(cell, minlength=len(centroid)).cumsum()])
     parts = {"centroid": torch.from_numpy(centroid), "start": torch.from_numpy(start), "number": torch.from_numpy(number)}
     write_tensors(folder / CELLS, parts)
-    for file in folder.glob("cell-*.npy"):
+    for file in folder.glob("part-*.npy"):
         file.unlink()
+
+
+def assign_cells(blocks: Blocks, metric: str, trained: Path, file: Path) -> None:
+    """Write the cell of each key of a single block."""
+    (keys,) = normalized_blocks(blocks, metric)()
+    write_array(file, nearest_centroid(keys, np.load(trained), metric))
+
+
+def cells_file(folder: Path, number: int) -> Path:
+    """Return the file with the cells of a block of keys, until the keys are sorted by them."""
+    return folder / f"part-{number:05d}.npy"
 
 
 def load_or_make(file: Path, make: Callable[[], np.ndarray]) -> np.ndarray:

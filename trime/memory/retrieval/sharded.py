@@ -165,6 +165,12 @@ def build_parts(parts: list[IndexPart], folder: Path, bar: Any) -> None:
         part.fill(trained, bar)
 
 
+def assigned_shards(store: Path) -> list[Keys]:
+    """Return the keys of each shard of a store, whose cells can be found apart."""
+    shards = Shards(store)
+    return [Keys(shards, first, last) for first, last in pairwise(Keys(shards).starts.tolist())]
+
+
 def divides_by_cells(factory: str | None) -> bool:
     """Return whether the search of an index is divided by the cells of a single one."""
     return factory is not None and isinstance(builder_of(factory), IVFBuilder)
