@@ -53,3 +53,5 @@ def test_another_machine_finds_a_run(
 def test_a_storage_that_refuses_is_told_before_anything_is_made(tiny: Callable[..., DictConfig]) -> None:
     with pytest.raises(UserError, match="file:///dev/null/x: the storage refused or did not answer"):
         run(tiny("experiment=trime", "paths.outputs=file:///dev/null/x"))
+    with pytest.raises(UserError, match="need a shared disk"):
+        run(tiny("experiment=trime", "paths.outputs=memory://x", "trainer.num_nodes=2"))

@@ -12,8 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.corpus import VocabularySource
 from trime.data.segments import training_segments
-from trime.engines.base import Engine, Job
+from trime.engines.base import Engine, Job, MakePart
 from trime.engines.local import Local
+from trime.errors import UserError
+from trime.io import partial_of
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
@@ -130,13 +132,33 @@ class Plan:
 
     def run_parts(self, artefact: ArtefactInParts, parts: Parts, bar: Any) -> None:
         """Make the missing parts of an artefact, by the configured engine unless they must follow one another."""
-        engine: Engine = Local() if parts.sequential else instantiate(self.config.engine)
+        engine: Engine = Local() if parts.sequential else self.engine
+        bar.update(parts.done())
+        engine.run(self.job(artefact, parts), parts.make, parts.missing(), bar.update)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The configured engine; the command replaces it when several machines have trained together."""
+        return instantiate(self.config.engine)
+
+    def job(self, artefact: ArtefactInParts, parts: Parts) -> Job:
+        """Return the description of an artefact's parts with which other processes make them."""
         precision = {"trainer": {"precision": resolved_precision(self.config)}}  # whatever devices the others have
         settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
         place = artefact.place if artefact.place.is_remote else None
-        job = Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder, place, parts.reads)
-        bar.update(parts.done())
-        engine.run(job, parts.make, parts.missing(), bar.update)
+        return Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder, place, parts.reads)
+
+    def job_of(self, stage: str, name: str) -> tuple[Job, MakePart]:
+        """Return the job of an artefact that another machine makes now, and what makes its parts; UserError if it is none."""
+        for artefact in self.made_by(stage):
+            if artefact.name == name and isinstance(artefact, ArtefactInParts):
+                folder = partial_of(artefact.folder)
+                parts = artefact.open_parts(folder)
+                if artefact.place.is_remote:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    artefact.place.download(parts.reads, folder)
+                return self.job(artefact, parts), parts.make
+        raise UserError(f"{stage}: this machine understands the settings differently: run the same command on all machines")
 
     def check_text(self) -> None:
         """Raise UserError, before a model is trained, if a later stage could not work with this text."""

@@ -38,6 +38,8 @@ def check(config: DictConfig) -> None:
     check_settings(plain(config))
     for place in {Place(config.paths.data), Place(config.paths.outputs)}:
         if place.is_remote:
+            if config.trainer.num_nodes > 1:
+                raise UserError(f"{place.address}: machines that train together need a shared disk: name folders of it")
             place.check()
     check_formats(config)
     pretrained = is_pretrained(config)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, ListConfig
 from trime.bundle.export import export
 from trime.config.check import check_sections
 from trime.config.schema import STAGES
+from trime.engines.machines import Machines, assist, open_store
 from trime.errors import UserError
 from trime.inspection.audit import audit
 from trime.inspection.cost_plan import write_cost_plan
@@ -140,12 +141,16 @@ def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
     with finishing_wandb_run(), logging_to_file(log_file(plan, stages)):
         if is_worker(config):
             assist_training(plan, stages)
+            if share_parts(config, stages):
+                parts = assist(open_store(first=False), lambda stage, name: build_plan(config).job_of(stage, name), plan.engine)
+                log.info(f"this machine is done: it made {parts} parts after the training")
             return outcome
         made = [artefact.name for stage in stages if stage != "init_small" for artefact in plan.made_by(stage)]
         if made:
             note_needs(results_folder(plan, stages), made)
-        for stage in stages:
-            outcome = run_stage(plan, stage, outcome)
+        with leading_machines(plan, stages):
+            for stage in stages:
+                outcome = run_stage(plan, stage, outcome)
         if {"report", "answer"} & {*stages}:
             (results_folder(plan, stages) / NEEDS).unlink(missing_ok=True)  # results.json says it from now on
     return outcome
@@ -180,15 +185,34 @@ def logging_to_file(file: Path | None) -> Iterator[None]:
         handler.close()
 
 
+def share_parts(config: DictConfig, stages: list[str]) -> bool:
+    """Return whether the machines that train together also make the parts of later stages; Ray has machines of its own."""
+    later = {*stages} - {*BEFORE_TRAINING, "fit"}
+    return config.trainer.num_nodes > 1 and bool(later) and not config.engine._target_.endswith("RayCluster")
+
+
+@contextmanager
+def leading_machines(plan: Plan, stages: list[str]) -> Iterator[None]:
+    """Let the other machines make parts of the stages after training, if there are any."""
+    if not share_parts(plan.config, stages):
+        yield
+        return
+    store = open_store(first=True)
+    plan.engine = machines = Machines(store, plan.engine)
+    try:
+        yield
+    finally:
+        machines.finish()
+
+
 def assist_training(plan: Plan, stages: list[str]) -> None:
-    """Do a further machine's share: the stages before training, and its part of the training."""
+    """Do a further machine's share of the stages before training, and of the training."""
     for stage in stages:
         if stage in BEFORE_TRAINING:
             make_artefacts(plan, stage)
     if "fit" in stages and not plan.config.checkpoint:
         plan.check_text()
         plan.fit.join_training()
-    log.info("this machine is done: the first machine runs the remaining stages")
 
 
 def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
