@@ -142,6 +142,7 @@ def measure_search(options: argparse.Namespace) -> tuple[list[dict[str, Any]], l
         ray: (f"index.parts={PARTS}", "index.engine=ray"),
     }
     cells = (f"index.factory={CELLS}", f"index.nprobe={PROBE}")
+    run(make_config(options, "stages=[encode]", *cells))
     contestants = {name: Contestant(make_config(options, *cells, *way)) for name, way in ways.items()}
     queries = sample_queries(next(iter(contestants.values())).encoded.path())
     batch = queries.repeat(-(-4096 // len(queries)), 1)[:4096]

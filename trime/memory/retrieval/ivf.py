@@ -79,9 +79,12 @@ class IVFSearch:
         return score.to(query.device), number.to(query.device)
 
     def nearest_in(
-        self, local: Float[Tensor, "n d"], visited: Int[Tensor, "n p"], k: int
+        self, local: Float[Tensor, "n d"], visited: Int[Tensor, "n p"], k: int, ordered: bool = True
     ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Return the nearest keys in the visited cells of this part, for queries as ``Cells.visited`` returns them."""
+        """Return the nearest keys in the visited cells of this part, for queries as ``Cells.visited`` returns them.
+
+        ``ordered``: the nearest first.
+        """
         flat = visited.flatten()
         order = flat.argsort(stable=True)  # pairs of query and cell, sorted by cell
         low, high = torch.searchsorted(flat[order], torch.tensor(self.part)).tolist()
@@ -93,7 +96,7 @@ class IVFSearch:
         batch = (sizes.cumsum(0) - sizes) // SCORES
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
             self.score_pairs(local, cell[pairs], row[pairs])
-        score, slot = self.topk.result()
+        score, slot = self.topk.result(ordered)
         number = torch.where(slot < 0, -1, self.number[(slot - self.first).clamp(min=0)]) if len(self.number) else slot
         if self.metric == "l2":
             score -= local.square().sum(1, keepdim=True)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trime.engines.ray_cluster import check_resources, connect
+from trime.engines.worker import THREADS
 from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.faiss_index import use_threads
@@ -71,15 +72,19 @@ class RayWorker:
         return os.getpid()
 
     def nearest(self, request: Request, k: int) -> tuple[Any, Any]:
-        """Return similarities and numbers as NumPy arrays; of a part by rows, numbers are counted from the part's first."""
+        """Return similarities and numbers as NumPy arrays; of a part by rows, numbers are counted from the part's first.
+
+        They are in no order, since those of all parts are merged.
+        """
         query, search = torch.tensor(request.query), self.search
         if request.visited is None:
             score, number = search.nearest(query.to(self.device), k)
         else:
             assert isinstance(search, IVFSearch)
-            score, number = search.nearest_in(query, torch.tensor(request.visited).long(), k)
-        small = number.int() if request.visited is None else number  # numbers within a part are below 2^31
-        return score.cpu().numpy(), small.cpu().numpy()
+            score, number = search.nearest_in(query, torch.tensor(request.visited).long(), k, ordered=False)
+            if search.start[-1] >= 2**31:
+                return score.numpy(), number.numpy()
+        return score.cpu().numpy(), number.int().cpu().numpy()  # numbers within a part are below 2^31
 
 
 class RaySearch:
@@ -103,7 +108,9 @@ class RaySearch:
         resources = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # local workers share cores
         remedy = "lower index.parts, index.replicas or index.cores, or add machines"
         check_resources(self.ray, len(parts) * replicas, resources, remedy)
-        actor = self.ray.remote(RayWorker).options(**resources, max_restarts=RESTARTS, max_task_retries=RESTARTS)
+        threads = {"env_vars": dict.fromkeys(THREADS, str(cores))}  # more than its cores would wait for one another
+        restarts = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
+        actor = self.ray.remote(RayWorker).options(**resources, **restarts, runtime_env=threads)
         sent = [part.with_folders(partial(path_for_workers, root)) for part in parts]
         whole = [[actor.remote(part, nprobe, device, cores, root) for part in sent] for _ in range(replicas)]
         self.workers, self.turns = [*chain(*whole)], cycle(whole)
@@ -127,7 +134,7 @@ class RaySearch:
         """Wait for the results of all workers and batches, and merge them."""
         scores, numbers = [], []
         for futures in pending:
-            results = [(torch.tensor(score), torch.tensor(number).long()) for score, number in self.results(futures)]
+            results = [(torch.tensor(score), torch.tensor(number)) for score, number in self.results(futures)]
             score, number = merge_results(results, self.firsts, k)
             scores.append(score)
             numbers.append(number)

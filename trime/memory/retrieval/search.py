@@ -121,9 +121,9 @@ def merge_results(
     """Return the K best results of all parts; numbers within part i start at ``firsts[i]`` of the whole."""
     scores = torch.cat([score for score, _ in results], 1)
     parts = zip([number for _, number in results], firsts, strict=True)
-    numbers = torch.cat([torch.where(number < 0, number, number + first) for number, first in parts], 1)
+    numbers = torch.cat([torch.where(number < 0, number, number + first) if first else number for number, first in parts], 1)
     best, chosen = scores.topk(k, 1)
-    return best, numbers.gather(1, chosen)
+    return best, numbers.gather(1, chosen).long()
 
 
 def combined_kind(kinds: list[str]) -> str:

@@ -56,13 +56,19 @@ class StreamingTopK:
         """
         run_kernel(add_cells, flat, edges, offset, cell, start, self.k, self.score, self.index, self.count, self.threshold)
 
-    def result(self) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Return the scores and indices of the K largest, the largest first; (-inf, -1) where there are fewer."""
+    def result(self, ordered: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Return the scores and indices of the K largest, (-inf, -1) where there are fewer.
+
+        ``ordered``: the largest first, which takes longer than finding them.
+        """
         run_kernel(finish, self.k, self.score, self.index, self.count)
         score, index = torch.from_numpy(self.score[:, : self.k]), torch.from_numpy(self.index[:, : self.k])
         missing = torch.arange(self.k) >= torch.from_numpy(self.count)[:, None]
-        score, order = score.masked_fill(missing, -math.inf).sort(1, descending=True)
-        return score, index.long().masked_fill(missing, -1).gather(1, order)
+        score, index = score.masked_fill(missing, -math.inf), index.masked_fill(missing, -1)
+        if not ordered:
+            return score, index.long()
+        score, order = score.sort(1, descending=True)
+        return score, index.long().gather(1, order)
 
 
 @numba_jit(parallel=True)
