@@ -70,20 +70,22 @@ class IVFSearch:
         self.part = part or (0, len(self.start) - 1)
         self.first, last = (int(self.start[cell]) for cell in self.part)  # slots of this part
         with opened_cells(folder) as parts:
-            self.number = parts.get_slice("number")[self.first : last]
+            number = parts.get_slice("number")[self.first : last]
             self.key = torch.from_numpy(np.load(folder / KEYS, mmap_mode="c"))
+        number = number.int() if self.start[-1] < 2**31 else number  # half the memory to read
+        self.number = torch.cat([number, number.new_full((1,), -1)])  # the last one stands for a missing key
         self.topk, self.flat = StreamingTopK(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         score, number = self.nearest_in(*self.cells.visited(query), k)
-        return score.to(query.device), number.to(query.device)
+        return score.to(query.device), number.long().to(query.device)
 
     def nearest_in(
         self, local: Float[Tensor, "n d"], visited: Int[Tensor, "n p"], k: int, ordered: bool = True
     ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Return the nearest keys in the visited cells of this part, for queries as ``Cells.visited`` returns them.
 
-        ``ordered``: the nearest first.
+        Numbers have 32 bits where they fit. ``ordered``: the nearest first.
         """
         flat = visited.flatten()
         order = flat.argsort(stable=True)  # pairs of query and cell, sorted by cell
@@ -96,8 +98,9 @@ class IVFSearch:
         batch = (sizes.cumsum(0) - sizes) // SCORES
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
             self.score_pairs(local, cell[pairs], row[pairs])
-        score, slot = self.topk.result(ordered)
-        number = torch.where(slot < 0, -1, self.number[(slot - self.first).clamp(min=0)]) if len(self.number) else slot
+        score, slot = self.topk.best(ordered)
+        slot = slot.sub_(self.first).masked_fill_(slot < 0, len(self.number) - 1)
+        number = self.number.index_select(0, slot.flatten()).view(slot.shape)
         if self.metric == "l2":
             score -= local.square().sum(1, keepdim=True)
         return score, number

@@ -82,8 +82,7 @@ class RayWorker:
         else:
             assert isinstance(search, IVFSearch)
             score, number = search.nearest_in(query, torch.tensor(request.visited).long(), k, ordered=False)
-            if search.start[-1] >= 2**31:
-                return score.numpy(), number.numpy()
+            return score.numpy(), number.numpy()
         return score.cpu().numpy(), number.int().cpu().numpy()  # numbers within a part are below 2^31
 
 
