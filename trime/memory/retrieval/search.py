@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from trime.errors import UserError
-from trime.memory.retrieval.streaming_topk import StreamingTopK
+from trime.memory.retrieval.streaming_topk import StreamingTopK, largest
 from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor
 
@@ -122,8 +122,8 @@ def merge_results(
     scores = torch.cat([score for score, _ in results], 1)
     parts = zip([number for _, number in results], firsts, strict=True)
     numbers = torch.cat([torch.where(number < 0, number, number + first) if first else number for number, first in parts], 1)
-    best, chosen = scores.topk(k, 1)
-    return best, numbers.gather(1, chosen).long()
+    best, chosen = largest(scores, k) if scores.device.type == "cpu" else scores.topk(k, 1)
+    return best, numbers.gather(1, chosen.long()).long()
 
 
 def combined_kind(kinds: list[str]) -> str:

@@ -8,8 +8,6 @@ first store all scores.)
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numba import prange
@@ -63,14 +61,16 @@ class StreamingTopK:
 
     def best(self, ordered: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Return the same with indices of 32 bits; without ``ordered`` in no order, which takes half as long."""
-        run_kernel(finish, self.k, self.score, self.index, self.count)
-        score, index = torch.from_numpy(self.score[:, : self.k]), torch.from_numpy(self.index[:, : self.k])
-        missing = torch.arange(self.k) >= torch.from_numpy(self.count)[:, None]
-        score, index = score.masked_fill(missing, -math.inf), index.masked_fill(missing, -1)
-        if not ordered:
-            return score, index
-        score, order = score.sort(1, descending=True)
-        return score, index.gather(1, order)
+        score, index = torch.empty(len(self.count), self.k), torch.empty(len(self.count), self.k, dtype=torch.int32)
+        run_kernel(finish, self.k, self.score, self.index, self.count, score, index, ordered)
+        return score, index
+
+
+def largest(scores: Float[Tensor, "n m"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """Return the K largest scores of each row on the CPU, the largest first, and their places of 32 bits."""
+    best, place = torch.empty(len(scores), k), torch.empty(len(scores), k, dtype=torch.int32)
+    run_kernel(largest_of_rows, scores.contiguous(), k, best, place)
+    return best, place
 
 
 @numba_jit(parallel=True)
@@ -169,11 +169,54 @@ def select(score, index, k, count):  # type: ignore[no-untyped-def]
 
 
 @numba_jit(parallel=True)
-def finish(k, score, index, count):  # type: ignore[no-untyped-def]
-    """Reduce each query to its k largest candidates."""
+def finish(k, score, index, count, best, best_index, ordered):  # type: ignore[no-untyped-def]
+    """Copy each query's k largest candidates; (-inf, -1) where there are fewer."""
     for row in prange(len(count)):
         if count[row] > k:
             size, _ = prune(score[row], index[row], k, count[row])
             if size > k:
                 select(score[row], index[row], k, size)
             count[row] = k
+        size = count[row]
+        if ordered:
+            sort(score[row], index[row], size, best[row], best_index[row])
+        else:
+            best[row, :size], best_index[row, :size] = score[row, :size], index[row, :size]
+        best[row, size:], best_index[row, size:] = -np.inf, -1
+
+
+@numba_jit(parallel=True)
+def largest_of_rows(scores, k, best, place):  # type: ignore[no-untyped-def]
+    """Write the k largest of each row, the largest first."""
+    for row in prange(len(scores)):
+        score, index = scores[row].copy(), np.arange(scores.shape[1]).astype(np.int32)
+        if len(score) > k:
+            select(score, index, k, len(score))
+        sort(score, index, k, best[row], place[row])
+
+
+@numba_jit()
+def sort(score, index, size, best, best_index):  # type: ignore[no-untyped-def]
+    """Write the first ``size`` scores and their indices, the largest first: a radix sort of their bits, 8 at a time."""
+    key, order = np.empty((2, size), np.uint32), np.empty((2, size), np.int32)
+    bits = score[:size].view(np.uint32)
+    for i in range(
+        size
+    ):  # ascending keys: those of negative numbers are their bits, those of others have all but the sign inverted
+        key[0, i] = bits[i] if bits[i] >> 31 else bits[i] ^ np.uint32(0x7FFFFFFF)
+        order[0, i] = i
+    start = np.empty(256, np.int64)
+    for step in range(4):
+        source, target, shift = step % 2, 1 - step % 2, np.uint32(8 * step)
+        start[:] = 0
+        for i in range(size):
+            start[(key[source, i] >> shift) & np.uint32(255)] += 1
+        first = 0
+        for digit in range(256):
+            start[digit], first = first, first + start[digit]
+        for i in range(size):
+            digit = (key[source, i] >> shift) & np.uint32(255)
+            key[target, start[digit]], order[target, start[digit]] = key[source, i], order[source, i]
+            start[digit] += 1
+    for i in range(size):
+        best[i], best_index[i] = score[order[0, i]], index[order[0, i]]
