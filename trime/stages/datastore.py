@@ -79,6 +79,8 @@ class BuildIndex(ArtefactInParts):
     def settings(self) -> Any:
         index = self.config.index
         chosen = {"recall": index.recall, "k": self.largest_k} if index.factory == AUTO else {}
+        if "PCA" in str(index.factory) and index.metric != "l2":
+            chosen["mean"] = "kept"  # earlier versions subtracted it
         parts = 1 if str(index.factory).startswith("Cells") else index.parts  # index=auto decides only when it is built
         return super().settings() | chosen | ({"divided": parts} if parts > 1 else {})
 

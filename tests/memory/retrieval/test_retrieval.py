@@ -16,7 +16,7 @@ from trime.memory.retrieval.datastore import retrieved_mass
 from trime.memory.retrieval.factories import complete_factory
 from trime.memory.retrieval.faiss_index import FaissSearch, fill_faiss, train_faiss
 from trime.memory.retrieval.ivf import Cells, IVFSearch, fill_ivf, train_ivf
-from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, merge_results, recall_of
+from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, merge_results, normalized_blocks, recall_of
 from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_cells, split_into_parts
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.stages.datastore import open_search
@@ -38,6 +38,19 @@ def build_cells(keys: Blocks, cells: int, metric: str, folder: Path) -> None:
     trained = folder / "learned.npy"
     train_ivf(keys, len(KEYS), 8, cells, metric, trained)
     fill_ivf(keys, metric, trained, folder, Mock())
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+@pytest.mark.parametrize("factory", ["PCA4_IVF4_Flat", "PCAR4_IVF4_Flat"])
+def test_fewer_dimensions_keep_similarities(factory: str, metric: str, tmp_path: Path) -> None:
+    """Of keys with a common mean, which PCA would subtract, along which they hardly differ."""
+    directions = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(3)))[0]
+    keys = torch.cat([KEYS[:, :3], 0.01 * KEYS[:, 3:] + 4 * torch.eye(5)[0]], 1) @ directions
+    build_faiss(lambda: iter([keys]), factory, metric, tmp_path / "index.faiss", Mock())
+    found = FaissSearch(tmp_path / "index.faiss", metric, 4).nearest(keys[:50], 20)
+    exact = ExactSearch(normalized_blocks(lambda: iter([keys]), metric), metric).nearest(keys[:50], 20)
+    assert recall_of(exact[1], found[1]) > 0.9
+    torch.testing.assert_close(found[0], exact[0], rtol=0.01, atol=0.05)
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])

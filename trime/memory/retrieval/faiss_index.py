@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trime.errors import UserError, install_command
@@ -97,9 +98,25 @@ def train_index(blocks: Blocks, entries: int, width: int, factory: str, metric: 
     """Return an empty index, trained so that it can be filled."""
     index = create_index(entries, width, factory, metric)
     if not index.is_trained:
+        sample = training_sample(blocks, entries, index).numpy()
         with faiss_errors():
-            index.train(training_sample(blocks, entries, index).numpy())
+            if metric != "l2":
+                train_uncentred(index, sample)
+            index.train(sample)
     return index
+
+
+def train_uncentred(index: Any, sample: np.ndarray) -> None:
+    """Train the PCA of an index, if it has one, so that it subtracts no mean: that would change inner products.
+
+    The mean of the keys and their negatives is 0, and their covariance the second moment of the keys.
+    """
+    import faiss
+
+    if isinstance(index, faiss.IndexPreTransform):
+        transform = faiss.downcast_VectorTransform(index.chain.at(0))
+        if isinstance(transform, faiss.PCAMatrix):
+            transform.train(np.concatenate([sample, -sample]))
 
 
 def create_index(entries: int, width: int, factory: str, metric: str) -> Any:
