@@ -114,7 +114,7 @@ def train_uncentred(index: Any, sample: np.ndarray) -> None:
     import faiss
 
     if isinstance(index, faiss.IndexPreTransform):
-        transform = faiss.downcast_VectorTransform(index.chain.at(0))
+        transform = faiss.downcast_VectorTransform(index.chain.at(0))  # type: ignore[attr-defined]
         if isinstance(transform, faiss.PCAMatrix):
             transform.train(np.concatenate([sample, -sample]))
 

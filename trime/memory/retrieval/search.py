@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from trime.errors import UserError
-from trime.memory.retrieval.streaming_topk import StreamingTopK, largest
+from trime.memory.retrieval.streaming_topk import StreamingTopK, merge
 from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor
 
@@ -118,12 +118,15 @@ class ShardedSearch:
 def merge_results(
     results: list[tuple[Tensor, Tensor]], firsts: list[int], k: int
 ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """Return the K best results of all parts; numbers within part i start at ``firsts[i]`` of the whole."""
-    scores = torch.cat([score for score, _ in results], 1)
+    """Return the K best of the K results of each part; numbers within part i start at ``firsts[i]`` of the whole."""
+    score = torch.stack([score for score, _ in results])
     parts = zip([number for _, number in results], firsts, strict=True)
-    numbers = torch.cat([torch.where(number < 0, number, number + first) if first else number for number, first in parts], 1)
-    best, chosen = largest(scores, k) if scores.device.type == "cpu" else scores.topk(k, 1)
-    return best, numbers.gather(1, chosen.long()).long()
+    number = torch.stack([torch.where(number < 0, number, number + first) if first else number for number, first in parts])
+    if score.device.type == "cpu":
+        best, numbers = merge(score, number, k)
+        return best, numbers.long()
+    best, chosen = score.transpose(0, 1).flatten(1).topk(k, 1)
+    return best, number.transpose(0, 1).flatten(1).gather(1, chosen).long()
 
 
 def combined_kind(kinds: list[str]) -> str:

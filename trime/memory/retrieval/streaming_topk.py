@@ -66,11 +66,13 @@ class StreamingTopK:
         return score, index
 
 
-def largest(scores: Float[Tensor, "n m"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """Return the K largest scores of each row on the CPU, the largest first, and their places of 32 bits."""
-    best, place = torch.empty(len(scores), k), torch.empty(len(scores), k, dtype=torch.int32)
-    run_kernel(largest_of_rows, scores.contiguous(), k, best, place)
-    return best, place
+def merge(
+    score: Float[Tensor, "p n k"], number: Int[Tensor, "p n k"], k: int
+) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """Return the K largest scores of all parts with their numbers, the largest first, on the CPU."""
+    best, best_number = torch.empty(score.shape[1], k), torch.empty(score.shape[1], k, dtype=number.dtype)
+    run_kernel(merge_rows, score, number, k, best, best_number)
+    return best, best_number
 
 
 @numba_jit(parallel=True)
@@ -186,13 +188,24 @@ def finish(k, score, index, count, best, best_index, ordered):  # type: ignore[n
 
 
 @numba_jit(parallel=True)
-def largest_of_rows(scores, k, best, place):  # type: ignore[no-untyped-def]
-    """Write the k largest of each row, the largest first."""
-    for row in prange(len(scores)):
-        score, index = scores[row].copy(), np.arange(scores.shape[1]).astype(np.int32)
-        if len(score) > k:
-            select(score, index, k, len(score))
-        sort(score, index, k, best[row], place[row])
+def merge_rows(score, number, k, best, best_number):  # type: ignore[no-untyped-def]
+    """Write each query's k largest of all parts: none is below the last of a part, since that has k."""
+    parts, rows, size = score.shape
+    for row in prange(rows):
+        bound = -np.inf
+        for part in range(parts):
+            last = np.inf
+            for i in range(size):
+                last = min(last, score[part, row, i])
+            bound = max(bound, last)
+        kept, index, count = np.empty(parts * size + 1, np.float32), np.empty(parts * size + 1, number.dtype), 0
+        for part in range(parts):
+            for i in range(size):
+                kept[count], index[count] = score[part, row, i], number[part, row, i]
+                count += score[part, row, i] >= bound
+        if count > k:
+            select(kept, index, k, count)
+        sort(kept, index, k, best[row], best_number[row])
 
 
 @numba_jit()
