@@ -35,7 +35,9 @@ BELOW = {
     "data.questions": "errors types places choices data.datasets data.tokenizers",
     "memory": "errors types choices kernels eviction",
     "memory.objective": "errors types kernels memory.similarity memory.visibility",
-    "memory.retrieval": "errors types io places kernels engines.ray_cluster memory.similarity memory.objective.entries_cpu",
+    "memory.retrieval": (
+        "errors types io places kernels engines.ray_cluster engines.worker memory.similarity memory.objective.entries_cpu"
+    ),
     "models": "errors types io kernels eviction memory",
     "models.layers": "errors types kernels memory.objective",
     "models.backbones": "errors types kernels eviction memory models.layers models.attention_trace",
