@@ -100,7 +100,8 @@ class Place(NamedTuple):
     def files(self) -> dict[str, StoredFile]:
         """Return the complete files at the URL by their path below it; ``""`` is a URL that is itself a file."""
         system, root = self.system
-        with reaching(self.address):
+        found: dict[str, Any] = {}
+        with reaching(self.address), suppress(FileNotFoundError):
             found = system.find(root, detail=True)
         files = {str(path)[len(root) :].lstrip("/"): StoredFile.of(entry) for path, entry in found.items()}
         if any(".." in PurePosixPath(name).parts for name in files):
@@ -176,7 +177,7 @@ class Place(NamedTuple):
 
         def mirror() -> None:
             while not done.wait(MIRROR):
-                with suppress(UserError):  # what cannot be copied now is copied later, or told at the end
+                with suppress(UserError, OSError):  # what cannot be copied now is copied later, or told at the end
                     self.upload(complete_files(source), source)
 
         thread = Thread(target=mirror, daemon=True)

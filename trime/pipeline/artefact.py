@@ -88,7 +88,8 @@ class Artefact(Configured, ABC):
             raise UserError(
                 f"{self.folder} is missing: first run the same command without stages=, or add {self.stage} to stages="
             )
-        remedy = f"delete {self.folder}, and the same command makes it anew (stage {self.stage})"
+        places = f"{self.folder} and {self.place.address}" if self.place.is_remote else self.folder
+        remedy = f"delete {places}, and the same command makes it anew (stage {self.stage})"
         check_manifest(self.folder, self.name, remedy, self.config.artefacts.verify)
         return self.folder
 
