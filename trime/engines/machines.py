@@ -1,4 +1,7 @@
-"""Parts are made by the machines of ``trainer.num_nodes``, which take them in turns, over a store of torch.distributed."""
+"""Parts are made by the machines of ``trainer.num_nodes``, which share a disk and take parts in turns.
+
+Which there are, and who has taken which, stands in a store of torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-de
 
 from trime.engines.base import Advance, Engine, Job, MakePart
 from trime.errors import UserError
-from trime.places import complete_files
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +93,6 @@ class Machines(Engine):
             advance(amount - told)
             told = amount
 
-        if job.place:
-            job.place.upload(job.reads, job.folder)
         self.store.set(f"job {announced.number}", json.dumps(announced[1:]))
         try:
             while taken := announced.take(self.store, parts_at_once(self.own)):
@@ -103,8 +103,6 @@ class Machines(Engine):
                 if not self.store.check([f"made {announced.number} {part}"]):
                     self.own.run(job, make, [part], advance)
             tell_progress()
-            if job.place:
-                job.place.download(into=job.folder)
         finally:
             self.store.set(f"over {announced.number}", "")
 
@@ -145,8 +143,6 @@ def assist_job(store: TCPStore, announced: Announced, open_job: Callable[[str, s
         job, make = opened = opened or open_job(announced.stage, announced.name)
         amounts: list[int] = []
         own.run(job, make, taken, amounts.append)
-        if job.place:
-            job.place.upload(complete_files(job.folder), job.folder)
         announced.tell_made(store, taken, sum(amounts))
         made += len(taken)
     return made

@@ -152,11 +152,7 @@ class Plan:
         """Return the job of an artefact that another machine makes now, and what makes its parts; UserError if it is none."""
         for artefact in self.made_by(stage):
             if artefact.name == name and isinstance(artefact, ArtefactInParts):
-                folder = partial_of(artefact.folder)
-                parts = artefact.open_parts(folder)
-                if artefact.place.is_remote:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    artefact.place.download(parts.reads, folder)
+                parts = artefact.open_parts(partial_of(artefact.folder))
                 return self.job(artefact, parts), parts.make
         raise UserError(f"{stage}: this machine understands the settings differently: run the same command on all machines")
 
