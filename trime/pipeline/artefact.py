@@ -153,5 +153,5 @@ class Artefact(Configured, ABC):
 
 def remove_empty(folder: Path) -> None:
     """Remove a folder that holds nothing to resume from."""
-    if not any(folder.iterdir()):
+    if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
