@@ -279,6 +279,7 @@ def test_a_non_finite_loss_is_an_error_with_advice(tiny: Tiny, tmp_path: Path) -
         train(config)
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
     """A full run that is killed repeatedly ends with the results of an uninterrupted one."""
     options = [
