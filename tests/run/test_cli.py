@@ -236,7 +236,7 @@ def released(words: list[str]) -> list[str]:
     return [*kept, *text, *given, "evaluate.block=16", "evaluate.context=16"]
 
 
-@pytest.mark.parametrize("target", ["wikitext103", "enwik8"])
+@pytest.mark.parametrize("target", ["wikitext103", pytest.param("enwik8", marks=pytest.mark.slow)])
 def test_make_targets_run_on_files_of_the_same_form(target: str, session_folder: Path, tmp_path: Path) -> None:
     """Run the command of `make TARGET SIZE=tiny`, from text to report."""
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "house", "while", "it", "rained", "."]

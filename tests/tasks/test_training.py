@@ -161,10 +161,10 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     assert histories[0] == histories[1] and not (Plan(broken).model.path() / "checkpoints").exists()
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("vanilla", "trime_long", "srupp_trime_long")]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("vanilla", "trime_long", "srupp_trime_long", "memorizing")]
 
 
-@pytest.mark.parametrize("experiment", ["trime_ext", "memorizing", *OTHERS])
+@pytest.mark.parametrize("experiment", ["trime_ext", *OTHERS])
 def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     """Memory spans the processes, even where a batch cannot be divided evenly; results are those of one process."""
     options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
