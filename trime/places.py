@@ -18,7 +18,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trime.errors import UserError, install_command
-from trime.io import PARTIAL, replacing
+from trime.io import PARTIAL, lock_of, locked, partial_of, replacing
 from trime.progress import Progress
 
 if TYPE_CHECKING:  # imported when there is a URL
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is a URL."""
+        """Whether the address is a URL, not a path."""
         return re.match(r"[A-Za-z][\w+.-]*://", self.address) is not None
 
     @property
@@ -92,7 +92,7 @@ class Place(NamedTuple):
         return copies() / re.sub(r"\W", "_", scheme) / Path(*parts)
 
     def __truediv__(self, name: str | Path) -> Place:
-        """Return what lies in the folder under a name."""
+        """Return the place of what lies in the folder under a name, which may be a path below it."""
         if not self.is_remote:
             return Place(str(Path(self.address) / name))
         return Place(f"{self.address.rstrip('/')}/{PurePosixPath(name)}")
@@ -107,6 +107,12 @@ class Place(NamedTuple):
         if any(".." in PurePosixPath(name).parts for name in files):
             raise UserError(f"{self.address} holds names with '..': remove them")
         return {name: file for name, file in files.items() if not name.endswith(PARTIAL)}
+
+    def holds(self, name: str) -> bool:
+        """Return whether there is a file of this name at the URL."""
+        system, root = self.system
+        with reaching(self.address):
+            return bool(system.exists(f"{root}/{name}"))
 
     @property
     def system(self) -> tuple[AbstractFileSystem, str]:
@@ -151,7 +157,7 @@ class Place(NamedTuple):
         each_file(f"upload {folder.name}", changed, copy)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files at the URL."""
+        """Remove the files of these names at the URL."""
         system, root = self.system
         with reaching(self.address):
             for name in names:
@@ -192,6 +198,20 @@ class Place(NamedTuple):
         finally:
             done.set()
             thread.join()
+
+
+def fetch_folder(folder: Path, address: str, copy: Callable[[Path], object]) -> None:
+    """Make a folder from what lies at a URL, whole or not at all, unless it is here; ``copy`` fills the folder it is given.
+
+    Other processes of this machine wait meanwhile. A copy that was interrupted goes on.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock_of(folder), f"copying {address}"):
+        if not folder.is_dir():
+            partial = partial_of(folder.with_name(f"{folder.name}.copy"))
+            partial.mkdir(exist_ok=True)
+            copy(partial)
+            partial.replace(folder)
 
 
 def complete_files(folder: Path) -> list[str]:

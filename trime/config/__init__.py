@@ -28,7 +28,7 @@ def register() -> None:
 
 def local_folder(place: str) -> str:
     """Return the folder on this machine of a path or URL."""
-    from trime.places import Place  # imported late, since it imports torch
+    from trime.places import Place  # imported late: the help needs none of it
 
     return str(Place(place).local)
 

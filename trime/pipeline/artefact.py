@@ -20,7 +20,7 @@ from trime.errors import UserError
 from trime.io import lock_of, locked, partial_of
 from trime.pipeline.manifest import MANIFEST, check_manifest, write_manifest
 from trime.pipeline.settings import Configured
-from trime.places import Place, complete_files
+from trime.places import Place, complete_files, fetch_folder
 
 
 class Artefact(Configured, ABC):
@@ -131,7 +131,7 @@ class Artefact(Configured, ABC):
 
     def is_uploaded(self) -> bool:
         """Return whether the finished artefact lies at the URL of its place."""
-        return self.place.is_remote and MANIFEST in self.place.files()
+        return self.place.is_remote and self.place.holds(MANIFEST)
 
     def upload(self, folder: Path) -> None:
         """Copy the finished artefact to its URL, the manifest last, and remove there what it no longer consists of."""
@@ -141,14 +141,9 @@ class Artefact(Configured, ABC):
         self.place.upload([MANIFEST], folder)
 
     def download(self) -> None:
-        """Copy the finished artefact from its URL."""
-        self.root().local.mkdir(parents=True, exist_ok=True)
-        with locked(lock_of(self.folder), f"copying {self.folder}"):
-            if not self.folder.is_dir():
-                copy = partial_of(self.folder.with_name(f"{self.name}.copy"))
-                self.place.download(into=copy)
-                copy.replace(self.folder)
-                shutil.rmtree(partial_of(self.folder), ignore_errors=True)
+        """Copy the finished artefact from its URL; what this machine had begun of it is no longer needed."""
+        fetch_folder(self.folder, self.place.address, lambda copy: self.place.download(into=copy))
+        shutil.rmtree(partial_of(self.folder), ignore_errors=True)
 
 
 def remove_empty(folder: Path) -> None:

@@ -8,6 +8,7 @@ finds the same entries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -15,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trime.io import lock_of, locked, partial_of, replacing
+from trime.io import replacing
 from trime.memory.retrieval.builders import IVFBuilder, builder_of
 from trime.memory.retrieval.datastore import Keys, Shards
 from trime.memory.retrieval.ivf import CELLS, KEYS, Cells, IVFSearch
 from trime.memory.retrieval.search import ExactSearch, Search
-from trime.places import Place
+from trime.places import Place, fetch_folder
 
 HEADER = 4096  # bytes of a .npy file that hold its header
 BLOCK = 2**26  # bytes of keys that are copied at once
@@ -37,7 +38,7 @@ class IndexPart(NamedTuple):
     metric: str
 
     def with_folders(self, change: Callable[[Path], Path]) -> IndexPart:
-        """Return the part in other folders."""
+        """Return the part with ``change`` of each of its folders in place of the folder."""
         return self._replace(store=change(self.store), folder=change(self.folder))
 
     def fetched(self, root: Place) -> IndexPart:
@@ -83,7 +84,7 @@ class CellsPart(NamedTuple):
     metric: str
 
     def with_folders(self, change: Callable[[Path], Path]) -> CellsPart:
-        """Return the part in another folder."""
+        """Return the part with ``change`` of its folder in place of the folder."""
         return self._replace(folder=change(self.folder))
 
     def fetched(self, root: Place) -> CellsPart:
@@ -111,12 +112,7 @@ def fetched(root: Place, folder: Path, download: Callable[[Place, Path], None], 
     place, copy = root / folder, root.local / ".copies" / folder / name
     if (root / folder.parts[0]).local.is_dir():
         return place.local
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    with locked(lock_of(copy), f"copying {place.address}"):
-        if not copy.is_dir():
-            partial_of(copy).mkdir(exist_ok=True)
-            download(place, partial_of(copy))
-            partial_of(copy).replace(copy)
+    fetch_folder(copy, place.address, partial(download, place))
     return copy
 
 
@@ -126,7 +122,7 @@ def download_rows(place: Place, name: str, first: int, last: int, folder: Path) 
     np.lib.format.read_magic(header)
     shape, _, dtype = np.lib.format.read_array_header_1_0(header)
     start, row = header.tell(), dtype.itemsize * int(np.prod(shape[1:]))
-    with replacing(folder / name) as partial, partial.open("wb") as file:
+    with replacing(folder / name) as written, written.open("wb") as file:
         file.truncate(start + row * shape[0])
         file.write(header.getvalue()[:start])
         edges = [*range(start + row * first, start + row * last, BLOCK), start + row * last]
