@@ -61,10 +61,10 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> FileState | None:
-        """Return the state of a file; None if there is none."""
+        """Return the state of a file; None if there is none that can be seen."""
         try:
             stat = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
             return None
         return cls(stat.st_size, stat.st_mtime_ns)
 

@@ -12,26 +12,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import xxhash
 
 from trime.errors import UserError
 from trime.io import checksum_of, write_atomically
+from trime.places import FileState
 from trime.progress import Progress
 
 MANIFEST = "manifest.json"
 BLOCK = 2**22  # bytes that are hashed at once
 BAR_BYTES = 2**32  # files that are larger in all have a progress bar while they are verified
 THREADS = 8
-
-
-class FileState(NamedTuple):
-    """A file of a folder: its name, and what the file system says about it."""
-
-    name: str
-    size: int
-    modified: int  # nanoseconds
 
 
 def write_manifest(folder: Path, artefact: str, seconds: float = 0.0) -> None:
@@ -62,13 +54,12 @@ def check_manifest(folder: Path, artefact: str, remedy: str, verify: bool = True
     files = read_manifest(folder, artefact, remedy)
     states = []
     for name, (size, _) in files.items():
-        try:
-            stat = (folder / name).stat()
-        except OSError:
-            raise UserError(f"{folder / name} is missing: {remedy}") from None
-        if stat.st_size != size:
-            raise UserError(f"{folder / name} has {stat.st_size:,} bytes instead of {size:,}: {remedy}")
-        states.append(FileState(name, size, stat.st_mtime_ns))
+        state = FileState.of(folder / name)
+        if state is None:
+            raise UserError(f"{folder / name} is missing: {remedy}")
+        if state.size != size:
+            raise UserError(f"{folder / name} has {state.size:,} bytes instead of {size:,}: {remedy}")
+        states.append((name, state))
     damaged = damaged_file(folder, tuple(states), tuple(total for _, total in files.values())) if verify else None
     if damaged:
         raise UserError(f"{folder / damaged} is damaged (its checksum differs): {remedy}")
@@ -94,10 +85,10 @@ def read_manifest(folder: Path, artefact: str, remedy: str) -> dict[str, tuple[i
 
 
 @cache
-def damaged_file(folder: Path, states: tuple[FileState, ...], sums: tuple[str, ...]) -> str | None:
+def damaged_file(folder: Path, states: tuple[tuple[str, FileState], ...], sums: tuple[str, ...]) -> str | None:
     """Return the first file whose checksum is not the expected one, else None."""
-    found = checksums(folder, {state.name: state.size for state in states})
-    return next((state.name for state, old, new in zip(states, sums, found, strict=True) if old != new), None)
+    found = checksums(folder, {name: state.size for name, state in states})
+    return next((name for (name, _), old, new in zip(states, sums, found, strict=True) if old != new), None)
 
 
 def checksums(folder: Path, sizes: Mapping[str, int]) -> list[str]:
