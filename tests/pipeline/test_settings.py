@@ -212,7 +212,7 @@ def test_an_artefact_cannot_read_a_setting_that_it_does_not_name() -> None:
     fit = artefacts_of(compose_config("experiment=trime_ext", "dataset=stdlib_tiny"))["fit"]
     assert fit.config.train.updates and fit.config.trainer.accelerator
     with pytest.raises(ConfigAttributeError):
-        _ = fit.config.datastore
+        _ = fit.config.index
     with pytest.raises(ConfigAttributeError):
         _ = fit.config.evaluate.rows
 

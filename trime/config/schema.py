@@ -182,6 +182,16 @@ class Datastore:
     path: str | None = setting(None, "take the folder encode-… of another run instead of encoding")
     split: str = setting("train", "split of the dataset", choices=("train", "valid", "test"))
     tokens: Any = tokens(None, "entries, the same number from the start of each document")
+    block: int | None = setting(
+        None, "tokens of a window of its text; null: evaluate.block, as published", at_least=1, whole=True, optional=True
+    )
+    context: int | None = setting(
+        None,
+        "tokens that are read before each window of its text; null: evaluate.context, as published; few save most of the time",
+        at_least=0,
+        whole=True,
+        optional=True,
+    )
     dtype: str = setting(
         "float16", "number format of stored keys; int8 halves the disk space of float16", choices=(*DTYPES, "int8")
     )
@@ -603,7 +613,7 @@ PRETRAINED = {
     "model.search": Rule(choices=TOP_K_SEARCHES),
     "model.factor": Rule(at_least=1),
     "model.end": Rule(choices=("flush", "drain")),
-    "model.prefill": Rule(choices=("chunked", "whole")),
+    "model.prefill": Rule(choices=("chunked", "guided", "whole")),
     "model.per_head": Rule(switch=True),
     "model.causal": Rule(switch=True, optional=True),
     "model.lora.rank": COUNT,

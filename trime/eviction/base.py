@@ -69,6 +69,10 @@ class EvictionPolicy:
         """Return how many of the newest entries always stay in a memory of ``size`` slots; here none."""
         return 0
 
+    def decided_by(self, queries: int) -> EvictionPolicy:
+        """Return the policy for scores that at most so many last queries of a step decide; here they are all the same to it."""
+        return self
+
     def begin(self, ranking: Ranking) -> Summary:
         """Return the empty summary with which a step begins."""
         nothing, never = torch.zeros_like(ranking.score), torch.full_like(ranking.clock, -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch.nn import functional as F
 
@@ -28,6 +30,12 @@ class SnapKV(AttentionScorePolicy):
 
     def protected(self, size: int) -> int:
         return self.window
+
+    def decided_by(self, queries: int) -> SnapKV:
+        """Return the policy with a window of no more than so many queries."""
+        policy = copy.copy(self)
+        policy.window = min(self.window, check_recent(queries, "window"))
+        return policy
 
     def begin(self, ranking: Ranking) -> Summary:
         b, m = ranking.score.shape

@@ -39,7 +39,7 @@ class AnswerSamples(Artefact):
         for right in sorted(chosen, reverse=True):
             example, answer = examples[chosen[right]], answers[chosen[right]]
             made = make_prompt(example)
-            session = answerer.start([made.shared]).ask([made.rest])
+            session = answerer.start([made.shared], questions=[made.rest]).ask([made.rest])
             texts = [tokenizer.decode([token]) for token in made.tokens]
             samples.append(
                 {

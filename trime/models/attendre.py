@@ -60,6 +60,13 @@ class AttendreState(NamedTuple):
         """Return a copy of the state with these rows, each as often as it is named."""
         return AttendreState(self.keys.take_rows(rows), self.queries.take_rows(rows))
 
+    def scored_as(self, larger: MemoryState) -> AttendreState:
+        """Return the state with the scores that its entries have in a larger memory, which holds them in the same slots."""
+        old, slots = self.keys.ranking, self.keys.ranking.position.shape[1]
+        assert torch.equal(larger.ranking.position[:, :slots].masked_fill(old.position < 0, -1), old.position)
+        score = larger.ranking.score[:, :slots].masked_fill(old.position < 0, -torch.inf)
+        return self._replace(keys=self.keys._replace(ranking=old._replace(score=score)))
+
 
 class Retrieved(NamedTuple):
     """The entries that queries could see (a logit of -inf: not), those they attended to, and positions and metadata of all."""

@@ -17,7 +17,9 @@ from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.pretrained import is_pretrained, model_fingerprint
 
 NETWORK = ("task", "model", "eviction", "compatibility.dropped_in_band")  # the settings that open_network reads
-POSITIONS = ("task", "model", "segments.length", "train.updates", "evaluate.block", "evaluate.context")  # check_positions
+WINDOWS = ("evaluate.block", "evaluate.context", "datastore.block", "datastore.context")  # window_sizes
+POSITIONS = ("task", "model", "segments.length", "train.updates", *WINDOWS)  # check_positions
+CARRIED = "this model carries its state from window to window: set evaluate.context=0 and datastore.context=null"
 
 
 def model_of(config: DictConfig) -> dict[str, Any]:
@@ -134,6 +136,13 @@ def reading_settings(config: DictConfig) -> dict[str, Any]:
     return {"memory": memory_settings(config), "reading": model["backbone"] | model["embedding"] | {"name": None}}
 
 
+def window_sizes(config: DictConfig, for_datastore: bool = False) -> tuple[int, int]:
+    """Return the tokens of a window and those of the context before it, in the text of a datastore or in evaluated text."""
+    pairs = [(config.datastore[name] if for_datastore else None, config.evaluate[name]) for name in ("block", "context")]
+    block, context = (default if own is None else own for own, default in pairs)
+    return block, context
+
+
 def check_positions(positions: int | None, config: DictConfig, longest: int = 0) -> None:
     """Raise UserError if a segment or a window is longer than the model's positions; ``longest`` is the longest window.
 
@@ -143,7 +152,9 @@ def check_positions(positions: int | None, config: DictConfig, longest: int = 0)
         return
     lengths = {"segments.length": config.segments.length} if config.train.updates else {}
     if not (is_pretrained(config) and plain(config.model.memory_size)):
-        lengths["evaluate.block + evaluate.context"] = config.evaluate.block + config.evaluate.context
+        lengths["evaluate.block + evaluate.context"] = sum(window_sizes(config))
+        if (stored := sum(window_sizes(config, for_datastore=True))) != sum(window_sizes(config)):
+            lengths["datastore.block + datastore.context"] = stored
     for name, length in lengths.items():
         if length > positions:
             if is_pretrained(config):

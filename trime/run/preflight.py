@@ -18,7 +18,7 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.io import plain
 from trime.models.network import build_network
-from trime.pipeline.model_io import model_of, set_evaluation_memory
+from trime.pipeline.model_io import CARRIED, model_of, set_evaluation_memory, window_sizes
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
 from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of
@@ -202,8 +202,8 @@ def check_pretrained(config: DictConfig) -> None:
         raise UserError(f"model.memory_size={sizes}: every layer needs entries, or none does (model.memory_size=0)")
     if answers:
         check_questions(config)
-    elif sizes and config.evaluate.context and {"encode", "evaluate"} & set(config.stages):
-        raise UserError("with model.memory_size the model carries its state from window to window: set evaluate.context=0")
+    elif sizes and contexts(config) and {"encode", "evaluate"} & set(config.stages):
+        raise UserError(f"model.memory_size={sizes}: {CARRIED}")
     if not config.model.backbone._target_.startswith("trime.models.pretrained"):
         raise UserError("model=pretrained has layers of its own: leave backbone= and head= out")
     lora = plain(config.model.lora)
@@ -211,6 +211,11 @@ def check_pretrained(config: DictConfig) -> None:
         raise UserError(f"model.lora={lora}: it must be null, or as in 'model.lora={{rank: 8, alpha: 16, dropout: 0.0}}'")
     if config.small.spread and config.small.model.kind != "decoder":
         raise UserError("small.spread=true is for small.model.kind=decoder: a T5 does not distinguish distances beyond 128")
+
+
+def contexts(config: DictConfig) -> int:
+    """Return how many tokens windows are read with before their own, in evaluated text or in that of a datastore."""
+    return max(window_sizes(config)[1], window_sizes(config, for_datastore=True)[1])
 
 
 def check_questions(config: DictConfig) -> None:
@@ -235,8 +240,8 @@ def check_model(config: DictConfig) -> None:
     """Raise UserError if the model cannot be built, with the memory inside it that evaluation uses."""
     model = model_of(config)
     if "memory_size" in config.model:
-        if config.evaluate.context:
-            raise UserError("this model carries its state from window to window: set evaluate.context=0")
+        if contexts(config):
+            raise UserError(CARRIED)
         set_evaluation_memory(model, config)
     try:
         with torch.device("meta"):

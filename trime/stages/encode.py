@@ -30,7 +30,7 @@ from trime.memory.retrieval.datastore import Shards, stored_keys
 from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.model_io import NETWORK, POSITIONS, check_positions, open_network, reading_settings
+from trime.pipeline.model_io import CARRIED, NETWORK, POSITIONS, check_positions, open_network, reading_settings
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.precision import autocast, resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
@@ -74,7 +74,7 @@ class Encode(ArtefactInParts):
         return [self.corpus, self.model]
 
     def settings(self) -> Any:
-        settings = {"portion": self.portion._asdict(), "windows": self.windowing.settings()}
+        settings = {"portion": self.portion._asdict(), "windows": self.windowing.settings_of(self.portion)}
         settings |= {"precision": resolved_precision(self.config)}
         return super().settings() | settings | reading_settings(self.config)
 
@@ -115,8 +115,8 @@ class Encode(ArtefactInParts):
         check_positions(network.backbone.positions, self.config, int(windows.length.max()))  # type: ignore[arg-type]
         device = device_of(self.config)
         network.to(device)
-        if network.is_stateful and (self.config.evaluate.context or self.config.compatibility.sorted_windows):
-            raise UserError("this model carries its state from window to window: set evaluate.context=0, compatibility=none")
+        if network.is_stateful and (windows.context.any() or self.config.compatibility.sorted_windows):
+            raise UserError(f"{CARRIED}, and compatibility=none")
         return EncodedShards(self, folder, Reader(network), corpus, windows, device)
 
     def origin(self, corpus: Corpus) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import VALIDATION
 from trime.pipeline.manifest import check_manifest
-from trime.pipeline.model_io import check_positions, save_transformers, weight_settings
+from trime.pipeline.model_io import WINDOWS, check_positions, save_transformers, weight_settings
 from trime.pipeline.precision import resolved_precision
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import device_count, is_worker, world_size
@@ -60,7 +60,7 @@ class Fit(Artefact):
     kind, format = "fit", 2
     depends_on = ("seed", "train")
     unhashed = (
-        *("task", "model", "segments.length", "evaluate.block", "evaluate.context", "trainer", "callbacks", "logger"),
+        *("task", "model", "segments.length", *WINDOWS, "trainer", "callbacks", "logger"),
         *("memory", "train.checkpoint_every", "train.log_every"),
         *VALIDATION,
         *MEMORY,  # settings() has these where they matter

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from trime.data.corpus import Corpus
 from trime.data.module import WindowLoader
 from trime.data.segments import Segments, cut, cut_lines, document_offsets, parse_token_count
+from trime.pipeline.model_io import window_sizes
 from trime.pipeline.settings import Configured
 from trime.types import Batch
 
@@ -45,6 +46,10 @@ class Portion(NamedTuple):
 class Windows(Configured, ABC):
     """How a split is cut into windows, and how these are read."""
 
+    def settings_of(self, portion: Portion) -> Any:
+        """Return the settings on which the windows of a portion depend."""
+        return self.settings()
+
     @abstractmethod
     def cut(self, corpus: Corpus, portion: Portion) -> Segments:
         """Return the windows of a portion of a corpus, in the order in which they are read."""
@@ -58,18 +63,28 @@ class Windows(Configured, ABC):
 
 
 class TextWindows(Windows):
-    """Windows of ``evaluate.block`` tokens, each read with the ``evaluate.context`` tokens before it."""
+    """Windows of ``evaluate.block`` tokens, each read with the ``evaluate.context`` tokens before it.
+
+    The text of a datastore may have windows of its own (``datastore.block``, ``datastore.context``): each of its tokens costs
+    (block + context) / block tokens that are read.
+    """
 
     depends_on = (
         *("evaluate.block", "evaluate.context", "evaluate.bounded", "evaluate.lines"),
         "compatibility.sorted_windows",
     )
+    unhashed = ("datastore.block", "datastore.context")  # settings_of hashes them where they decide
+
+    def settings_of(self, portion: Portion) -> Any:
+        sizes = window_sizes(self.config, portion.for_datastore)
+        is_own = portion.for_datastore and sizes != window_sizes(self.config)
+        return self.settings() | ({"datastore": sizes} if is_own else {})
 
     def cut(self, corpus: Corpus, portion: Portion) -> Segments:
         text, evaluate = corpus.split(portion.split), self.config.evaluate
         offsets, budget = document_offsets(text, evaluate.bounded), (portion.tokens, portion.sample)
         if not evaluate.lines or portion.for_datastore:
-            return self.in_reading_order(cut(offsets, evaluate.block, evaluate.context, *budget))
+            return self.in_reading_order(cut(offsets, *window_sizes(self.config, portion.for_datastore), *budget))
         return self.in_reading_order(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, *budget))
 
     def in_reading_order(self, windows: Segments) -> Segments:

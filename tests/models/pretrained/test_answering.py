@@ -12,6 +12,9 @@ pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
 from tests.helpers.pretrained import decoder_answerer, save_model
+from trime.eviction.base import EvictionPolicy
+from trime.eviction.snapkv import SnapKV
+from trime.eviction.tova import TOVA
 from trime.memory.bounded import BoundedMemory
 from trime.models.pretrained.loading import load_pretrained
 
@@ -77,3 +80,58 @@ def test_a_memory_of_another_size_has_the_best_entries(size: int) -> None:
             assert result.ranking.score[row, slot] == scores[row, place]
     assert result.columns[0].shape == (2, size, 5)
     other.update(result, (given[:, :1],), torch.tensor([[8], [8]]))
+
+
+def attention_of_the_last_token(folder: Path, prompt: list[int]) -> list[torch.Tensor]:
+    """Return how much transformers' own last token of a prompt attends to each token, summed over heads, layer by layer."""
+    model = load_pretrained(str(folder))
+    model.set_attn_implementation("eager")
+    attentions = model(torch.tensor([prompt]), output_attentions=True).attentions
+    return [layer[0, :, -1].sum(0) for layer in attentions]
+
+
+@torch.no_grad()
+def test_a_question_decides_what_is_evicted_next(tmp_path: Path) -> None:
+    """While nothing was evicted, scores are the full model's attention after text and question; the best of them stay."""
+    folder = save_model("Llama", tmp_path)
+    text, question = torch.randint(3, 20, (3 * CHUNK,)).tolist(), torch.randint(3, 20, (3,)).tolist()
+    reading = decoder_answerer(folder, TOVA(trime.Softmax()), SIZE, CHUNK, prefill="guided").start([text], questions=[question])
+    asked, staying = attention_of_the_last_token(folder, text[: 2 * CHUNK] + question), SIZE - CHUNK
+    for kept, attention in zip(reading.reader.kept(), asked, strict=True):
+        best = attention[: 2 * CHUNK].topk(staying).indices.tolist()
+        assert sorted(kept[0].tolist()) == sorted([*best, *range(2 * CHUNK, 3 * CHUNK)])
+    plain = decoder_answerer(folder, TOVA(trime.Softmax()), SIZE, CHUNK).start([text])
+    pairs = zip(plain.reader.kept(), reading.reader.kept(), strict=True)
+    assert any(sorted(one[0].tolist()) != sorted(other[0].tolist()) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    "policy", [TOVA(trime.Softmax()), SnapKV(trime.Softmax(), window=4), trime.Sink(2)], ids=["tova", "snapkv", "sink"]
+)
+@torch.no_grad()
+def test_guided_texts_of_a_batch_are_read_as_if_alone(policy: EvictionPolicy, tmp_path: Path) -> None:
+    """Texts and questions of different lengths; the memory holds no token of a question, and is cut for no question."""
+    folder = save_model("Llama", tmp_path)
+    texts = [torch.randint(3, 20, (length,)).tolist() for length in (LENGTH, 2 * CHUNK - 1)]
+    questions = [torch.randint(3, 20, (4,)).tolist() for _ in texts]
+    together = decoder_answerer(folder, policy, SIZE, CHUNK, prefill="guided").start(texts, questions=questions)
+    for row, (text, question) in enumerate(zip(texts, questions, strict=True)):
+        alone = decoder_answerer(folder, policy, SIZE, CHUNK, prefill="guided").start([text], questions=[question])
+        for one, other in zip(together.reader.kept(), alone.reader.kept(), strict=True):
+            assert sorted(one[row].tolist()) == sorted(other[0].tolist())
+            assert int(other.max()) == len(text) - 1 and int((other >= 0).sum()) == min(SIZE, len(text))
+        logits = alone.ask([question]).next_logits(torch.empty(1, 0, dtype=torch.long))
+        torch.testing.assert_close(together.ask([question], [row]).next_logits(torch.empty(1, 0, dtype=torch.long)), logits)
+
+
+@torch.no_grad()
+def test_questions_change_nothing_where_all_is_kept(tmp_path: Path) -> None:
+    folder = save_model("Llama", tmp_path)
+    prompt = torch.randint(3, 20, (LENGTH,)).tolist()
+    text, question = prompt[:-3], prompt[-3:]
+    guided = decoder_answerer(folder, TOVA(trime.Softmax()), LENGTH, CHUNK, prefill="guided")
+    session = guided.start([text], questions=[question]).ask([question])
+    expected = load_pretrained(str(folder))(torch.tensor([prompt])).logits[:, -1]
+    torch.testing.assert_close(session.next_logits(torch.empty(1, 0, dtype=torch.long)), expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="before the texts"):
+        guided.start([text])

@@ -265,6 +265,8 @@ def test_solved_questions_are_facts_alone_of_train(questions: str, tiny: Tiny, s
         (["model.memory_size=0"], "model.memory_size=0"),
         (["model.end=never"], "model.end=never"),
         (["model.prefill=half"], "model.prefill"),
+        (["model.prefill=guided", "model.query_size=0"], "answering.order=last"),
+        (["model.prefill=guided", "model.query_size=8", "answering.order=last"], "model.query_size=0"),
         (["model.position=far"], "position=far"),
         (["model.name=/nowhere"], "model.name=/nowhere"),
         (["small.model.kind=both"], "kind=both"),
@@ -280,13 +282,18 @@ def test_mistakes(options: list[str], message: str, tiny: Tiny, settings: list[s
 
 @pytest.mark.parametrize(
     ("policy", "prefill", "kept"),
-    [("fifo", "chunked", "last"), ("sink", "chunked", "first and last"), ("sink", "whole", "first and last")],
+    [
+        ("fifo", "chunked", "last"),
+        ("sink", "chunked", "first and last"),
+        ("sink", "guided", "first and last"),
+        ("sink", "whole", "first and last"),
+    ],
 )
 def test_a_page_shows_what_was_kept(
     policy: str, prefill: str, kept: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """FIFO keeps the last entries of a context in every layer, a sink the first ones as well; the page names the question."""
-    how = f"eviction={policy}", f"model.prefill={prefill}", "model.query_size=0"
+    how = f"eviction={policy}", f"model.prefill={prefill}", "model.query_size=0", "answering.order=both"
     config = tiny("experiment=attendre_decoder", *settings, *how, pictures=True)
     run(config)
     plan = Plan(config)

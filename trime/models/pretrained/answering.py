@@ -44,8 +44,13 @@ class Reading(Protocol):
 class Answerer(Protocol):
     """A model that reads prompts with memories and then answers."""
 
-    def start(self, texts: list[list[int]], record_attention: bool = False) -> Reading:
-        """Read the beginnings of prompts as a batch, of any lengths; ``record_attention`` keeps the attention of every step."""
+    def start(
+        self, texts: list[list[int]], record_attention: bool = False, questions: list[list[int]] | None = None
+    ) -> Reading:
+        """Read the beginnings of prompts as a batch, of any lengths; ``record_attention`` keeps the attention of every step.
+
+        ``questions``: how each of them goes on, for a reading that knows what it will be asked (prefill guided).
+        """
 
     def read(self, prompts: list[list[int]], record_attention: bool = False) -> AnswerSession:
         """Read whole prompts."""
@@ -55,7 +60,9 @@ class ReadingConfig:
     """How prompts are read: a memory for each layer, chunks of a size, and flush or drain at the end.
 
     ``prefill``: entries are evicted chunk by chunk (chunked), or a part of a prompt, such as the text before the question, is
-    read with everything kept, and the memories are cut to their sizes after it (whole, as prompt compression does).
+    read with everything kept, and the memories are cut to their sizes after it (whole, as prompt compression does). guided:
+    chunk by chunk, and after each chunk of the text the question, which is known by then, attends to all that is kept, so that
+    it decides what is evicted next (Finch, Corallo and Papotti 2024).
     ``per_head``: each head of keys evicts for itself.
     """
 
@@ -86,6 +93,19 @@ class ReadingConfig:
         if self.prefill == "whole":
             reader.resize(sizes)
 
+    def read_text(self, reader: LongReader, texts: list[list[int]], questions: list[list[int]] | None, device: Any) -> None:
+        """Let a reader read the beginnings of prompts, and ``questions`` attend after each chunk if they guide it."""
+        tokens, position = pad_prompts(texts, device)
+        if self.prefill != "guided":
+            for _ in self.read(reader, tokens, position, is_last=False):
+                pass
+            return
+        if questions is None:
+            raise ValueError("prefill=guided needs the questions before the texts are read")
+        for number, _ in enumerate(self.read(reader, tokens, position, is_last=False), 1):
+            so_far = [min(len(text), number * self.chunk) for text in texts]
+            reader.look_back(*pad_prompts(questions, device, so_far))
+
 
 class DecoderAnswerer:
     """A decoder that reads the prompt and continues it; generated tokens do not wait."""
@@ -93,16 +113,17 @@ class DecoderAnswerer:
     def __init__(self, family: RopeDecoder, reading: ReadingConfig):
         self.family, self.reading = family, reading
 
-    def start(self, texts: list[list[int]], record_attention: bool = False) -> DecoderReading:
+    def start(
+        self, texts: list[list[int]], record_attention: bool = False, questions: list[list[int]] | None = None
+    ) -> DecoderReading:
         """Read the beginnings of prompts as a batch."""
         reader = self.reading.reader(self.family, record_attention)
-        for _ in self.reading.read(reader, *pad_prompts(texts, self.family.model.device), is_last=False):
-            pass
+        self.reading.read_text(reader, texts, questions, self.family.model.device)
         return DecoderReading(self, reader, [*map(len, texts)])
 
     def read(self, prompts: list[list[int]], record_attention: bool = False) -> DecoderSession:
         """Read whole prompts as a batch."""
-        return self.start([[]] * len(prompts), record_attention).ask(prompts)
+        return self.start([[]] * len(prompts), record_attention, prompts).ask(prompts)
 
 
 class DecoderReading:
@@ -151,7 +172,9 @@ class EncoderDecoderAnswerer:
     def __init__(self, family: T5Encoder, reading: ReadingConfig, outputs: int = 8192):
         self.family, self.reading, self.memory = family, reading, BoundedMemory(outputs, FIFO())
 
-    def start(self, texts: list[list[int]], record_attention: bool = False) -> EncoderDecoderReading:
+    def start(
+        self, texts: list[list[int]], record_attention: bool = False, questions: list[list[int]] | None = None
+    ) -> EncoderDecoderReading:
         """Read the beginnings of prompts as a batch."""
         empty = EncoderDecoderReading(self, self.reading.reader(self.family), None, [0] * len(texts))
         return empty.feed(texts)

@@ -158,6 +158,21 @@ class LongReader:
             for layer, memory in zip(self.state, self.stack.memories[: len(self.state)], strict=True)
         ]
 
+    def look_back(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"]) -> None:
+        """Let tokens attend to all that the memories hold, and take the scores that entries have after it.
+
+        The tokens themselves are forgotten, and evict nothing: a fork with room for them reads them.
+        """
+        other, fewest = self.fork([*range(len(tokens))]), int((position >= 0).sum(1).min())
+        other.stack.memories = [
+            replace(memory, keys=BoundedMemory(memory.keys.size, memory.keys.policy.decided_by(fewest)))
+            for memory in other.stack.memories
+        ]
+        other.resize([memory.keys.size + tokens.shape[1] for memory in other.stack.memories])
+        for _ in other.feed(tokens, position):
+            pass
+        self.state = [mine.scored_as(theirs.keys) for mine, theirs in zip(self.state, other.state, strict=True)]
+
     def kept(self) -> list[Int[Tensor, "b m"]]:
         """Return the positions of the entries that each layer's memory holds; -1 is an empty slot.
 

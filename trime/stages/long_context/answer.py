@@ -124,12 +124,19 @@ class Answer(ArtefactInParts):
     def prompts(self, tokenizer: Any) -> PromptMaker:
         """Return what makes the prompts of questions."""
         settings = self.config.answering
-        return PromptMaker(tokenizer, settings, solved_examples(self.config.questions, settings.examples))
+        solved = solved_examples(self.config.questions, settings.examples)
+        return PromptMaker(tokenizer, settings, solved, self.is_guided)
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether a question decides what is kept of its text, which is then read for each question anew."""
+        return bool(self.config.model.prefill == "guided")
 
     def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
         started, lines = time.perf_counter(), []
-        reading = answerer.start([group[0][1].shared for group in groups])
+        texts, questions = zip(*(group[0][1] for group in groups), strict=True)
+        reading = answerer.start([*texts], questions=[*questions])
         asked = [(text, *pair, pair is group[0]) for text, group in enumerate(groups) for pair in group]
         for batch in batched(asked, self.config.answering.batch_size):
             session = reading.ask([made.rest for _, _, made, _ in batch], [text for text, *_ in batch])
@@ -148,7 +155,7 @@ class AnswerParts(Parts):
         self.answer, self.folder = answer, folder
         self.questions, self.examples = answer.examples()
         self.batch_size = answer.config.answering.batch_size
-        shared = answer.config.answering.order == "last"
+        shared = answer.config.answering.order == "last" and not answer.is_guided
         texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if shared else one[0])
         self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]
         self.starts = [0, *accumulate(self.sizes)]
@@ -167,7 +174,7 @@ class AnswerParts(Parts):
         meter, lines = ResourceUsage(), []
         examples = self.examples[self.starts[number] : self.starts[number + 1]]
         asked = ((example, make_prompt(example)) for example in examples)
-        for groups in batched(by_text(asked), self.batch_size):
+        for groups in batched(([one] for one in asked) if self.answer.is_guided else by_text(asked), self.batch_size):
             answers = self.answer.answer(groups, tokenizer, answerer)
             lines += answers
             advance(len(answers))

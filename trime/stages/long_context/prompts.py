@@ -26,11 +26,12 @@ class Prompt(NamedTuple):
 class PromptMaker:
     """Makes the prompts of a model, with the settings ``answering`` and ``solved`` questions before each.
 
-    With ``answering.order=last`` the shared part is everything before the question; otherwise nothing is shared.
+    With ``answering.order=last`` the shared part is everything before the question; otherwise nothing is shared. ``is_guided``:
+    the question decides what is kept of the text before it, so that the two are told apart in any order.
     """
 
-    def __init__(self, tokenizer: Any, settings: DictConfig, solved: list[Example]):
-        self.tokenizer, self.settings = tokenizer, settings
+    def __init__(self, tokenizer: Any, settings: DictConfig, solved: list[Example], is_guided: bool = False):
+        self.tokenizer, self.settings, self.is_split = tokenizer, settings, is_guided or settings.order == "last"
         before, self.after = prompt_frame(tokenizer, settings.chat_template)
         shown = [f"{prompt(example, settings.order)} {example.answers[0]}{SEPARATOR}" for example in solved]
         self.before = before + encode_text(tokenizer, "".join(shown))
@@ -38,12 +39,11 @@ class PromptMaker:
     def __call__(self, example: Example) -> Prompt:
         """Return the prompt of an example, or as much of the end of its own text as ``max_prompt_tokens`` leaves."""
         before, after = prompt_parts(example, self.settings.order)
-        is_shared = self.settings.order == "last"
-        parts = (before, after) if is_shared else ("", before + after)
+        parts = (before, after) if self.is_split else ("", before + after)
         text, rest = (encode_text(self.tokenizer, part) for part in parts)
         excess = self.excess(len(text) + len(rest))
         text, rest = text[excess:], rest[max(0, excess - len(text)) :]
-        return Prompt(self.before + text, rest + self.after) if is_shared else Prompt([], self.before + rest + self.after)
+        return Prompt(self.before + text, rest + self.after) if self.is_split else Prompt([], self.before + rest + self.after)
 
     def excess(self, length: int) -> int:
         """Return how many tokens of a text and its question are not read; UserError if no room for any is left."""

@@ -1,0 +1,67 @@
+"""Windows of a datastore's text that differ from those of evaluated text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from trime.errors import UserError
+from trime.plan.language_model import Plan
+from trime.run.runner import run
+from trime.stages.encode import Encode
+
+WORDS = "experiment=knn_lm", "dataset.modules=20", "train.updates=2"
+
+
+def plan_of(tiny: Callable[..., DictConfig], tmp_path: Path, *settings: str) -> tuple[Plan, Encode]:
+    """Return the plan of a run of the first stages, and what encodes its datastore."""
+    plan = Plan(tiny(*WORDS, "stages=[prepare,fit,encode]", f"paths.outputs={tmp_path}/outputs", *settings))
+    assert isinstance(plan.store, Encode)
+    return plan, plan.store
+
+
+def shards(store: Encode) -> list[bytes]:
+    """Return the bytes of an artefact's shards."""
+    return [file.read_bytes() for file in sorted(store.path().glob("*.safetensors"))]
+
+
+def test_a_datastore_has_windows_of_its_own(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    """Its keys are those of windows that are evaluated with the same block and context; evaluated text keeps its own."""
+    sizes = {"block": 40, "context": 8}
+    plan, store = plan_of(tiny, tmp_path, *(f"datastore.{name}={size}" for name, size in sizes.items()))
+    other_plan, expected = plan_of(tiny, tmp_path, *(f"evaluate.{name}={size}" for name, size in sizes.items()))
+    default_plan, default = plan_of(tiny, tmp_path)
+    for one in (plan, other_plan):
+        run(one.config)
+    assert shards(store) == shards(expected)
+    assert plan.valid.name == default_plan.valid.name != other_plan.valid.name and store.name != default.name
+    windows = store.windows(plan.stored_corpus.corpus())
+    assert int(windows.context.max()) == sizes["context"] and int((windows.length - windows.context).max()) == sizes["block"]
+
+
+def test_windows_as_those_of_evaluation_are_the_same_artefact(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    plan, default = plan_of(tiny, tmp_path)
+    sizes: Any = plan.config.evaluate
+    _, named = plan_of(tiny, tmp_path, f"datastore.block={sizes.block}", f"datastore.context={sizes.context}")
+    assert named.name == default.name
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["datastore.context=5000"], r"datastore\.block \+ datastore\.context=\d+ exceeds"),
+        (["datastore.block=0"], "datastore.block=0"),
+        (["datastore.context=-1"], "datastore.context=-1"),
+        (
+            ["backbone=transformer_xl", "batching=streams", "evaluate.context=0", "datastore.context=8"],
+            "set evaluate.context=0 and datastore.context=null",
+        ),
+    ],
+)
+def test_mistakes(settings: list[str], message: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        run(tiny(*WORDS, *settings, f"paths.outputs={tmp_path}/outputs"))
