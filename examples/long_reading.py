@@ -1,4 +1,7 @@
-"""A long text through a small evicting memory of a decoder of transformers: python examples/long_reading.py MODEL FILE [M]."""
+"""A long text in a small memory of a decoder of transformers: python examples/long_reading.py MODEL FILE [M [QUESTION]].
+
+With a question, the last two policies let it decide what is kept, chunk by chunk.
+"""
 
 import sys
 from pathlib import Path
@@ -8,18 +11,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import trime
 
-name, file, *size = sys.argv[1:] or sys.exit(__doc__)
-entries = int(size[0]) if size else 512
+name, file, *rest = sys.argv[1:] or sys.exit(__doc__)
+size, asked = int(rest[0]) if rest else 512, f"\n\nQuestion: {rest[1]}\n\nAnswer:" if len(rest) > 1 else ""
 tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name).eval()
-ids = torch.tensor([tokenizer(Path(file).read_text())["input_ids"][: model.config.max_position_embeddings - 64]])
-policies = {"fifo": trime.FIFO(), "sink": trime.Sink(4), "lra_sum": trime.LRASum(trime.BelowMean(2.0), trime.Raw())}
-for label, policy in policies.items():
-    cache = trime.EvictingCache(model, entries, policy)
-    mask = torch.ones_like(ids)
-    output = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=40, do_sample=False)
+question = torch.tensor([tokenizer(asked, add_special_tokens=False)["input_ids"]], dtype=torch.long)
+room = model.config.max_position_embeddings - question.shape[1] - 64
+text = torch.tensor([tokenizer(Path(file).read_text())["input_ids"][:room]])
+prompt = torch.cat([text, question], 1)
+policies = {"fifo": trime.FIFO(), "sink": trime.Sink(4), "lra_sum": trime.LRASum(trime.BelowMean(0.0), trime.Raw())}
+guided = {"tova": trime.TOVA(trime.Softmax()), "snapkv": trime.SnapKV(trime.Softmax())} if asked else {}
+for label, policy in {**policies, **guided}.items():
+    cache = trime.EvictingCache(model, size, policy, chunk=min(128, size // 4))
+    if label in guided:
+        cache.read(model, text, question)
+    mask = torch.ones_like(prompt)
+    output = model.generate(prompt, attention_mask=mask, past_key_values=cache, max_new_tokens=40, do_sample=False)
     kept = cache.positions(0)[0]
     print(
-        f"{label}: read {ids.shape[1]:,} tokens into {entries} entries a layer ({cache.bytes / 1e6:.1f} MB); "
+        f"{label}: read {prompt.shape[1]:,} tokens into {size} entries a layer ({cache.bytes / 1e6:.1f} MB); "
         f"layer 0 keeps positions {int(kept[kept >= 0].min())} to {int(kept.max())}"
     )
-    print(repr(tokenizer.decode(output[0, ids.shape[1] :])))
+    print(repr(tokenizer.decode(output[0, prompt.shape[1] :])))

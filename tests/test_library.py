@@ -204,6 +204,9 @@ def test_long_reading_with_an_evicting_memory(tmp_path: Path, text_folder: Path)
     lines = shown.splitlines()
     assert [line.split(":")[0] for line in lines[::2]] == ["fifo", "sink", "lra_sum"]
     assert "read 64 tokens into 16 entries a layer" in lines[0] and "keeps positions 0 to" in lines[2]
+    words = str(tmp_path / "model"), str(text_folder / "train" / "0.txt"), "16", "import threading"
+    asked = example("long_reading", *words).splitlines()
+    assert [line.split(":")[0] for line in asked[::2]] == ["fifo", "sink", "lra_sum", "tova", "snapkv"]
 
 
 def test_knn_lm_over_a_decoder_of_transformers(tmp_path: Path, text_folder: Path) -> None:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from trime.data.neighbours import Fast as BM25Neighbours
     from trime.evaluation.memory_mixture import MemoryMixture, window_of
     from trime.eviction.fifo import FIFO
+    from trime.eviction.h2o import H2O
     from trime.eviction.initial import BelowMean, Constant, OwnPosition
+    from trime.eviction.key_norm import KeyNorm
     from trime.eviction.lfa import LFA
     from trime.eviction.lfu import LFU
     from trime.eviction.lra_last import LRALast
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from trime.eviction.lru import LRU
     from trime.eviction.score_transform import Clipped, Raw, Softmax
     from trime.eviction.sink import Sink
+    from trime.eviction.snapkv import SnapKV
+    from trime.eviction.tova import TOVA
     from trime.memory.base import Memory, Window
     from trime.memory.external import ExternalMemory
     from trime.memory.local import LocalMemory
@@ -38,9 +42,11 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "FIFO",
+    "H2O",
     "LFA",
     "LFU",
     "LRU",
+    "TOVA",
     "Adaptive",
     "BM25Neighbours",
     "BelowMean",
@@ -52,6 +58,7 @@ __all__ = [
     "External",
     "ExternalMemory",
     "KNNMemory",
+    "KeyNorm",
     "LRALast",
     "LRAMax",
     "LRASum",
@@ -65,6 +72,7 @@ __all__ = [
     "OwnPosition",
     "Raw",
     "Sink",
+    "SnapKV",
     "Softmax",
     "Window",
     "interpolate",
@@ -75,9 +83,11 @@ __all__ = [
 ]
 DEFINED_IN = {
     "FIFO": "trime.eviction.fifo",
+    "H2O": "trime.eviction.h2o",
     "LFA": "trime.eviction.lfa",
     "LFU": "trime.eviction.lfu",
     "LRU": "trime.eviction.lru",
+    "TOVA": "trime.eviction.tova",
     "Adaptive": "trime.mixtures.adaptive",
     "BM25Neighbours": "trime.data.neighbours",
     "BelowMean": "trime.eviction.initial",
@@ -89,6 +99,7 @@ DEFINED_IN = {
     "External": "trime.memory.visibility",
     "ExternalMemory": "trime.memory.external",
     "KNNMemory": "trime.memory.retrieval.datastore",
+    "KeyNorm": "trime.eviction.key_norm",
     "LRALast": "trime.eviction.lra_last",
     "LRAMax": "trime.eviction.lra_max",
     "LRASum": "trime.eviction.lra_sum",
@@ -102,6 +113,7 @@ DEFINED_IN = {
     "OwnPosition": "trime.eviction.initial",
     "Raw": "trime.eviction.score_transform",
     "Sink": "trime.eviction.sink",
+    "SnapKV": "trime.eviction.snapkv",
     "Softmax": "trime.eviction.score_transform",
     "Window": "trime.memory.base",
     "interpolate": "trime.mixtures.interpolate",

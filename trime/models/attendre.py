@@ -10,7 +10,7 @@ The query memory is a delay line: all rows move in step, padding included, so th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -122,6 +122,10 @@ class Attendre:
     causal: bool = False
     window: int | None = None
     search: str = "exact"
+
+    def with_room(self, entries: int, deciding: int) -> Attendre:
+        """Return a memory with so many more slots, for queries of which the ``deciding`` last ones alone may score entries."""
+        return replace(self, keys=BoundedMemory(self.keys.size + entries, self.keys.policy.decided_by(deciding)))
 
     def initial_state(self, entries: tuple[Tensor, ...], queries: Queries) -> AttendreState:
         """Return an empty state for entries and queries of these shapes."""

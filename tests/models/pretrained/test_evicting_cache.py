@@ -16,7 +16,9 @@ from tests.helpers.pretrained import save_model
 from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy
 from trime.eviction.initial import BelowMean, OwnPosition
-from trime.eviction.score_transform import Raw
+from trime.eviction.score_transform import Raw, Softmax
+from trime.eviction.snapkv import SnapKV
+from trime.eviction.tova import TOVA
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
 from trime.models.pretrained.answering import DecoderAnswerer, ReadingConfig, greedy
@@ -63,6 +65,31 @@ def test_generation_is_that_of_the_reader(name: str, top_k: int | None, folder: 
         torch.testing.assert_close(logits, session.next_logits(written[:, :number]), atol=1e-5, rtol=1e-5)
     assert greedy(DecoderAnswerer(RopeDecoder(other, "none"), reading).read(prompt), -1, 6) == written.tolist()
     assert cache.get_seq_length() == 45 and cache.positions(0).shape == (1, SIZE) and cache.bytes > 0
+
+
+@pytest.mark.parametrize("policy", [TOVA(Softmax()), SnapKV(Softmax(), window=7), trime.LRASum(BelowMean(1.0), Raw())])
+def test_a_text_that_its_question_guides_is_that_of_the_reader(policy: EvictionPolicy, folder: Path) -> None:
+    """Which entries a cache keeps before generate goes on with the question, and the logits of what it writes."""
+    model, other = load_pretrained(str(folder)), load_pretrained(str(folder))
+    prompt = torch.randint(3, 20, (2, 40))
+    text, question = prompt.split([34, 6], 1)
+    answerer = DecoderAnswerer(
+        RopeDecoder(other, "none", cached_keys="after_rope"),
+        ReadingConfig(memories(other, policy, None), CHUNK, prefill="guided"),
+    )
+    reading = answerer.start(text.tolist(), questions=question.tolist())
+    cache = EvictingCache(model, SIZE, policy, chunk=CHUNK)
+    cache.read(model, text, question)
+    for layer, kept in enumerate(reading.reader.kept()):
+        assert torch.equal(cache.positions(layer).sort(1).values, kept.sort(1).values)
+    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    output = model.generate(prompt, past_key_values=cache, return_dict_in_generate=True, output_logits=True, **settings)
+    session, written = reading.ask(question.tolist()), output.sequences[:, 40:]
+    for number, logits in enumerate(output.logits):
+        torch.testing.assert_close(logits, session.next_logits(written[:, :number]), atol=1e-5, rtol=1e-5)
+    plain = EvictingCache(model, SIZE, policy, chunk=CHUNK)
+    plain.read(model, text)
+    assert any(not torch.equal(cache.positions(layer), plain.positions(layer)) for layer in range(len(cache.memories)))
 
 
 @pytest.mark.parametrize("name", POLICIES)

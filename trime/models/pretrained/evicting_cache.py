@@ -8,6 +8,7 @@ positions, so that a text should not be longer than the model's positions.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -54,12 +55,30 @@ class EvictingCache(Cache):
         count = model.config.num_hidden_layers
         sizes, best = (per_layer(value, count, name) for value, name in ((size, "size"), (top_k, "top_k")))
         parts = zip(sizes, best, sliding_windows(model.config, count), strict=True)
+        self.chunk = chunk
         super().__init__(
             layers=[EvictingLayer(Attendre(BoundedMemory(m, policy), 0, k, True, window), chunk) for m, k, window in parts]
         )
         AttentionInterface.register(IMPLEMENTATION, attend)
         AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
         model.set_attn_implementation(IMPLEMENTATION)
+
+    @torch.no_grad()
+    def read(self, model: Any, text: Int[Tensor, "b l"], question: Int[Tensor, "b q"] | None = None) -> None:
+        """Let the model read texts without padding, before ``generate`` goes on with what follows them.
+
+        After each chunk the ``question``, if it is given, attends to all that is kept, and so decides what is evicted next
+        (Finch, Corallo and Papotti 2024); it is not kept itself, so that ``generate`` is given the text and the question.
+        """
+        for part in text.split(self.chunk, 1):
+            model(input_ids=part, past_key_values=self, logits_to_keep=1)
+            if question is not None:
+                other = copy.copy(self)
+                other.layers = [layer.with_room(question.shape[1]) for layer in self.memories]
+                model(input_ids=question, past_key_values=other, logits_to_keep=1)
+                for mine, theirs in zip(self.memories, other.memories, strict=True):
+                    assert mine.state is not None and theirs.state is not None
+                    mine.state = mine.state.scored_as(theirs.state.keys)
 
     @property
     def bytes(self) -> int:
@@ -100,6 +119,14 @@ class EvictingLayer(CacheLayerMixin):
         keys = key_states.view_as(key_states)
         keys.evicting_layer = self  # type: ignore[attr-defined]
         return keys, value_states
+
+    def with_room(self, tokens: int) -> EvictingLayer:
+        """Return a layer that holds the same entries, and has slots for so many tokens more."""
+        assert self.state is not None
+        other = copy.copy(self)
+        other.memory = self.memory.with_room(tokens, tokens)
+        other.state = self.state._replace(keys=other.memory.keys.fit(self.state.keys))
+        return other
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Insert entries and return the attended values [b l h d] of queries [b h l d], chunk by chunk."""

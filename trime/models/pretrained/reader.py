@@ -152,7 +152,11 @@ class LongReader:
     def resize(self, sizes: list[int]) -> None:
         """Give the layers' memories other sizes: of a smaller one, its policy's best entries stay."""
         pairs = zip(self.stack.memories, sizes, strict=True)
-        self.stack.memories = [replace(memory, keys=BoundedMemory(size, memory.keys.policy)) for memory, size in pairs]
+        self.remember_by([replace(memory, keys=BoundedMemory(size, memory.keys.policy)) for memory, size in pairs])
+
+    def remember_by(self, memories: list[Attendre]) -> None:
+        """Go on with other memories, of which each takes the best entries of the one before it."""
+        self.stack.memories = memories
         self.state = [
             layer._replace(keys=memory.keys.fit(layer.keys))
             for layer, memory in zip(self.state, self.stack.memories[: len(self.state)], strict=True)
@@ -164,11 +168,7 @@ class LongReader:
         The tokens themselves are forgotten, and evict nothing: a fork with room for them reads them.
         """
         other, fewest = self.fork([*range(len(tokens))]), int((position >= 0).sum(1).min())
-        other.stack.memories = [
-            replace(memory, keys=BoundedMemory(memory.keys.size, memory.keys.policy.decided_by(fewest)))
-            for memory in other.stack.memories
-        ]
-        other.resize([memory.keys.size + tokens.shape[1] for memory in other.stack.memories])
+        other.remember_by([memory.with_room(tokens.shape[1], fewest) for memory in other.stack.memories])
         for _ in other.feed(tokens, position):
             pass
         self.state = [mine.scored_as(theirs.keys) for mine, theirs in zip(self.state, other.state, strict=True)]
