@@ -37,17 +37,32 @@ def test_a_datastore_has_windows_of_its_own(tiny: Callable[..., DictConfig], tmp
     default_plan, default = plan_of(tiny, tmp_path)
     for one in (plan, other_plan):
         run(one.config)
-    assert shards(store) == shards(expected)
+    assert shards(store) == shards(expected) != []
     assert plan.valid.name == default_plan.valid.name != other_plan.valid.name and store.name != default.name
     windows = store.windows(plan.stored_corpus.corpus())
     assert int(windows.context.max()) == sizes["context"] and int((windows.length - windows.context).max()) == sizes["block"]
 
 
-def test_windows_as_those_of_evaluation_are_the_same_artefact(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_a_datastore_is_the_same_artefact_by_its_own_windows(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    """Whether they are named or taken from evaluation; with windows of its own it does not depend on those of evaluation."""
     plan, default = plan_of(tiny, tmp_path)
     sizes: Any = plan.config.evaluate
-    _, named = plan_of(tiny, tmp_path, f"datastore.block={sizes.block}", f"datastore.context={sizes.context}")
-    assert named.name == default.name
+    own = f"datastore.block={sizes.block}", f"datastore.context={sizes.context}"
+    assert {plan_of(tiny, tmp_path, *own, *more)[1].name for more in ([], ["evaluate.block=48", "evaluate.context=16"])} == {
+        default.name
+    }
+
+
+@pytest.mark.parametrize("context", [0, 8])
+def test_the_published_order_is_of_windows_without_context(
+    context: int, tiny: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    """Those of the datastore decide, not those of evaluated text."""
+    others = f"evaluate.context={8 - context}", "compatibility.sorted_windows=true", "mixture.model.history=[]"
+    plan, store = plan_of(tiny, tmp_path, f"datastore.context={context}", *others)
+    run(plan.config)
+    lengths = store.windows(plan.stored_corpus.corpus()).length
+    assert (lengths[1:] >= lengths[:-1]).all() == (context == 0)
 
 
 @pytest.mark.parametrize(

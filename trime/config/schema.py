@@ -187,7 +187,7 @@ class Datastore:
     )
     context: int | None = setting(
         None,
-        "tokens that are read before each window of its text; null: evaluate.context, as published; few save most of the time",
+        "tokens that are read before each window of its text; null: evaluate.context, as published; fewer make encoding faster",
         at_least=0,
         whole=True,
         optional=True,
@@ -349,7 +349,8 @@ class Answering:
     )
     order: str = setting(
         "first",
-        "where the question stands: before the context, after it (a context is then read once for all its questions), or both",
+        "where the question stands: before the context, after it (a context is then read once for all its questions, unless "
+        "they guide it), or both",
         choices=ORDERS,
     )
     chat_template: Switch | None = setting(

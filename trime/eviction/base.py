@@ -35,6 +35,7 @@ class EvictionPolicy:
     uses_attention: ClassVar[bool] = True  # False: the memory does not report attention to the policy
     needs_keys: ClassVar[bool] = False  # True: scores depend on the stored keys, which a recorded run lacks
     keeps_newest: bool = False  # True: always keeps the last entries, without gaps
+    can_be_guided: bool = False  # True: scores are of attention whenever it was paid, so that a question can decide them
 
     def __init__(self, initial: Initial, newest_first: bool = True, sinks: int = 0):
         if sinks < 0:
@@ -69,8 +70,8 @@ class EvictionPolicy:
         """Return how many of the newest entries always stay in a memory of ``size`` slots; here none."""
         return 0
 
-    def decided_by(self, queries: int) -> EvictionPolicy:
-        """Return the policy for scores that at most so many last queries of a step decide; here they are all the same to it."""
+    def for_questions(self) -> EvictionPolicy:
+        """Return the policy for a step whose queries score entries without leaving entries of their own; here itself."""
         return self
 
     def begin(self, ranking: Ranking) -> Summary:
@@ -104,6 +105,8 @@ class EvictionPolicy:
 
 class AttentionScorePolicy(EvictionPolicy):
     """A policy over attention scores, which ``score_transform`` transforms before they are pooled over heads."""
+
+    can_be_guided = True
 
     def __init__(self, initial: Initial, score_transform: ScoreTransform, newest_first: bool = True, sinks: int = 0):
         super().__init__(initial, newest_first, sinks)

@@ -30,6 +30,7 @@ class LFA(AttentionScorePolicy):
         if gamma < 0:
             raise ValueError(f"eviction.gamma={gamma}: older queries must not weigh more than newer ones: choose 0 or above")
         self.gamma, self.replaces = gamma, replaces
+        self.can_be_guided = gamma == 0  # scores that decay belong to a position, and a question has none in the text
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last = last_position(summary, block)

@@ -17,6 +17,8 @@ class LFU(EvictionPolicy):
     ``top_k`` and ``fallback_top_k`` decide what counts as retrieved (see ``retrieved_entries``). ValueError for another unit.
     """
 
+    can_be_guided = True
+
     def __init__(
         self,
         initial: Initial,

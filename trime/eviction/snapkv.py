@@ -27,14 +27,15 @@ class SnapKV(AttentionScorePolicy):
         if kernel < 1 or kernel % 2 == 0:
             raise ValueError(f"eviction.kernel={kernel} must be odd: an entry has as many neighbours before it as after it")
         self.window, self.kernel = check_recent(window, "window"), kernel
+        self.is_for_questions = False
 
     def protected(self, size: int) -> int:
         return self.window
 
-    def decided_by(self, queries: int) -> SnapKV:
-        """Return the policy with a window of no more than so many queries."""
+    def for_questions(self) -> SnapKV:
+        """Return the policy for which only the entries of the queries that decide count as neighbours of none."""
         policy = copy.copy(self)
-        policy.window = min(self.window, check_recent(queries, "window"))
+        policy.is_for_questions = True
         return policy
 
     def begin(self, ranking: Ranking) -> Summary:
@@ -56,11 +57,14 @@ class SnapKV(AttentionScorePolicy):
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         queries = (summary.window >= 0).sum(1, keepdim=True).clamp(min=1)
-        return smoothed(summary.value.sum(1) / queries, ranking.position, self.window, self.kernel)
+        newest = queries if self.is_for_questions else torch.full_like(queries, self.window)
+        return smoothed(summary.value.sum(1) / queries, ranking.position, newest, self.kernel)
 
 
-def smoothed(score: Float[Tensor, "b m"], position: Int[Tensor, "b m"], newest: int, kernel: int) -> Float[Tensor, "b m"]:
-    """Return the mean of the scores of ``kernel`` neighbours in order of position, where the ``newest`` count as zeros.
+def smoothed(
+    score: Float[Tensor, "b m"], position: Int[Tensor, "b m"], newest: Int[Tensor, "b 1"], kernel: int
+) -> Float[Tensor, "b m"]:
+    """Return the mean of the scores of ``kernel`` neighbours in order of position, where so many ``newest`` count as zeros.
 
     Neighbours before the first entry count as zeros, too, as in the authors' average pooling.
     """
@@ -68,6 +72,6 @@ def smoothed(score: Float[Tensor, "b m"], position: Int[Tensor, "b m"], newest: 
         return score
     order = position.argsort(1)  # empty slots come first
     sorted_score = score.gather(1, order).masked_fill(position.gather(1, order) < 0, 0.0)
-    sorted_score[:, max(0, score.shape[1] - newest) :] = 0.0
+    sorted_score.masked_fill_(torch.arange(score.shape[1], device=score.device) >= score.shape[1] - newest, 0.0)
     pooled = F.avg_pool1d(sorted_score[:, None], kernel, 1, kernel // 2)[:, 0]
     return torch.empty_like(score).scatter(1, order, pooled)

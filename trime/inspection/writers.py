@@ -103,6 +103,10 @@ class LongWriter:
         self.config, self.tokenizer = plan.config, load_tokenizer(source)
         if not plain(self.config.model.memory_size):
             raise UserError("model.memory_size=0: reading a prompt with memories needs room for entries; set it larger")
+        if self.config.model.prefill == "guided":
+            raise UserError(
+                "model.prefill=guided needs a question about a text: set model.prefill=chunked or whole to generate"
+            )
         model = load_pretrained(source, self.config.model.dtype)
         self.answerer = build_answerer(plan.config, model)
         self.prompt: list[int] = []

@@ -62,10 +62,11 @@ class AttendreState(NamedTuple):
 
     def scored_as(self, larger: MemoryState) -> AttendreState:
         """Return the state with the scores that its entries have in a larger memory, which holds them in the same slots."""
-        old, slots = self.keys.ranking, self.keys.ranking.position.shape[1]
-        assert torch.equal(larger.ranking.position[:, :slots].masked_fill(old.position < 0, -1), old.position)
-        score = larger.ranking.score[:, :slots].masked_fill(old.position < 0, -torch.inf)
-        return self._replace(keys=self.keys._replace(ranking=old._replace(score=score)))
+        old, empty = self.keys.ranking, self.keys.ranking.position < 0
+        new = slots_of(larger.ranking, empty.shape[1])
+        assert torch.equal(new.position.masked_fill(empty, -1), old.position)
+        ranking = old._replace(score=new.score.masked_fill(empty, -torch.inf), attended=new.attended & ~empty)
+        return self._replace(keys=self.keys._replace(ranking=ranking))
 
 
 class Retrieved(NamedTuple):
@@ -123,9 +124,9 @@ class Attendre:
     window: int | None = None
     search: str = "exact"
 
-    def with_room(self, entries: int, deciding: int) -> Attendre:
-        """Return a memory with so many more slots, for queries of which the ``deciding`` last ones alone may score entries."""
-        return replace(self, keys=BoundedMemory(self.keys.size + entries, self.keys.policy.decided_by(deciding)))
+    def with_room(self, entries: int) -> Attendre:
+        """Return a memory with so many more slots, for the tokens of a question that looks at its entries."""
+        return replace(self, keys=BoundedMemory(self.keys.size + entries, self.keys.policy.for_questions()))
 
     def initial_state(self, entries: tuple[Tensor, ...], queries: Queries) -> AttendreState:
         """Return an empty state for entries and queries of these shapes."""

@@ -138,8 +138,9 @@ def reading_settings(config: DictConfig) -> dict[str, Any]:
 
 def window_sizes(config: DictConfig, for_datastore: bool = False) -> tuple[int, int]:
     """Return the tokens of a window and those of the context before it, in the text of a datastore or in evaluated text."""
-    pairs = [(config.datastore[name] if for_datastore else None, config.evaluate[name]) for name in ("block", "context")]
-    block, context = (default if own is None else own for own, default in pairs)
+    own, default = config.datastore, config.evaluate
+    block = own.block if for_datastore and own.block is not None else default.block
+    context = own.context if for_datastore and own.context is not None else default.context
     return block, context
 
 
@@ -153,8 +154,7 @@ def check_positions(positions: int | None, config: DictConfig, longest: int = 0)
     lengths = {"segments.length": config.segments.length} if config.train.updates else {}
     if not (is_pretrained(config) and plain(config.model.memory_size)):
         lengths["evaluate.block + evaluate.context"] = sum(window_sizes(config))
-        if (stored := sum(window_sizes(config, for_datastore=True))) != sum(window_sizes(config)):
-            lengths["datastore.block + datastore.context"] = stored
+        lengths["datastore.block + datastore.context"] = sum(window_sizes(config, for_datastore=True))
     for name, length in lengths.items():
         if length > positions:
             if is_pretrained(config):

@@ -99,10 +99,6 @@ def reading_config(config: DictConfig, family: Any) -> ReadingConfig:
     if any(query_size is not None and query_size >= size for size, query_size in zip(sizes, query_sizes, strict=True)):
         log.warning(f"query_size={settings.query_size} is not below memory_size: queries attend to later keys only")
     causal = family.causal if settings.causal is None else settings.causal
-    if settings.prefill == "guided" and (not causal or any(query_sizes)):
-        raise UserError("model.prefill=guided is for decoders whose queries attend at once: set model.query_size=0")
-    if settings.prefill == "guided" and config.answering.order == "first":
-        raise UserError("model.prefill=guided needs the question after the text: set answering.order=last or both")
     memories = [
         Attendre(
             BoundedMemory(size, instantiate(config.eviction, _convert_="all")),

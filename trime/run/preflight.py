@@ -202,7 +202,9 @@ def check_pretrained(config: DictConfig) -> None:
         raise UserError(f"model.memory_size={sizes}: every layer needs entries, or none does (model.memory_size=0)")
     if answers:
         check_questions(config)
-    elif sizes and contexts(config) and {"encode", "evaluate"} & set(config.stages):
+        if config.model.prefill == "guided":
+            check_guided(config)
+    elif sizes and longest_context(config) and {"encode", "evaluate"} & set(config.stages):
         raise UserError(f"model.memory_size={sizes}: {CARRIED}")
     if not config.model.backbone._target_.startswith("trime.models.pretrained"):
         raise UserError("model=pretrained has layers of its own: leave backbone= and head= out")
@@ -213,8 +215,8 @@ def check_pretrained(config: DictConfig) -> None:
         raise UserError("small.spread=true is for small.model.kind=decoder: a T5 does not distinguish distances beyond 128")
 
 
-def contexts(config: DictConfig) -> int:
-    """Return how many tokens windows are read with before their own, in evaluated text or in that of a datastore."""
+def longest_context(config: DictConfig) -> int:
+    """Return the largest number of context tokens of a window, in evaluated text or in that of a datastore."""
     return max(window_sizes(config)[1], window_sizes(config, for_datastore=True)[1])
 
 
@@ -225,6 +227,23 @@ def check_questions(config: DictConfig) -> None:
         raise UserError(
             f"answering.split={split}: the {split} questions of questions={questions.name} have no answers: "
             f"set answering.split={questions.splits[-1]}"
+        )
+
+
+def check_guided(config: DictConfig) -> None:
+    """Raise UserError if questions cannot decide what is kept of their texts (model.prefill=guided) with these settings."""
+    waiting = plain(config.model.query_size)
+    if config.answering.order == "first":
+        raise UserError("model.prefill=guided needs the question after the text: set answering.order=last or both")
+    if any(waiting) if isinstance(waiting, list) else waiting:
+        raise UserError("model.prefill=guided is for queries that attend at once: set model.query_size=0")
+    if config.model.causal is False:
+        raise UserError("model.prefill=guided is for causal decoders: leave model.causal out")
+    if not instantiated(config.eviction).can_be_guided:
+        name = config.eviction._target_.split(".")[-2]
+        raise UserError(
+            f"model.prefill=guided needs a policy that scores entries by attention, whenever it was paid: eviction={name} "
+            f"{'forgets, set eviction.gamma=0' if config.eviction.get('gamma') else 'does not, set eviction=snapkv or tova'}"
         )
 
 
@@ -240,7 +259,7 @@ def check_model(config: DictConfig) -> None:
     """Raise UserError if the model cannot be built, with the memory inside it that evaluation uses."""
     model = model_of(config)
     if "memory_size" in config.model:
-        if contexts(config):
+        if longest_context(config):
             raise UserError(CARRIED)
         set_evaluation_memory(model, config)
     try:

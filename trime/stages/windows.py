@@ -73,25 +73,23 @@ class TextWindows(Windows):
         *("evaluate.block", "evaluate.context", "evaluate.bounded", "evaluate.lines"),
         "compatibility.sorted_windows",
     )
-    unhashed = ("datastore.block", "datastore.context")  # settings_of hashes them where they decide
+    unhashed = ("datastore.block", "datastore.context")  # settings_of has them, as those of a datastore's windows
 
     def settings_of(self, portion: Portion) -> Any:
-        sizes = window_sizes(self.config, portion.for_datastore)
-        is_own = portion.for_datastore and sizes != window_sizes(self.config)
-        return self.settings() | ({"datastore": sizes} if is_own else {})
+        settings = self.settings()
+        block, context = window_sizes(self.config, portion.for_datastore)
+        return settings | {"evaluate": settings["evaluate"] | {"block": block, "context": context}}
 
     def cut(self, corpus: Corpus, portion: Portion) -> Segments:
         text, evaluate = corpus.split(portion.split), self.config.evaluate
-        offsets, budget = document_offsets(text, evaluate.bounded), (portion.tokens, portion.sample)
-        if not evaluate.lines or portion.for_datastore:
-            return self.in_reading_order(cut(offsets, *window_sizes(self.config, portion.for_datastore), *budget))
-        return self.in_reading_order(cut_lines(text, offsets, corpus.vocabulary.eos, evaluate.block, evaluate.context, *budget))
-
-    def in_reading_order(self, windows: Segments) -> Segments:
-        """Keep the order of the text; the published code reads windows without context from the shortest to the longest."""
-        if not self.config.compatibility.sorted_windows or self.config.evaluate.context:
+        offsets = document_offsets(text, evaluate.bounded)
+        block, context = window_sizes(self.config, portion.for_datastore)
+        sizes = block, context, portion.tokens, portion.sample
+        by_lines = evaluate.lines and not portion.for_datastore
+        windows = cut_lines(text, offsets, corpus.vocabulary.eos, *sizes) if by_lines else cut(offsets, *sizes)
+        if context or not self.config.compatibility.sorted_windows:
             return windows
-        return windows.take(np.argsort(windows.length, kind="stable"))
+        return windows.take(np.argsort(windows.length, kind="stable"))  # so the published code reads windows without context
 
     def loader(self, corpus: Corpus, split: str, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
         return WindowLoader(corpus.split(split), windows, plan, corpus.vocabulary.special_ids)

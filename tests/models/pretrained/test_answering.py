@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="the extra pretrained")
 import trime
 from tests.helpers.pretrained import decoder_answerer, save_model
 from trime.eviction.base import EvictionPolicy
+from trime.eviction.h2o import H2O
 from trime.eviction.snapkv import SnapKV
 from trime.eviction.tova import TOVA
 from trime.memory.bounded import BoundedMemory
@@ -106,14 +107,16 @@ def test_a_question_decides_what_is_evicted_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [TOVA(trime.Softmax()), SnapKV(trime.Softmax(), window=4), trime.Sink(2)], ids=["tova", "snapkv", "sink"]
+    "policy",
+    [TOVA(trime.Softmax()), SnapKV(trime.Softmax(), window=5), H2O(trime.Softmax()), trime.LFA(trime.Constant(), trime.Raw())],
+    ids=["tova", "snapkv", "h2o", "lfa"],
 )
 @torch.no_grad()
 def test_guided_texts_of_a_batch_are_read_as_if_alone(policy: EvictionPolicy, tmp_path: Path) -> None:
     """Texts and questions of different lengths; the memory holds no token of a question, and is cut for no question."""
     folder = save_model("Llama", tmp_path)
     texts = [torch.randint(3, 20, (length,)).tolist() for length in (LENGTH, 2 * CHUNK - 1)]
-    questions = [torch.randint(3, 20, (4,)).tolist() for _ in texts]
+    questions = [torch.randint(3, 20, (length,)).tolist() for length in (7, 3)]
     together = decoder_answerer(folder, policy, SIZE, CHUNK, prefill="guided").start(texts, questions=questions)
     for row, (text, question) in enumerate(zip(texts, questions, strict=True)):
         alone = decoder_answerer(folder, policy, SIZE, CHUNK, prefill="guided").start([text], questions=[question])

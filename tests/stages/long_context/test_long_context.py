@@ -267,6 +267,8 @@ def test_solved_questions_are_facts_alone_of_train(questions: str, tiny: Tiny, s
         (["model.prefill=half"], "model.prefill"),
         (["model.prefill=guided", "model.query_size=0"], "answering.order=last"),
         (["model.prefill=guided", "model.query_size=8", "answering.order=last"], "model.query_size=0"),
+        (["model.prefill=guided", "model.query_size=0", "answering.order=last", "eviction=lru"], "eviction=lru does not"),
+        (["model.prefill=guided", "model.query_size=0", "answering.order=last", "eviction=lfa_gamma"], "eviction.gamma=0"),
         (["model.position=far"], "position=far"),
         (["model.name=/nowhere"], "model.name=/nowhere"),
         (["small.model.kind=both"], "kind=both"),
@@ -285,7 +287,6 @@ def test_mistakes(options: list[str], message: str, tiny: Tiny, settings: list[s
     [
         ("fifo", "chunked", "last"),
         ("sink", "chunked", "first and last"),
-        ("sink", "guided", "first and last"),
         ("sink", "whole", "first and last"),
     ],
 )
@@ -293,7 +294,7 @@ def test_a_page_shows_what_was_kept(
     policy: str, prefill: str, kept: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """FIFO keeps the last entries of a context in every layer, a sink the first ones as well; the page names the question."""
-    how = f"eviction={policy}", f"model.prefill={prefill}", "model.query_size=0", "answering.order=both"
+    how = f"eviction={policy}", f"model.prefill={prefill}", "model.query_size=0"
     config = tiny("experiment=attendre_decoder", *settings, *how, pictures=True)
     run(config)
     plan = Plan(config)
@@ -311,6 +312,25 @@ def test_a_page_shows_what_was_kept(
         assert sample["answer_at"] and any(answer in sample["excerpt"] for answer in sample["answers"])
     (answer,) = {round(100 * sum(answer["right"] for answer in answers) / len(answers), 2)}
     assert f"{answer:.2f} [" in page and "95 % intervals" in page
+
+
+def test_a_guided_text_is_read_for_each_of_its_questions(tiny: Tiny, settings: list[str]) -> None:
+    """The answers are those to each question alone, whichever is asked of the same text in the same batch."""
+    passkey = "questions=passkey", "questions.words=60", "questions.keys=2", "questions.ask=all", "questions.count=6"
+    reading = "model.prefill=guided", "model.query_size=0", "answering.order=last", "eviction=tova"
+    own = [word for word in settings if not word.startswith("questions")]
+    config = tiny("experiment=attendre_decoder", *passkey, *reading, *own)
+    run(config)
+    answer = Plan(config).answer
+    lines, (tokenizer, answerer) = read_json_lines(answer.path() / "answers.jsonl"), answer.model()
+    make_prompt, (_, examples) = answer.prompts(tokenizer), answer.examples()
+    assert len({example.context for example in examples}) == len(examples) / 2
+    for example, line in zip(examples, lines, strict=True):
+        made = make_prompt(example)
+        session = answerer.start([made.shared], questions=[made.rest]).ask([made.rest])
+        (alone,) = greedy(session, tokenizer.eos_token_id, config.answering.max_new_tokens)
+        assert line["answer"] == tokenizer.decode(alone, skip_special_tokens=True).strip()
+        assert line["read"] == line["tokens"] == len(made.tokens)
 
 
 def test_places_of_answers_in_any_spacing() -> None:

@@ -101,10 +101,12 @@ class ReadingConfig:
                 pass
             return
         if questions is None:
-            raise ValueError("prefill=guided needs the questions before the texts are read")
-        for number, _ in enumerate(self.read(reader, tokens, position, is_last=False), 1):
-            so_far = [min(len(text), number * self.chunk) for text in texts]
-            reader.look_back(*pad_prompts(questions, device, so_far))
+            raise ValueError("prefill=guided needs the questions before the texts are read: pass start(texts, questions=…)")
+        for number, _ in enumerate(self.read(reader, tokens, position, is_last=False)):
+            so_far = [min(len(text), (number + 1) * self.chunk) for text in texts]
+            asked, places = pad_prompts(questions, device, so_far)
+            has_ended = torch.tensor([len(text) <= number * self.chunk for text in texts], device=device)
+            reader.look_back(asked, places.masked_fill(has_ended[:, None], -1))
 
 
 class DecoderAnswerer:
@@ -123,7 +125,7 @@ class DecoderAnswerer:
 
     def read(self, prompts: list[list[int]], record_attention: bool = False) -> DecoderSession:
         """Read whole prompts as a batch."""
-        return self.start([[]] * len(prompts), record_attention, prompts).ask(prompts)
+        return self.start([[]] * len(prompts), record_attention).ask(prompts)
 
 
 class DecoderReading:

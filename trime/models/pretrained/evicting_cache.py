@@ -69,7 +69,12 @@ class EvictingCache(Cache):
 
         After each chunk the ``question``, if it is given, attends to all that is kept, and so decides what is evicted next
         (Finch, Corallo and Papotti 2024); it is not kept itself, so that ``generate`` is given the text and the question.
+        UserError if the question has no tokens, or the policy does not score entries by attention.
         """
+        if question is not None and not all(layer.memory.keys.policy.can_be_guided for layer in self.memories):
+            raise UserError("this policy does not score entries by attention alone: let a question guide SnapKV or TOVA")
+        if question is not None and not question.shape[1]:
+            raise UserError("the question has no tokens: pass None for a text that is read without one")
         for part in text.split(self.chunk, 1):
             model(input_ids=part, past_key_values=self, logits_to_keep=1)
             if question is not None:
@@ -124,7 +129,7 @@ class EvictingLayer(CacheLayerMixin):
         """Return a layer that holds the same entries, and has slots for so many tokens more."""
         assert self.state is not None
         other = copy.copy(self)
-        other.memory = self.memory.with_room(tokens, tokens)
+        other.memory, other.chunk = self.memory.with_room(tokens), tokens
         other.state = self.state._replace(keys=other.memory.keys.fit(self.state.keys))
         return other
 

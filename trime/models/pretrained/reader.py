@@ -152,10 +152,10 @@ class LongReader:
     def resize(self, sizes: list[int]) -> None:
         """Give the layers' memories other sizes: of a smaller one, its policy's best entries stay."""
         pairs = zip(self.stack.memories, sizes, strict=True)
-        self.remember_by([replace(memory, keys=BoundedMemory(size, memory.keys.policy)) for memory, size in pairs])
+        self.replace_memories([replace(memory, keys=BoundedMemory(size, memory.keys.policy)) for memory, size in pairs])
 
-    def remember_by(self, memories: list[Attendre]) -> None:
-        """Go on with other memories, of which each takes the best entries of the one before it."""
+    def replace_memories(self, memories: list[Attendre]) -> None:
+        """Continue with other memories, each with copies of the best entries of the one before it."""
         self.stack.memories = memories
         self.state = [
             layer._replace(keys=memory.keys.fit(layer.keys))
@@ -165,10 +165,12 @@ class LongReader:
     def look_back(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"]) -> None:
         """Let tokens attend to all that the memories hold, and take the scores that entries have after it.
 
-        The tokens themselves are forgotten, and evict nothing: a fork with room for them reads them.
+        The tokens themselves are forgotten, and evict nothing: another reader, which has room for them, reads them at once.
         """
-        other, fewest = self.fork([*range(len(tokens))]), int((position >= 0).sum(1).min())
-        other.remember_by([memory.with_room(tokens.shape[1], fewest) for memory in other.stack.memories])
+        other = copy.copy(self)
+        other.stack, other.chunk = copy.copy(self.stack), tokens.shape[1]
+        other.stack.last_outputs = None
+        other.replace_memories([memory.with_room(tokens.shape[1]) for memory in self.stack.memories])
         for _ in other.feed(tokens, position):
             pass
         self.state = [mine.scored_as(theirs.keys) for mine, theirs in zip(self.state, other.state, strict=True)]

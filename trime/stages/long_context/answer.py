@@ -189,7 +189,10 @@ def by_text(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
 
 
 def answer_line(example: Example, text: str, made: Prompt, first: bool) -> dict[str, Any]:
-    """Return a line of ``answers.jsonl``: the answer, and how many tokens its prompt has and were read for it."""
+    """Return a line of ``answers.jsonl``: the answer, and how many tokens its prompt has and were read for it.
+
+    What a question that guides its text reads again after each chunk does not count: it is part of the cost of a token.
+    """
     return {
         "name": example.name,
         "answer": text,

@@ -12,7 +12,7 @@ from trime.models.pretrained.tokenizer import encode_text, prompt_frame
 
 
 class Prompt(NamedTuple):
-    """The tokens of a prompt: a part that all questions about the same text share, which is read once, and the rest."""
+    """The tokens of a prompt: as far as the end of the text, which questions about the same text may share, and the rest."""
 
     shared: list[int]
     rest: list[int]
@@ -27,7 +27,7 @@ class PromptMaker:
     """Makes the prompts of a model, with the settings ``answering`` and ``solved`` questions before each.
 
     With ``answering.order=last`` the shared part is everything before the question; otherwise nothing is shared. ``is_guided``:
-    the question decides what is kept of the text before it, so that the two are told apart in any order.
+    the question decides what is kept of the text before it, so that the two are also told apart where it comes first as well.
     """
 
     def __init__(self, tokenizer: Any, settings: DictConfig, solved: list[Example], is_guided: bool = False):
