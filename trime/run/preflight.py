@@ -239,6 +239,12 @@ def check_guided(config: DictConfig) -> None:
         raise UserError("model.prefill=guided is for queries that attend at once: set model.query_size=0")
     if config.model.causal is False:
         raise UserError("model.prefill=guided is for causal decoders: leave model.causal out")
+    sizes = plain(config.model.memory_size)
+    if config.model.chunk >= min(sizes if isinstance(sizes, list) else [sizes]):
+        raise UserError(
+            f"model.prefill=guided: model.chunk={config.model.chunk} leaves no room for earlier text in a memory of {sizes}: "
+            "lower model.chunk"
+        )
     if not instantiated(config.eviction).can_be_guided:
         name = config.eviction._target_.split(".")[-2]
         raise UserError(

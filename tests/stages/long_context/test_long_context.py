@@ -267,6 +267,7 @@ def test_solved_questions_are_facts_alone_of_train(questions: str, tiny: Tiny, s
         (["model.prefill=half"], "model.prefill"),
         (["model.prefill=guided", "model.query_size=0"], "answering.order=last"),
         (["model.prefill=guided", "model.query_size=8", "answering.order=last"], "model.query_size=0"),
+        (["model.prefill=guided", "model.query_size=0", "answering.order=last", "model.chunk=24"], "lower model.chunk"),
         (["model.prefill=guided", "model.query_size=0", "answering.order=last", "eviction=lru"], "eviction=lru does not"),
         (["model.prefill=guided", "model.query_size=0", "answering.order=last", "eviction=lfa_gamma"], "eviction.gamma=0"),
         (["model.position=far"], "position=far"),
