@@ -15,13 +15,13 @@ name, file, *rest = sys.argv[1:] or sys.exit(__doc__)
 size, asked = int(rest[0]) if rest else 512, f"\n\nQuestion: {rest[1]}\n\nAnswer:" if len(rest) > 1 else ""
 tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name).eval()
 question = torch.tensor([tokenizer(asked, add_special_tokens=False)["input_ids"]], dtype=torch.long)
-room = model.config.max_position_embeddings - question.shape[1] - 64
-text = torch.tensor([tokenizer(Path(file).read_text())["input_ids"][:room]])
+room = max(1, model.config.max_position_embeddings - question.shape[1] - 64)
+text = torch.tensor([tokenizer(Path(file).read_text())["input_ids"][:room]], dtype=torch.long)
 prompt = torch.cat([text, question], 1)
 policies = {"fifo": trime.FIFO(), "sink": trime.Sink(4), "lra_sum": trime.LRASum(trime.BelowMean(0.0), trime.Raw())}
 guided = {"tova": trime.TOVA(trime.Softmax()), "snapkv": trime.SnapKV(trime.Softmax())} if asked else {}
 for label, policy in {**policies, **guided}.items():
-    cache = trime.EvictingCache(model, size, policy, chunk=min(128, size // 4))
+    cache = trime.EvictingCache(model, size, policy, chunk=min(128, max(1, size // 4)))
     if label in guided:
         cache.read(model, text, question)
     mask = torch.ones_like(prompt)

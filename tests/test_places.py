@@ -16,7 +16,7 @@ import pytest
 from trime import places
 from trime.errors import UserError
 from trime.memory.retrieval.sharded import download_rows
-from trime.places import Place, complete_files, local_copy
+from trime.places import Place, check_address, complete_files, local_copy
 
 KEY = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -92,9 +92,57 @@ def test_a_copy_lies_below_the_folder_of_copies(tmp_path: Path, monkeypatch: pyt
     assert Place("file:///../../etc/x").local == tmp_path / "file" / "etc" / "x"
 
 
+def test_what_lies_there_no_longer_leaves_the_copy(place: Place, tmp_path: Path) -> None:
+    """A later command reads what is there then; files of this machine that were not copied from there stay."""
+    place.upload(["a", "b"], written(tmp_path / "source", a="1", b="2"))
+    copy = local_copy(place.address)
+    written(copy, own="3")
+    place.remove(["a"])
+    places.fetch_once.cache_clear()
+    assert local_copy(place.address) == copy and {path.name for path in copy.iterdir()} == {"b", "own"}
+    place.remove(["b"])
+    places.fetch_once.cache_clear()
+    with pytest.raises(UserError, match="does not exist"):
+        local_copy(place.address)
+
+
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("unknown://x", "unknown.*s3://"), ("memory://nothing/x", "does not exist"), ("file:///dev/null/x", "does not exist")],
+    [
+        ("s3:/bucket/x", "write s3://bucket/x"),
+        ("file:/disk/x", "write file:///disk/x"),
+        ("file://disk/x", "write file:///"),
+        ("file://", "names no folder"),
+        ("s3://bucket/a/../x", r"without \. and \.\."),
+    ],
+)
+def test_addresses_that_are_no_urls(address: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_address(address)
+
+
+def test_paths_are_addresses() -> None:
+    for address in ("outputs", "/a/b", "../x", "C:/x", "~/x", "run:2/x", "s3://bucket/x", "file:///disk/x", "memory://x"):
+        check_address(address)
+
+
+def test_copies_need_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(f"memory://{uuid4().hex}")
+    place.upload(["a"], written(tmp_path, a="1"))
+    monkeypatch.setenv(places.COPIES, str(tmp_path / "a"))
+    with pytest.raises(UserError, match="set TRIME_CACHE"):
+        place.download()
+    assert places.StoredFile.of({"name": "x"}) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("unknown://x", "unknown.*s3://"),
+        ("memory://nothing/x", "does not exist"),
+        ("file:///dev/null/x", "does not exist"),
+        ("ftp://127.0.0.1:9/x", "refused"),
+    ],
 )
 def test_what_does_not_exist_is_told(address: str, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -18,7 +18,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trime.errors import UserError, install_command
-from trime.io import PARTIAL, lock_of, locked, partial_of, replacing
+from trime.io import PARTIAL, lock_of, locked, partial_of, replacing, write_atomically
 from trime.progress import Progress
 
 if TYPE_CHECKING:  # imported when there is a URL
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # imported when there is a URL
 COPIES = "TRIME_CACHE"  # the variable that names the folder of this machine's copies
 THREADS = 8  # files that are copied at once
 MIRROR = 60  # seconds between copies of what is being made
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk
 BAR_BYTES = 2**28  # copies that are larger in all have a progress bar
 
 
@@ -40,7 +41,7 @@ class StoredFile(NamedTuple):
     def of(cls, entry: dict[str, Any]) -> StoredFile:
         """Return what an entry of fsspec says, whose keys depend on the protocol."""
         said = next((entry[key] for key in ("LastModified", "mtime", "updated", "created") if entry.get(key)), 0.0)
-        return cls(int(entry["size"] or 0), float(said.timestamp() if hasattr(said, "timestamp") else said))
+        return cls(int(entry.get("size") or 0), float(said.timestamp() if hasattr(said, "timestamp") else said))
 
     def is_copied(self, path: Path) -> bool:
         """Return whether a file of this machine has its size, and was written after its last change."""
@@ -122,6 +123,7 @@ class Place(NamedTuple):
     def download(self, names: Iterable[str] | None = None, into: Path | None = None) -> None:
         """Copy files from the URL that are not here as they are there; by default all files, to ``local``."""
         there, (system, root), folder = self.files(), self.system, into or self.local
+        make_folder(folder.parent)
         wanted = there if names is None else {name: there[name] for name in names if name in there}
         missing = {name: file.size for name, file in wanted.items() if not file.is_copied(folder / name)}
 
@@ -220,6 +222,16 @@ def complete_files(folder: Path) -> list[str]:
     return [str(file) for file in files if not any(part.endswith(PARTIAL) or ".lock" in part for part in file.parts)]
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder for copies; UserError if it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise UserError(f"{folder}: {error.strerror}: set {COPIES} to a folder that can be written") from None
+
+
 def copies() -> Path:
     """Return the folder of this machine's copies of what lies at URLs."""
     return Path(os.environ.get(COPIES) or "~/.cache/trime").expanduser()
@@ -235,23 +247,48 @@ def local_copy(path: str | Path) -> Path:
 
 @cache
 def fetch_once(place: Place) -> None:
-    """Copy what lies at a URL to this machine; UserError if nothing does."""
-    place.download()
-    if not place.local.exists():
+    """Copy what lies at a URL to this machine, and remove copies of what lies there no longer; UserError if nothing does."""
+    there = place.files()
+    if not there:
         raise UserError(f"{place.address} does not exist, or holds no files")
+    place.download()
+    copied_before = place.local.with_name(f".{place.local.name}.copied")  # names of files, a line each
+    for name in {*copied_before.read_text().split("\n")} - there.keys() if copied_before.is_file() else ():
+        if (place.local / name).is_file():
+            (place.local / name).unlink()
+    write_atomically(copied_before, "\n".join(there))
+
+
+def check_address(address: str) -> None:
+    """Raise UserError if an address was meant to be a URL and is none, or does not mean the same on every machine."""
+    scheme, slashes, rest = re.match(r"(?:([A-Za-z][\w+.-]+):(/*))?(.*)", address, re.DOTALL).groups()  # type: ignore[union-attr]
+    if scheme is None or not slashes:
+        return
+    if len(slashes) == 1:
+        raise UserError(f"{address}: a URL has two slashes: write {scheme}://{'/' * (scheme == 'file')}{rest}")
+    if not rest:
+        raise UserError(f"{address} names no folder")
+    if scheme in ("file", "local") and len(slashes) == 2:
+        raise UserError(f"{address} depends on the folder in which a command runs: write {scheme}:/// and the whole path")
+    if {".", ".."} & {*rest.split("/")}:
+        raise UserError(f"{address}: write the folder without . and ..")
 
 
 @cache
 def opened_system(address: str) -> tuple[AbstractFileSystem, str]:
-    """Return the file system of a URL and the path in it; UserError if its protocol is unknown or needs a package."""
+    """Return the file system of a URL and the path in it; UserError if there is none."""
     from fsspec.core import url_to_fs
 
+    check_address(address)
     try:
         system, root = url_to_fs(address, use_listings_cache=False)
     except ImportError as error:
-        raise UserError(f"{address}: {' '.join(str(error).split())} (for s3://: {install_command('s3')})") from None
+        hint = f" (for s3://: {install_command('s3')})" if address.startswith("s3") else ""
+        raise UserError(f"{address}: {' '.join(str(error).split())}{hint}") from None
     except ValueError as error:
         raise UserError(f"{address}: {error}: use s3://, gs://, file:// or another protocol of fsspec") from None
+    except Exception as error:  # every protocol has errors of its own
+        raise UserError(f"{address}: {' '.join(str(error).split())[:300] or type(error).__name__}") from None
     return system, root.rstrip("/")
 
 
@@ -261,9 +298,11 @@ def reaching(address: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # every protocol has errors of its own
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in FULL:
             raise
         said = " ".join(str(error).split())[:300] or type(error).__name__
+        if "credentials" in said and address.startswith("s3"):
+            said += ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write ~/.aws/credentials"
         raise UserError(f"{address}: the storage refused or did not answer ({said}); the same command resumes") from error
 
 

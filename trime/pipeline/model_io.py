@@ -144,17 +144,19 @@ def window_sizes(config: DictConfig, for_datastore: bool = False) -> tuple[int, 
     return block, context
 
 
-def check_positions(positions: int | None, config: DictConfig, longest: int = 0) -> None:
+def check_positions(positions: int | None, config: DictConfig, longest: int = 0, for_datastore: bool = False) -> None:
     """Raise UserError if a segment or a window is longer than the model's positions; ``longest`` is the longest window.
 
+    ``for_datastore``: the windows of a datastore's text are checked, not those of evaluated text.
     A pretrained model's positions are known only once it is loaded; with memories it reads windows of any length.
     """
     if positions is None or config.task == "translation":  # it reads whole sentences
         return
     lengths = {"segments.length": config.segments.length} if config.train.updates else {}
     if not (is_pretrained(config) and plain(config.model.memory_size)):
-        lengths["evaluate.block + evaluate.context"] = sum(window_sizes(config))
-        lengths["datastore.block + datastore.context"] = sum(window_sizes(config, for_datastore=True))
+        is_own = for_datastore and window_sizes(config, for_datastore) != window_sizes(config)
+        section = "datastore" if is_own else "evaluate"
+        lengths[f"{section}.block + {section}.context"] = sum(window_sizes(config, for_datastore))
     for name, length in lengths.items():
         if length > positions:
             if is_pretrained(config):

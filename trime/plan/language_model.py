@@ -165,6 +165,8 @@ class Plan:
         if self.index and isinstance(self.store, Encode) and {"encode", "datastore"} & stages:
             entries = self.store.windows(self.stored_corpus.corpus()).scored()
             check_k(self.max_neighbours, entries)
+            if not self.config.checkpoint:
+                check_positions(self.config.model.backbone.get("positions"), self.config, for_datastore=True)
             if (width := self.config.model.get("width")) and not self.config.checkpoint:
                 check_index(self.config.index, entries, width)
         self.check_windows()

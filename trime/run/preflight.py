@@ -23,7 +23,7 @@ from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
 from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of
 from trime.pipeline.training import added_callbacks
-from trime.places import Place
+from trime.places import Place, check_address
 from trime.stages.datastore import check_index_factory
 from trime.stages.mixture import given_mixture
 
@@ -37,6 +37,7 @@ def check(config: DictConfig) -> None:
         raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
     check_settings(plain(config))
     for place in {Place(config.paths.data), Place(config.paths.outputs)}:
+        check_address(place.address)
         if place.is_remote:
             if config.trainer.num_nodes > 1:
                 raise UserError(f"{place.address}: machines that train together need a shared disk: name folders of it")
@@ -202,6 +203,8 @@ def check_pretrained(config: DictConfig) -> None:
         raise UserError(f"model.memory_size={sizes}: every layer needs entries, or none does (model.memory_size=0)")
     if answers:
         check_questions(config)
+        if config.model.prefill != "chunked" and config.model.name is None and config.small.model.kind != "decoder":
+            raise UserError(f"model.prefill={config.model.prefill} is for decoders: leave it out")
         if config.model.prefill == "guided":
             check_guided(config)
     elif sizes and longest_context(config) and {"encode", "evaluate"} & set(config.stages):

@@ -112,7 +112,8 @@ class Encode(ArtefactInParts):
             )
         self.windowing.check(corpus, description)
         windows = self.windows(corpus)
-        check_positions(network.backbone.positions, self.config, int(windows.length.max()))  # type: ignore[arg-type]
+        longest = int(windows.length.max())
+        check_positions(network.backbone.positions, self.config, longest, self.portion.for_datastore)  # type: ignore[arg-type]
         device = device_of(self.config)
         network.to(device)
         if network.is_stateful and (windows.context.any() or self.config.compatibility.sorted_windows):

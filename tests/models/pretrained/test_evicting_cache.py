@@ -129,6 +129,30 @@ def test_beams_take_their_memory_along(folder: Path) -> None:
     assert torch.equal(model.generate(prompt, attention_mask=mask, past_key_values=cache, **settings), expected)
 
 
+def test_mistakes_of_reading_are_told(folder: Path) -> None:
+    """Before anything is read."""
+    model = load_pretrained(str(folder))
+    cache, ids = EvictingCache(model, SIZE, TOVA(Softmax()), chunk=CHUNK), torch.randint(3, 20, (2, 12))
+    for text, question in ((ids.float(), ids), (ids[0], ids), (ids[:, :0], ids), (ids, ids[:, :0]), (ids.tolist(), ids)):
+        with pytest.raises(UserError, match="numbers of its tokens"):
+            cache.read(model, text, question)
+    with pytest.raises(UserError, match="1 rows, where the texts have 2"):
+        cache.read(model, ids, ids[:1])
+    with pytest.raises(UserError, match="score entries by attention"):
+        EvictingCache(model, SIZE, trime.FIFO()).read(model, ids, ids)
+    assert cache.get_seq_length() == 0
+    cache = EvictingCache(model, SIZE, TOVA(Softmax()), chunk=CHUNK)
+    cache.read(model, ids, ids[:, :3])
+    prompt, settings = torch.cat([ids, ids[:, :3]], 1), {"max_new_tokens": 2, "do_sample": False, "eos_token_id": None}
+    with pytest.raises(UserError, match="batch_repeat_interleave"):
+        model.generate(prompt, past_key_values=cache, num_beams=2, **settings)
+    cache.batch_repeat_interleave(2)
+    assert model.generate(prompt, past_key_values=cache, num_beams=2, **settings).shape == (2, 17)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(UserError, match="does not read with this cache"):
+        cache.read(model, ids.repeat_interleave(2, 0))
+
+
 def test_what_is_not_supported_is_told(folder: Path) -> None:
     model = load_pretrained(str(folder))
     cache = EvictingCache(model, 4, trime.FIFO())

@@ -64,17 +64,22 @@ class EvictingCache(Cache):
         model.set_attn_implementation(IMPLEMENTATION)
 
     @torch.no_grad()
-    def read(self, model: Any, text: Int[Tensor, "b l"], question: Int[Tensor, "b q"] | None = None) -> None:
-        """Let the model read texts without padding, before ``generate`` goes on with what follows them.
+    def read(self, model: Any, text: Any, question: Any = None) -> None:
+        """Let the model read texts [b l] without padding, before ``generate`` goes on with what follows them.
 
-        After each chunk the ``question``, if it is given, attends to all that is kept, and so decides what is evicted next
+        After each chunk the ``question`` [b q], if it is given, attends to all that is kept and so decides what is evicted next
         (Finch, Corallo and Papotti 2024); it is not kept itself, so that ``generate`` is given the text and the question.
-        UserError if the question has no tokens, or the policy does not score entries by attention.
+        UserError, before anything is read, if these are not rows of tokens, or the policy does not score entries by attention.
         """
+        for name, ids in {"text": text, "question": question}.items() if question is not None else [("text", text)]:
+            if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
+                raise UserError(f"{name}: pass the numbers of its tokens as a tensor of integers, a row for each text")
+            if len(ids) != (self.rows or len(text)):
+                raise UserError(f"{name} has {len(ids)} rows, where the texts have {self.rows or len(text)}")
         if question is not None and not all(layer.memory.keys.policy.can_be_guided for layer in self.memories):
             raise UserError("this policy does not score entries by attention alone: let a question guide SnapKV or TOVA")
-        if question is not None and not question.shape[1]:
-            raise UserError("the question has no tokens: pass None for a text that is read without one")
+        if model.config._attn_implementation != IMPLEMENTATION or len(self.memories) != model.config.num_hidden_layers:
+            raise UserError("the model does not read with this cache: make one of it, and leave its attention as that sets it")
         for part in text.split(self.chunk, 1):
             model(input_ids=part, past_key_values=self, logits_to_keep=1)
             if question is not None:
@@ -84,6 +89,12 @@ class EvictingCache(Cache):
                 for mine, theirs in zip(self.memories, other.memories, strict=True):
                     assert mine.state is not None and theirs.state is not None
                     mine.state = mine.state.scored_as(theirs.state.keys)
+
+    @property
+    def rows(self) -> int:
+        """The number of texts that were read; 0 before the first."""
+        state = self.memories[0].state
+        return 0 if state is None else len(state.keys.ranking.clock)
 
     @property
     def bytes(self) -> int:
@@ -141,6 +152,11 @@ class EvictingLayer(CacheLayerMixin):
         for queries, keys, values, at in zip(*columns, position.split(self.chunk, 1), strict=True):
             entries, waiting = (keys, values), Queries((queries,), at)
             state = self.state or self.memory.initial_state(entries, waiting)
+            if len(state.keys.ranking.clock) != len(at):
+                raise UserError(
+                    f"the cache holds {len(state.keys.ranking.clock)} texts and {len(at)} are continued: for beams, call "
+                    "cache.batch_repeat_interleave(number of beams) after read"
+                )
             self.state, output = self.memory.step(state, entries, waiting, rotated_score, overwrite=True)
             outputs.append(output.attended)
         return torch.cat(outputs, 1)

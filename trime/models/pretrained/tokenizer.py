@@ -74,7 +74,9 @@ def prompt_frame(tokenizer: Any, chat_template: bool | None) -> tuple[list[int],
             raise UserError("the model's chat template does not show a message as it is: set answering.chat_template=false")
         return encode_text(tokenizer, parts[0]), encode_text(tokenizer, parts[1])
     whole, text = encode_prompt(tokenizer, MESSAGE), encode_text(tokenizer, MESSAGE)
-    start = next(place for place in range(len(whole)) if whole[place : place + len(text)] == text)
+    start = next((place for place in range(len(whole)) if text and whole[place : place + len(text)] == text), None)
+    if start is None:
+        raise UserError("the model's tokenizer does not encode a text as a part of a prompt: take another model")
     return whole[:start], whole[start + len(text) :]
 
 
