@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
-from tests.helpers.pretrained import decoder_answerer, save_model
+from tests.helpers.pretrained import SIZES, decoder_answerer, save_model
 from trime.eviction.base import EvictionPolicy
 from trime.eviction.h2o import H2O
 from trime.eviction.snapkv import SnapKV
@@ -111,18 +112,20 @@ def test_a_question_decides_what_is_evicted_next(tmp_path: Path) -> None:
     [TOVA(trime.Softmax()), SnapKV(trime.Softmax(), window=5), H2O(trime.Softmax()), trime.LFA(trime.Constant(), trime.Raw())],
     ids=["tova", "snapkv", "h2o", "lfa"],
 )
+@pytest.mark.parametrize("per_head", [False, True])
 @torch.no_grad()
-def test_guided_texts_of_a_batch_are_read_as_if_alone(policy: EvictionPolicy, tmp_path: Path) -> None:
+def test_guided_texts_of_a_batch_are_read_as_if_alone(policy: EvictionPolicy, per_head: bool, tmp_path: Path) -> None:
     """Texts and questions of different lengths; the memory holds no token of a question, and is cut for no question."""
     folder = save_model("Llama", tmp_path)
     texts = [torch.randint(3, 20, (length,)).tolist() for length in (LENGTH, 2 * CHUNK - 1)]
     questions = [torch.randint(3, 20, (length,)).tolist() for length in (7, 3)]
-    together = decoder_answerer(folder, policy, SIZE, CHUNK, prefill="guided").start(texts, questions=questions)
+    reading = partial(decoder_answerer, folder, policy, SIZE, CHUNK, prefill="guided", per_head=per_head)
+    together, heads = reading().start(texts, questions=questions), SIZES["num_key_value_heads"] if per_head else 1
     for row, (text, question) in enumerate(zip(texts, questions, strict=True)):
-        alone = decoder_answerer(folder, policy, SIZE, CHUNK, prefill="guided").start([text], questions=[question])
+        alone = reading().start([text], questions=[question])
         for one, other in zip(together.reader.kept(), alone.reader.kept(), strict=True):
             assert sorted(one[row].tolist()) == sorted(other[0].tolist())
-            assert int(other.max()) == len(text) - 1 and int((other >= 0).sum()) == min(SIZE, len(text))
+            assert int(other.max()) == len(text) - 1 and int((other >= 0).sum()) == heads * min(SIZE, len(text))
         logits = alone.ask([question]).next_logits(torch.empty(1, 0, dtype=torch.long))
         torch.testing.assert_close(together.ask([question], [row]).next_logits(torch.empty(1, 0, dtype=torch.long)), logits)
 
