@@ -19,7 +19,7 @@ room = max(1, model.config.max_position_embeddings - question.shape[1] - 64)
 text = torch.tensor([tokenizer(Path(file).read_text())["input_ids"][:room]], dtype=torch.long)
 prompt = torch.cat([text, question], 1)
 policies = {"fifo": trime.FIFO(), "sink": trime.Sink(4), "lra_sum": trime.LRASum(trime.BelowMean(0.0), trime.Raw())}
-guided = {"tova": trime.TOVA(trime.Softmax()), "snapkv": trime.SnapKV(trime.Softmax())} if asked else {}
+guided = {"tova": trime.TOVA(trime.Softmax()), "snapkv": trime.SnapKV(trime.Softmax(), kernel=21)} if asked else {}
 for label, policy in {**policies, **guided}.items():
     cache = trime.EvictingCache(model, size, policy, chunk=min(128, max(1, size // 4)))
     if label in guided:
