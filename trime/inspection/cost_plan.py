@@ -351,7 +351,7 @@ def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
             *({"stage": "search", "entries": costs.entries, **line} for line in waiting),
         ],
     }
-    kind = f"{costs.config.name}-{costs.entries}-{nodes}-{costs.factory or 'exact'}"
+    kind = f"{costs.config.name}-{costs.entries}-{nodes}-{costs.factory or 'exact'}-{provenance['config_hash'][:8]}"
     file = Place(costs.config.paths.outputs).local / "plans" / f"{kind}.json"
     write_atomically(file, json.dumps(content, indent=1))
     print(f"\nplan: {file}\nThe small runs lie in {costs.folder}, for further plans; delete it when there are none.")
