@@ -120,8 +120,8 @@ class Place(NamedTuple):
         """The file system of the URL, and the path in it."""
         return opened_system(self.address)
 
-    def download(self, names: Iterable[str] | None = None, into: Path | None = None) -> None:
-        """Copy files from the URL that are not here as they are there; by default all files, to ``local``."""
+    def download(self, names: Iterable[str] | None = None, into: Path | None = None) -> dict[str, StoredFile]:
+        """Copy files from the URL that are not here as they are there, by default all, to ``local``; return what lies there."""
         there, (system, root), folder = self.files(), self.system, into or self.local
         make_folder(folder.parent)
         wanted = there if names is None else {name: there[name] for name in names if name in there}
@@ -136,6 +136,7 @@ class Place(NamedTuple):
                 copied[self.address, name] = state
 
         each_file(f"download {folder.name}", missing, copy)
+        return there
 
     def read_bytes(self, name: str, first: int, last: int) -> bytes:
         """Return bytes ``first`` to before ``last`` of a file at the URL, fewer where it ends."""
@@ -159,7 +160,7 @@ class Place(NamedTuple):
         each_file(f"upload {folder.name}", changed, copy)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove the files of these names at the URL."""
+        """Remove files at the URL, named by their path below it; UserError if the storage refuses, or lacks one of them."""
         system, root = self.system
         with reaching(self.address):
             for name in names:
@@ -207,7 +208,7 @@ def fetch_folder(folder: Path, address: str, copy: Callable[[Path], object]) -> 
 
     Other processes of this machine wait meanwhile. A copy that was interrupted goes on.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with locked(lock_of(folder), f"copying {address}"):
         if not folder.is_dir():
             partial = partial_of(folder.with_name(f"{folder.name}.copy"))
@@ -248,10 +249,9 @@ def local_copy(path: str | Path) -> Path:
 @cache
 def fetch_once(place: Place) -> None:
     """Copy what lies at a URL to this machine, and remove copies of what lies there no longer; UserError if nothing does."""
-    there = place.files()
+    there = place.download()
     if not there:
         raise UserError(f"{place.address} does not exist, or holds no files")
-    place.download()
     copied_before = place.local.with_name(f".{place.local.name}.copied")  # names of files, a line each
     for name in {*copied_before.read_text().split("\n")} - there.keys() if copied_before.is_file() else ():
         if (place.local / name).is_file():
@@ -284,12 +284,17 @@ def opened_system(address: str) -> tuple[AbstractFileSystem, str]:
         system, root = url_to_fs(address, use_listings_cache=False)
     except ImportError as error:
         hint = f" (for s3://: {install_command('s3')})" if address.startswith("s3") else ""
-        raise UserError(f"{address}: {' '.join(str(error).split())}{hint}") from None
+        raise UserError(f"{address}: {said_by(error)}{hint}") from None
     except ValueError as error:
         raise UserError(f"{address}: {error}: use s3://, gs://, file:// or another protocol of fsspec") from None
     except Exception as error:  # every protocol has errors of its own
-        raise UserError(f"{address}: {' '.join(str(error).split())[:300] or type(error).__name__}") from None
+        raise UserError(f"{address}: {said_by(error)}") from None
     return system, root.rstrip("/")
+
+
+def said_by(error: Exception) -> str:
+    """Return the beginning of what an error says, in a line; its name if it says nothing."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 @contextmanager
@@ -300,7 +305,7 @@ def reaching(address: str) -> Iterator[None]:
     except Exception as error:  # every protocol has errors of its own
         if isinstance(error, OSError) and error.errno in FULL:
             raise
-        said = " ".join(str(error).split())[:300] or type(error).__name__
+        said = said_by(error)
         if "credentials" in said and address.startswith("s3"):
             said += ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write ~/.aws/credentials"
         raise UserError(f"{address}: the storage refused or did not answer ({said}); the same command resumes") from error

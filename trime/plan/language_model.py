@@ -167,8 +167,8 @@ class Plan:
             check_k(self.max_neighbours, entries)
             if not self.config.checkpoint:
                 check_positions(self.config.model.backbone.get("positions"), self.config, for_datastore=True)
-            if (width := self.config.model.get("width")) and not self.config.checkpoint:
-                check_index(self.config.index, entries, width)
+                if width := self.config.model.get("width"):
+                    check_index(self.config.index, entries, width)
         self.check_windows()
 
     def check_windows(self) -> None:

@@ -122,7 +122,7 @@ def check_sinks(config: DictConfig) -> None:
     test = [plain(config.tune.memory_size)] if "long" in memories_of(config) else []
     sizes = {"eviction": [plain(config.model.get("memory_size")), *test], "train.eviction": [config.train.memory_size]}
     for key, given in sizes.items():
-        numbers = [size for part in given for size in (part if isinstance(part, list) else [part]) if size]
+        numbers = [size for part in given for size in as_list(part) if size]
         sinks = OmegaConf.select(config, f"{key}.sinks") or 0
         if numbers and sinks >= min(numbers):
             raise UserError(f"{key}.sinks={sinks} fills a memory of {min(numbers)} entries: lower it")
@@ -195,7 +195,7 @@ def check_pretrained(config: DictConfig) -> None:
     sizes = plain(config.model.memory_size)
     if answers and sizes == 0:
         raise UserError("model.memory_size=0: reading long contexts needs entries, at least 1")
-    if any(0 < least < config.model.chunk for least in (sizes if isinstance(sizes, list) else [sizes])):
+    if any(0 < least < config.model.chunk for least in as_list(sizes)):
         raise UserError(
             f"model.memory_size={sizes} is less than model.chunk={config.model.chunk}, which it must hold: lower that"
         )
@@ -218,6 +218,11 @@ def check_pretrained(config: DictConfig) -> None:
         raise UserError("small.spread=true is for small.model.kind=decoder: a T5 does not distinguish distances beyond 128")
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return the values of a setting that takes one, or a list of them."""
+    return value if isinstance(value, list) else [value]
+
+
 def longest_context(config: DictConfig) -> int:
     """Return the largest number of context tokens of a window, in evaluated text or in that of a datastore."""
     return max(window_sizes(config)[1], window_sizes(config, for_datastore=True)[1])
@@ -235,15 +240,14 @@ def check_questions(config: DictConfig) -> None:
 
 def check_guided(config: DictConfig) -> None:
     """Raise UserError if questions cannot decide what is kept of their texts (model.prefill=guided) with these settings."""
-    waiting = plain(config.model.query_size)
     if config.answering.order == "first":
         raise UserError("model.prefill=guided needs the question after the text: set answering.order=last or both")
-    if any(waiting) if isinstance(waiting, list) else waiting:
+    if any(as_list(plain(config.model.query_size))):
         raise UserError("model.prefill=guided is for queries that attend at once: set model.query_size=0")
     if config.model.causal is False:
         raise UserError("model.prefill=guided is for causal decoders: leave model.causal out")
     sizes = plain(config.model.memory_size)
-    if config.model.chunk >= min(sizes if isinstance(sizes, list) else [sizes]):
+    if config.model.chunk >= min(as_list(sizes)):
         raise UserError(
             f"model.prefill=guided: model.chunk={config.model.chunk} leaves no room for earlier text in a memory of {sizes}: "
             "lower model.chunk"

@@ -71,7 +71,7 @@ class EvictingCache(Cache):
         (Finch, Corallo and Papotti 2024); it is not kept itself, so that ``generate`` is given the text and the question.
         UserError, before anything is read, if these are not rows of tokens, or the policy does not score entries by attention.
         """
-        for name, ids in {"text": text, "question": question}.items() if question is not None else [("text", text)]:
+        for name, ids in {"text": text, **({} if question is None else {"question": question})}.items():
             if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
                 raise UserError(f"{name}: pass the numbers of its tokens as a tensor of integers, a row for each text")
             if len(ids) != (self.rows or len(text)):
@@ -83,18 +83,21 @@ class EvictingCache(Cache):
         for part in text.split(self.chunk, 1):
             model(input_ids=part, past_key_values=self, logits_to_keep=1)
             if question is not None:
-                other = copy.copy(self)
-                other.layers = [layer.with_room(question.shape[1]) for layer in self.memories]
-                model(input_ids=question, past_key_values=other, logits_to_keep=1)
-                for mine, theirs in zip(self.memories, other.memories, strict=True):
-                    assert mine.state is not None and theirs.state is not None
-                    mine.state = mine.state.scored_as(theirs.state.keys)
+                self.look_back(model, question)
+
+    def look_back(self, model: Any, question: Int[Tensor, "b q"]) -> None:
+        """Let a question attend to all entries, and take the scores that they have after it; the question is forgotten."""
+        other = copy.copy(self)
+        other.layers = [layer.with_room(question.shape[1]) for layer in self.memories]
+        model(input_ids=question, past_key_values=other, logits_to_keep=1)
+        for mine, theirs in zip(self.memories, other.memories, strict=True):
+            assert mine.state is not None and theirs.state is not None
+            mine.state = mine.state.scored_as(theirs.state.keys)
 
     @property
     def rows(self) -> int:
         """The number of texts that were read; 0 before the first."""
-        state = self.memories[0].state
-        return 0 if state is None else len(state.keys.ranking.clock)
+        return self.memories[0].rows
 
     @property
     def bytes(self) -> int:
@@ -136,6 +139,11 @@ class EvictingLayer(CacheLayerMixin):
         keys.evicting_layer = self  # type: ignore[attr-defined]
         return keys, value_states
 
+    @property
+    def rows(self) -> int:
+        """The number of texts that were read; 0 before the first."""
+        return 0 if self.state is None else len(self.state.keys.ranking.clock)
+
     def with_room(self, tokens: int) -> EvictingLayer:
         """Return a layer that holds the same entries, and has slots for so many tokens more."""
         assert self.state is not None
@@ -146,17 +154,17 @@ class EvictingLayer(CacheLayerMixin):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Insert entries and return the attended values [b l h d] of queries [b h l d], chunk by chunk."""
+        if self.rows not in (0, len(query)):
+            raise UserError(
+                f"the cache holds {self.rows} texts and {len(query)} are continued: for beams, call "
+                "cache.batch_repeat_interleave(number of beams) after read"
+            )
         position = self.positions_of(query, mask)
         columns = [part.transpose(1, 2).split(self.chunk, 1) for part in (query, key, value)]
         outputs = []
         for queries, keys, values, at in zip(*columns, position.split(self.chunk, 1), strict=True):
             entries, waiting = (keys, values), Queries((queries,), at)
             state = self.state or self.memory.initial_state(entries, waiting)
-            if len(state.keys.ranking.clock) != len(at):
-                raise UserError(
-                    f"the cache holds {len(state.keys.ranking.clock)} texts and {len(at)} are continued: for beams, call "
-                    "cache.batch_repeat_interleave(number of beams) after read"
-                )
             self.state, output = self.memory.step(state, entries, waiting, rotated_score, overwrite=True)
             outputs.append(output.attended)
         return torch.cat(outputs, 1)

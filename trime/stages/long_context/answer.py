@@ -129,8 +129,13 @@ class Answer(ArtefactInParts):
 
     @property
     def is_guided(self) -> bool:
-        """Whether a question decides what is kept of its text, which is then read for each question anew."""
+        """Whether a question decides what is kept of its text (model.prefill=guided)."""
         return bool(self.config.model.prefill == "guided")
+
+    @property
+    def shares_texts(self) -> bool:
+        """Whether a text is read once for all questions about it: none of them stands before it, or decides what is kept."""
+        return self.config.answering.order == "last" and not self.is_guided
 
     def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
@@ -155,8 +160,7 @@ class AnswerParts(Parts):
         self.answer, self.folder = answer, folder
         self.questions, self.examples = answer.examples()
         self.batch_size = answer.config.answering.batch_size
-        shared = answer.config.answering.order == "last" and not answer.is_guided
-        texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if shared else one[0])
+        texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if answer.shares_texts else one[0])
         self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]
         self.starts = [0, *accumulate(self.sizes)]
 
@@ -174,7 +178,7 @@ class AnswerParts(Parts):
         meter, lines = ResourceUsage(), []
         examples = self.examples[self.starts[number] : self.starts[number + 1]]
         asked = ((example, make_prompt(example)) for example in examples)
-        for groups in batched(([one] for one in asked) if self.answer.is_guided else by_text(asked), self.batch_size):
+        for groups in batched(by_text(asked) if self.answer.shares_texts else ([one] for one in asked), self.batch_size):
             answers = self.answer.answer(groups, tokenizer, answerer)
             lines += answers
             advance(len(answers))
