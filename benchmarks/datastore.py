@@ -22,7 +22,6 @@ from omegaconf import DictConfig
 from benchmarks import external
 from benchmarks.external import Contestant
 from benchmarks.measure import Claim, Measured, alternately, ratio
-from trime.data.module import sequential_batches
 from trime.metrics import perplexity
 from trime.models.network import Reader
 from trime.pipeline.model_io import open_network
@@ -77,7 +76,7 @@ def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]],
 
     @torch.no_grad()
     def read_only() -> None:
-        reader, batches = Reader(network), sequential_batches(windows, store.windows_per_batch(windows))
+        reader, batches = Reader(network), store.batches(windows, network.is_stateful)
         with autocast(device, store.config):
             for batch in store.windowing.loader(corpus, store.split, windows, batches):
                 reader.encode(batch.to(device))

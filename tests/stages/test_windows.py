@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from omegaconf import DictConfig
+from safetensors.torch import load_file
 
 from trime.errors import UserError
 from trime.plan.language_model import Plan
@@ -27,6 +30,12 @@ def plan_of(tiny: Callable[..., DictConfig], tmp_path: Path, *settings: str) -> 
 def shards(store: Encode) -> list[bytes]:
     """Return the bytes of an artefact's shards."""
     return [file.read_bytes() for file in sorted(store.path().glob("*.safetensors"))]
+
+
+def columns(store: Encode) -> dict[str, list[torch.Tensor]]:
+    """Return the columns of an artefact's shards."""
+    files = [load_file(file) for file in sorted(store.path().glob("*.safetensors"))]
+    return {name: [file[name] for file in files] for name in files[0]}
 
 
 def test_a_datastore_has_windows_of_its_own(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
@@ -51,6 +60,30 @@ def test_a_datastore_is_the_same_artefact_by_its_own_windows(tiny: Callable[...,
     assert {plan_of(tiny, tmp_path, *own, *more)[1].name for more in ([], ["evaluate.block=48", "evaluate.context=16"])} == {
         default.name
     }
+
+
+def test_windows_of_like_length_are_read_together(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    """Each batch holds the next longest windows; the shards hold what windows read one by one give, in the text's order."""
+    plan, store = plan_of(tiny, tmp_path, "evaluate.batch_tokens=300")
+    run(plan.config)
+    corpus = plan.stored_corpus.corpus()
+    windows = store.windows(corpus)
+    batches = store.batches(windows, False)
+    lengths = windows.length[np.concatenate(batches)]
+    assert sorted(np.concatenate(batches)) == [*range(len(windows))] and len(set(lengths)) > 1 and max(map(len, batches)) > 1
+    assert (lengths[1:] <= lengths[:-1]).all()
+
+    alone, one_by_one = plan_of(tiny, tmp_path, "evaluate.batch_tokens=1", f"paths.outputs={tmp_path}/alone")
+    run(alone.config)
+    together, expected = ({name: torch.cat(parts) for name, parts in columns(each).items()} for each in (store, one_by_one))
+    firsts = np.add(windows.document_offset, windows.start + windows.context)
+    text = [
+        corpus.split("train").tokens[first : first + n]
+        for first, n in zip(firsts, windows.length - windows.context, strict=True)
+    ]
+    assert together["token"].tolist() == np.concatenate(text).tolist()
+    for name, column in together.items():
+        torch.testing.assert_close(column, expected[name], rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("context", [0, 8])

@@ -93,6 +93,12 @@ def sequential_batches(windows: Segments, rows: int) -> list[list[int]]:
     return [list(range(start, min(start + rows, len(windows)))) for start in range(0, len(windows), rows)]
 
 
+def batches_by_length(windows: Segments, rows: int) -> list[list[int]]:
+    """Return batches of ``rows`` windows of like length, the longest first, so that little padding is read."""
+    order = np.argsort(-windows.length, kind="stable")
+    return [order[batch].tolist() for batch in sequential_batches(windows, rows)]
+
+
 class WindowLoader:
     """Loads the batches of a plan once; of each, this process's rows."""
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from trime.data.corpus import Corpus, content_hash
-from trime.data.module import sequential_batches
+from trime.data.module import batches_by_length, sequential_batches
 from trime.data.segments import Segments
 from trime.engines.base import Advance
 from trime.errors import UserError
@@ -50,7 +50,7 @@ FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from 
 class Encode(ArtefactInParts):
     """A portion of a corpus encoded by the model, window by window."""
 
-    kind, format = "encode", 2
+    kind, format = "encode", 3
     summary_file = "encode.json"
     depends_on = ("evaluate.bounded", "compatibility.dropped_in_band", "compatibility.sorted_windows", "model.backbone.key")
     unhashed = (*NETWORK, *POSITIONS, "evaluate.batch_tokens", *DEVICE)
@@ -136,11 +136,17 @@ class Encode(ArtefactInParts):
     def encode_batches(
         self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the columns of each batch; a stateful model reads one window at a time. ``first`` numbers the first window."""
-        rows = 1 if reader.network.is_stateful else self.windows_per_batch(windows)
-        for batch in self.windowing.loader(corpus, self.split, windows, sequential_batches(windows, rows)):
+        """Yield the columns of each batch; ``first`` numbers the first window.
+
+        A stateful model reads one window at a time, in order; for others, windows of like length share a batch.
+        """
+        for batch in self.windowing.loader(corpus, self.split, windows, self.batches(windows, reader.network.is_stateful)):
             with autocast(device, self.config):
                 yield self.columns(reader, batch.to(device), first)
+
+    def batches(self, windows: Segments, one_by_one: bool) -> list[list[int]]:
+        """Return the windows of each batch."""
+        return sequential_batches(windows, 1) if one_by_one else batches_by_length(windows, self.windows_per_batch(windows))
 
     def windows_per_batch(self, windows: Segments) -> int:
         """Return how many windows a batch holds."""
@@ -161,14 +167,14 @@ class Encode(ArtefactInParts):
         """Return estimates of the seconds and bytes that all windows take, from a few batches of them."""
         count = min(len(windows), FORECAST_BATCHES * self.windows_per_batch(windows))
         sample = windows.take(np.linspace(0, len(windows) - 1, count).astype(int))
-        size, tokens, times = 0, [], [time.perf_counter()]
+        size, times = 0, [time.perf_counter()]
         for columns in self.encode_batches(reader, corpus, sample, 0, device):
             size += sum(column.nbytes for column in columns.values())
-            tokens.append(len(columns["token"]))
             times.append(time.perf_counter())
-        factor = windows.scored() / sample.scored()
-        seconds = (times[-1] - times[1]) / max(1, sum(tokens[1:])) * sum(tokens) * factor  # the first batch is a warm-up
-        return seconds, size * factor
+        batches = self.batches(sample, reader.network.is_stateful)[1:]  # the first is a warm-up
+        read = sum(int(sample.length[batch].sum()) for batch in batches)
+        seconds = (times[-1] - times[1]) / max(1, read) * int(windows.length.sum())
+        return seconds, size * windows.scored() / sample.scored()
 
     def columns(self, reader: Reader, batch: Batch, first: int) -> dict[str, Tensor]:
         """Return the columns of a batch: all tokens of its windows, or only the scored ones for a datastore.
@@ -229,12 +235,16 @@ class EncodedShards(Parts):
 
 @torch.no_grad()
 def write_shard(file: Path, note: Path, reader: Reader, batches: Iterator[dict[str, Tensor]], advance: Advance) -> None:
-    """Write the columns of encoded batches as one shard, and what it took; progress is counted in scored tokens."""
+    """Write the columns of encoded batches, in the order of their windows, as one shard, and what it took.
+
+    Progress is counted in scored tokens.
+    """
     meter, parts = ResourceUsage(), []
     for batch in batches:
         parts.append(batch)
         advance(int(batch["scored"].sum()) if "scored" in batch else len(batch["token"]))
-    columns = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
+    order = torch.cat([part["segment"] for part in parts]).argsort(stable=True)
+    columns = {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
     save_reader_state(reader, file)
     write_atomically(note, json.dumps(meter.note()))
     write_tensors(file, columns)
