@@ -83,6 +83,7 @@ def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> No
     assert "trime = trime.run.command_line:main" in names and (tmp_path / "data" / "prepared").is_dir()
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """Its cells one after the other as they are printed, but for two updates and no pictures of the run."""
     notebook = json.loads((ROOT / "examples" / "first_steps.ipynb").read_text())

@@ -69,7 +69,9 @@ def test_experiments_translate(name: str, tiny: Tiny, capsys: pytest.CaptureFixt
     assert "perplexity" in test_row and len(test_row["documents"]) == 400
 
 
-@pytest.mark.parametrize("words", ["mt_vanilla", "knn_mt", "trime_mt", "trime_mt model.gate=true"])
+@pytest.mark.parametrize(
+    "words", ["mt_vanilla", "knn_mt", "trime_mt", pytest.param("trime_mt model.gate=true", marks=pytest.mark.slow)]
+)
 def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: Tiny) -> None:
     config = tiny(*f"experiment={words}".split())
     run(config)
