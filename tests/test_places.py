@@ -16,7 +16,7 @@ import pytest
 from trime import places
 from trime.errors import UserError
 from trime.memory.retrieval.sharded import download_rows
-from trime.places import Place, check_address, complete_files, local_copy
+from trime.places import Place, complete_files, local_copy
 
 KEY = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -106,33 +106,12 @@ def test_what_lies_there_no_longer_leaves_the_copy(place: Place, tmp_path: Path)
         local_copy(place.address)
 
 
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("s3:/bucket/x", "write s3://bucket/x"),
-        ("file:/disk/x", "write file:///disk/x"),
-        ("file://disk/x", "write file:///"),
-        ("file://", "names no folder"),
-        ("s3://bucket/a/../x", r"without \. and \.\."),
-    ],
-)
-def test_addresses_that_are_no_urls(address: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        check_address(address)
-
-
-def test_paths_are_addresses() -> None:
-    for address in ("outputs", "/a/b", "../x", "C:/x", "~/x", "run:2/x", "s3://bucket/x", "file:///disk/x", "memory://x"):
-        check_address(address)
-
-
 def test_copies_need_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(f"memory://{uuid4().hex}")
     place.upload(["a"], written(tmp_path, a="1"))
     monkeypatch.setenv(places.COPIES, str(tmp_path / "a"))
     with pytest.raises(UserError, match="set TRIME_CACHE"):
         place.download()
-    assert places.StoredFile.of({"name": "x"}) == (0, 0.0)
 
 
 @pytest.mark.parametrize(

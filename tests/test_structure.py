@@ -23,7 +23,8 @@ BELOW = {
     "engines": "errors io places",
     "config": "errors choices quantities places",
     "io": "errors types",
-    "places": "errors io progress",
+    "remote": "errors io",
+    "places": "errors io progress remote",
     "kernels": "types",
     "eviction": "types kernels",
     "optim": "",
@@ -59,8 +60,8 @@ BELOW = {
     "bundle": "errors config types io places progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
     "run": (
-        "errors config types io places metrics kernels engines data evaluation models pipeline stages plan report inspection "
-        "bundle"
+        "errors config types io places remote metrics kernels engines data evaluation models pipeline stages plan report "
+        "inspection bundle"
     ),
 }
 ONLY_IN = {

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -28,6 +28,22 @@ if TYPE_CHECKING:  # torch takes seconds to import, and the command line answers
 log = logging.getLogger(__name__)
 
 PARTIAL = ".partial"  # ends the name of a file or folder that is being written, or whose writing was interrupted
+
+
+class FileState(NamedTuple):
+    """What the file system of this machine says about a file: bytes, and nanoseconds since 1970 of its last change."""
+
+    size: int
+    modified: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileState | None:
+        """Return the state of a file; None if there is none that can be seen."""
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        return cls(stat.st_size, stat.st_mtime_ns)
 
 
 def plain(config: Any) -> Any:

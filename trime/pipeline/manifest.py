@@ -16,8 +16,7 @@ from pathlib import Path
 import xxhash
 
 from trime.errors import UserError
-from trime.io import checksum_of, write_atomically
-from trime.places import FileState
+from trime.io import FileState, checksum_of, write_atomically
 from trime.progress import Progress
 
 MANIFEST = "manifest.json"

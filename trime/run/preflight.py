@@ -23,7 +23,8 @@ from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
 from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of
 from trime.pipeline.training import added_callbacks
-from trime.places import Place, check_address
+from trime.places import Place
+from trime.remote import check_address
 from trime.stages.datastore import check_index_factory
 from trime.stages.mixture import given_mixture
 
