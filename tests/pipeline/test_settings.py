@@ -28,7 +28,7 @@ SCORED = frozenset({"grid", "evaluate", "subsets"})
 # Which artefacts of `experiment=trime_ext` change with a setting, apart from those made from them. A name stands for a setting,
 # or for all of a section that no longer name stands for.
 LANGUAGE_MODEL: dict[str, frozenset[str]] = {
-    "seed": frozenset({"fit", "mixture", "subsets"}),
+    "seed": frozenset({"fit", "mixture", "subset_mixtures"}),
     "dataset": frozenset({"corpus"}),
     "dataset.cache": NOTHING,
     "vocabulary": frozenset({"corpus"}),
@@ -62,7 +62,7 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "evaluate.rows": frozenset({"grid"}),
     "evaluate.all_rows": frozenset({"grid"}),
     "evaluate.interpolate": frozenset({"grid"}),
-    "evaluate.subsets": frozenset({"subsets"}),
+    "evaluate.subsets": frozenset({"subset_mixtures", "subsets"}),
     "evaluate.scaled_interpolation": SCORED,
     "datastore.split": frozenset({"store"}),
     "datastore.tokens": frozenset({"store"}),
@@ -74,9 +74,9 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "index.k": frozenset({"index", "grid"}),
     "index.nprobe": frozenset({"grid"}),
     "index.rescore": frozenset({"grid"}),
-    "mixture": frozenset({"mixture", "subsets"}),
-    "mixture.tokens": frozenset({"mixture", "subsets", "grid"}),  # the masses are collected with the grid
-    "mixture.temperatures": frozenset({"mixture", "subsets", "grid"}),
+    "mixture": frozenset({"mixture", "subset_mixtures"}),
+    "mixture.tokens": frozenset({"mixture", "subset_mixtures", "grid"}),  # the masses are collected with the grid
+    "mixture.temperatures": frozenset({"mixture", "subset_mixtures", "grid"}),
     "compatibility.sorted_windows": ENCODED | SCORED,
     "compatibility.dropped_in_band": ENCODED | {"fit"},
     "compatibility.own_gradient_only": frozenset({"fit"}),
@@ -128,6 +128,7 @@ def artefacts_of(config: DictConfig) -> dict[str, Artefact]:
         made |= {"translate": plan.evaluate.translations, "bleu": plan.tune, "evaluate": plan.evaluate.losses}
     else:
         mixture, made["subsets"] = plan.tune, plan.subsets
+        made["subset_mixtures"] = plan.subsets and plan.subsets.mixtures
     made |= {"grid": mixture.grid, "mixture": mixture} if isinstance(mixture, TuneMixture) else {"grid": mixture}
     return {name: artefact for name, artefact in made.items() if artefact is not None}
 

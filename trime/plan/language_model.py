@@ -29,7 +29,7 @@ from trime.places import Place, local_copy
 from trime.plan.jobs import open_job
 from trime.stages.analysis.per_token import PerToken
 from trime.stages.analysis.run_analysis import RunAnalysis
-from trime.stages.analysis.subsets import Subsets
+from trime.stages.analysis.subsets import SubsetMixtures, Subsets
 from trime.stages.datastore import BuildIndex, ExternalStore, check_index, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
@@ -230,7 +230,7 @@ class Plan:
         """The value of each memory of the mixture, if this run fits one."""
         if not isinstance(self.tune, TuneMixture) or self.config.evaluate.subsets == "none" or given_mixture(self.config):
             return None
-        return Subsets(self.config, self.test, self.tune)
+        return Subsets(self.config, self.test, SubsetMixtures(self.config, self.tune), self.run_parts)
 
     @cached_property
     def record(self) -> Record:
@@ -290,7 +290,11 @@ class Plan:
             "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
             "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
             "tune": lambda: self.tune.build_order(),
-            "evaluate": lambda: [*self.evaluate.build_order(), self.subsets, self.analysis, self.per_token],
+            "evaluate": lambda: [
+                *self.evaluate.build_order(),
+                *(self.subsets.build_order() if self.subsets else []),
+                *(self.analysis, self.per_token),
+            ],
             "init_small": lambda: [InitSmall(self.config, self.corpus.dataset)],
             "train_small": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],

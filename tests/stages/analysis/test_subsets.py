@@ -20,7 +20,7 @@ from trime.report.report_runs import report_several
 from trime.report.results import find_runs, read_run, write_results
 from trime.run.runner import report_sweep, run
 from trime.stages.analysis.subsets import select_memories, subsets
-from trime.stages.analysis.weights import Bins, Weights
+from trime.stages.analysis.weights import Bins, Weights, token_weights
 
 
 def test_subsets_are_every_one_or_all_but_one() -> None:
@@ -50,7 +50,7 @@ def test_weights_are_summed_by_token_and_by_what_a_memory_knows() -> None:
     weight = torch.tensor([[0.5, 0.1, 0.1, 0.3, 0.0], [0.1, 0.2, 0.1, 0.2, 0.4], [1.0, 0.0, 0.0, 0.0, 0.0]])
     weights = Weights(bins, vocabulary=3)
     for rows in (slice(0, 2), slice(2, 3)):
-        weights.add(torch.tensor([0, 1, 2])[rows], total[rows], weight[rows].log())
+        weights.add(torch.tensor([0, 1, 2])[rows], *token_weights(bins, total[rows], weight[rows].log()))
     summary = weights.summary(np.array([1, 1, 50]))
     assert [summary[name]["largest"] for name in ("vocabulary", "near", "grams")] == pytest.approx([2 / 3, 0, 1 / 3])
     assert summary["vocabulary"]["by_frequency"][-1]["mean"] == pytest.approx(1.6 / 3)

@@ -1,4 +1,4 @@
-"""Artefact of stage evaluate: refits a mixture on subsets of its memories, to measure what each memory costs and gains.
+"""Artefacts of stage evaluate: a mixture refitted on subsets of its memories, to measure what each memory costs and gains.
 
 The model is not needed: the masses on valid are stored already, and one pass over test scores every subset.
 """
@@ -8,100 +8,199 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
+from safetensors.torch import load_file
 
+from trime.engines.base import Advance
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
 from trime.evaluation.frequency import dev_frequency
 from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.memory_cost import MeteredMemory, now
 from trime.evaluation.mixture_spec import MixtureSpec
+from trime.evaluation.scorer import Scorer
+from trime.io import write_tensors
+from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
 from trime.progress import Progress
-from trime.stages.analysis.weights import Weights, bins_of
+from trime.stages.analysis.weights import Bins, Weights, bins_of, token_weights
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
-from trime.stages.mixture import TuneMixture, fit_mixture, sum_by_document
-from trime.stages.scoring import SCORING, build_scorer, with_progress
+from trime.stages.mixture import TuneMixture, build_mixture, fit_mixture, sum_by_document
+from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
 
 
-class Subsets(Artefact):
-    """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
+class SubsetMixtures(Artefact):
+    """A mixture for each subset of a mixture's memories, with its cross-fitted loss on valid; the last has all memories."""
 
-    kind, stage, format = "subsets", "evaluate", 2
-    summary_file = "subsets.json"
-    depends_on, unhashed = ("evaluate.subsets", "mixture", "seed", *SCORING), ("mixture.path",)
+    kind, stage = "subset_mixtures", "evaluate"
+    summary_file = "subset_mixtures.json"
+    depends_on, unhashed = ("evaluate.subsets", "mixture", "seed"), ("mixture.path",)
 
-    def __init__(self, config: DictConfig, encoded: Encode, tune: TuneMixture):
+    def __init__(self, config: DictConfig, tune: TuneMixture):
         super().__init__(config)
-        self.encoded, self.tune = encoded, tune
+        self.tune = tune
 
     def needs(self) -> list[Artefact]:
-        return [self.encoded, self.tune]
+        return [self.tune]
 
     def build(self, folder: Path) -> None:
-        expert_masses, description = self.tune.grid.expert_masses()
-        corpus, full_row = self.encoded.corpus.corpus(), self.tune.row()
-        rows, valid_losses = self.rows(expert_masses, description)
-        scorer = build_scorer(self.config, rows, self.tune.memories, self.encoded)
-        weights = Weights(bins_of(expert_masses, description["experts"], scorer.memories), len(corpus.vocabulary))
-        meters = {name: MeteredMemory(scorer.memories[name]) for name in full_row.memory_order}
-        external = scorer.memories.get("external")
-        search = None
-        if isinstance(external, ExternalMemory):
-            search = describe_search(scorer.memories) | {"keys": external.nearest.store.keys.dtype}
-        scorer.memories = {**meters}
-        scorers, sums, seconds = [row.window_scorer() for row in rows], [LossSums() for _ in rows], [0.0 for _ in rows]
-        full_scorer = scorers[-1]
-        assert isinstance(full_scorer, FittedScorer)
-        for window, masses in scorer.masses(with_progress(self.encoded, "subsets")):
-            for number, (score_window, row_masses) in enumerate(zip(scorers, masses, strict=True)):
-                started = now()
-                score = score_window(window, row_masses)
-                seconds[number] += now() - started
-                sums[number].add(window, score)
-            weights.add(window.query.token, full_scorer.expert_masses.total, full_scorer.log_weights)
+        masses, description = self.tune.grid.expert_masses()
+        fitted, states = [], dict[str, torch.Tensor]()
+        chosen = subsets(self.tune.row().memory_order, self.config.evaluate.subsets)
+        for number, names in enumerate(Progress(chosen, unit="subset", desc="fit subsets")):
+            if names == self.tune.row().memory_order:
+                loss = self.tune.summary()["row"]["loss"]
+            elif not names:
+                loss = -float(masses.log_probability[:, 0].double().mean())
+            else:
+                mixture, score = fit_mixture(self.config, *select_memories(masses, description, names))
+                states |= grouped(str(number), mixture.state())
+                loss = summarize_row(self.row_of(names), sum_by_document(masses.document, -score))["loss"]
+            fitted.append({"memories": names, "valid_loss": loss})
+        write_tensors(folder / "subset_mixtures.safetensors", states)
+        (folder / "subset_mixtures.json").write_text(json.dumps(fitted, indent=1))
+
+    def row_of(self, names: Sequence[str]) -> FittedMixtureSpec:
+        """Return the row of a subset, not fitted."""
+        full_row = self.tune.row()
+        return replace(full_row, memory_order=tuple(names), sizes=full_row.sizes if "long" in names else MixtureSpec.sizes)
+
+    def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
+        """Return the fitted row of each subset."""
+        states, rows = load_file(self.path() / "subset_mixtures.safetensors"), list[MixtureSpec | FittedMixtureSpec]()
+        *parts, _ = [subset["memories"] for subset in self.summary()]
+        for number, names in enumerate(parts):
+            if not names:
+                rows.append(MixtureSpec((), ()))
+                continue
+            experts = self.tune.summary()["experts"]
+            mixture = build_mixture(self.config, {name: size for name, size in experts.items() if name in names})
+            mixture.load(columns_of(states, str(number)))
+            rows.append(replace(self.row_of(names), fitted=mixture))
+        return [*rows, self.tune.rows()[-1]]
+
+
+class Subsets(ArtefactInParts):
+    """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
+
+    kind, stage, format = "subsets", "evaluate", 3
+    summary_file = "subsets.json"
+    depends_on = SCORING
+
+    def __init__(self, config: DictConfig, encoded: Encode, mixtures: SubsetMixtures, run_parts: RunParts):
+        super().__init__(config)
+        self.encoded, self.mixtures, self.tune, self.run_parts = encoded, mixtures, mixtures.tune, run_parts
+
+    def needs(self) -> list[Artefact]:
+        return [self.encoded, self.tune, self.mixtures]
+
+    def open_parts(self, folder: Path) -> SubsetParts:
+        return SubsetParts(self, folder)
+
+    def build(self, folder: Path) -> None:
+        parts, corpus = self.open_parts(folder), self.encoded.corpus.corpus()
+        with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"subsets {self.encoded.split}") as bar:
+            self.run_parts(self, parts, bar)
+        sums, weights = [LossSums() for _ in parts.rows], Weights(parts.bins, len(corpus.vocabulary))
+        notes = []
+        for tensors, note in map(read_part, parts.files()):
+            notes.append(note)
+            for number, row_sums in enumerate(sums):
+                row_sums.put_tensors(columns_of(tensors, f"row-{number}"))
+            weights.add(tensors["token"], tensors["share"], tensors["bin"])
         tokens = sums[-1].tokens
-        costs = {name: {"bytes": meter.bytes, "seconds_per_token": meter.seconds / tokens} for name, meter in meters.items()}
+        seconds = [sum(note["seconds"][number] for note in notes) / tokens for number in range(len(sums))]
         content = {
-            "mixture": full_row.kind,
-            "selection": self.config.evaluate.subsets,
-            "external_search": search,
+            "mixture": self.tune.row().kind,
+            "selection": self.mixtures.config.evaluate.subsets,
+            "external_search": parts.search,
             "encode_seconds_per_token": self.encoded.summary()["seconds"] / tokens,
-            "costs": costs,
+            "costs": {name: total_cost([note["costs"][name] for note in notes], tokens) for name in parts.memories},
             "weights": weights.summary(dev_frequency(corpus)),
             "subsets": [
-                subset_result(row, valid_loss, row_sums, row_seconds / tokens)
-                for row, valid_loss, row_sums, row_seconds in zip(rows, valid_losses, sums, seconds, strict=True)
+                subset_result(row, subset["valid_loss"], row_sums, row_seconds)
+                for row, subset, row_sums, row_seconds in zip(parts.rows, self.mixtures.summary(), sums, seconds, strict=True)
             ],
         }
         (folder / "subsets.json").write_text(json.dumps(content, indent=1))
+        parts.remove()
 
-    def rows(
-        self, masses: ExpertMasses, description: dict[str, Any]
-    ) -> tuple[list[MixtureSpec | FittedMixtureSpec], list[float]]:
-        """Return the row of each subset, and its cross-fitted loss on valid."""
-        full_row, rows, losses = self.tune.row(), [], []
-        chosen = subsets(full_row.memory_order, self.config.evaluate.subsets)
-        for names in Progress(chosen, unit="subset", desc="fit subsets"):
-            if names == full_row.memory_order:
-                rows.append(self.tune.rows()[-1])
-                losses.append(self.tune.summary()["row"]["loss"])
-                continue
-            if not names:
-                rows.append(MixtureSpec((), ()))
-                losses.append(-float(masses.log_probability[:, 0].double().mean()))
-                continue
-            mixture, score = fit_mixture(self.config, *select_memories(masses, description, names))
-            sizes = full_row.sizes if "long" in names else MixtureSpec.sizes
-            rows.append(replace(full_row, memory_order=names, sizes=sizes, fitted=mixture))
-            losses.append(summarize_row(rows[-1], sum_by_document(masses.document, -score))["loss"])
-        return rows, losses
+
+class SubsetParts(Parts):
+    """Parts of the test split: summed losses of every subset, and of each token the weights that the full mixture gives."""
+
+    def __init__(self, subsets: Subsets, folder: Path):
+        self.subsets, self.folder, self.rows = subsets, folder, subsets.mixtures.rows()
+        full_row, memories = self.rows[-1], subsets.tune.memories
+        self.parts = text_parts(subsets.encoded, max(full_row.carries, memories.carried(full_row.memories)))
+        self.sizes = [part.tokens for part in self.parts]
+
+    def file(self, number: int) -> Path:
+        return self.folder / f"part-{self.parts[number].name}.safetensors"
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The scorer of all subsets."""
+        return build_scorer(self.subsets.config, self.rows, self.subsets.tune.memories, self.subsets.encoded)
+
+    @cached_property
+    def memories(self) -> dict[str, Memory]:
+        """The memories, in the order of the mixture."""
+        memories = self.scorer.memories
+        return {name: memories[name] for name in self.subsets.tune.row().memory_order}
+
+    @cached_property
+    def bins(self) -> dict[str, Bins]:
+        """The bins of each memory."""
+        masses, description = self.subsets.tune.grid.expert_masses()
+        return bins_of(masses, description["experts"], self.memories)
+
+    @property
+    def search(self) -> dict[str, Any] | None:
+        """How the external memory is searched, if there is one."""
+        external = self.memories.get("external")
+        if not isinstance(external, ExternalMemory):
+            return None
+        return describe_search(self.memories) | {"keys": external.nearest.store.keys.dtype}
+
+    def make(self, number: int, advance: Advance) -> None:
+        part, meters = self.parts[number], {name: MeteredMemory(memory) for name, memory in self.memories.items()}
+        scorer, sums, seconds = self.scorer, [LossSums() for _ in self.rows], [0.0 for _ in self.rows]
+        scorer.memories = {**meters}
+        scorers, tokens, shares, bins = [row.window_scorer() for row in self.rows], [], [], []
+        full_scorer = scorers[-1]
+        assert isinstance(full_scorer, FittedScorer)
+        for window, masses in scorer.masses(windows_of(self.subsets.encoded, part)):
+            for row, (score_window, row_masses) in enumerate(zip(scorers, masses, strict=True)):
+                started = now()
+                score = score_window(window, row_masses)
+                seconds[row] += now() - started
+                sums[row].add(window, score)
+            share, token_bins = token_weights(self.bins, full_scorer.expert_masses.total, full_scorer.log_weights)
+            tokens.append(window.query.token)
+            shares.append(share)
+            bins.append(token_bins)
+            advance(len(window.vocabulary.total))
+        tensors = {"token": torch.cat(tokens).cpu(), "share": torch.cat(shares).cpu(), "bin": torch.cat(bins).cpu()}
+        for row, row_sums in enumerate(sums):
+            tensors |= grouped(f"row-{row}", row_sums.tensors())
+        costs = {name: {"bytes": meter.bytes, "seconds": meter.seconds} for name, meter in meters.items()}
+        write_tensors(self.file(number), tensors, {"seconds": seconds, "costs": costs})
+
+
+def total_cost(costs: Sequence[dict[str, float]], tokens: int) -> dict[str, float]:
+    """Return a memory's peak size and time per token, from those of each part."""
+    seconds = sum(cost["seconds"] for cost in costs)
+    return {"bytes": max(cost["bytes"] for cost in costs), "seconds_per_token": seconds / tokens}
 
 
 def subset_result(row: MixtureSpec | FittedMixtureSpec, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:

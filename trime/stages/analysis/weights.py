@@ -56,8 +56,20 @@ def bins_of(masses: ExpertMasses, experts: dict[str, int], memories: dict[str, M
     return bins
 
 
+def token_weights(
+    bins: dict[str, Bins], total: Float[Tensor, "n e"], log_weights: Float[Tensor, "n e"]
+) -> tuple[Float[Tensor, "n s"], Int[Tensor, "n m"]]:
+    """Return of each token the weights of the vocabulary and of each memory, and its bin for each memory.
+
+    ``total`` and ``log_weights`` are the log-mass and the log-weight of each expert.
+    """
+    weight = log_weights.exp()
+    share = torch.stack([weight[:, 0], *(weight[:, each.columns].sum(1) for each in bins.values())], 1)
+    return share, torch.stack([each.of(total) for each in bins.values()], 1)
+
+
 class Weights:
-    """Sums the weights over the tokens of a text, window by window."""
+    """Sums the weights over the tokens of a text, part by part."""
 
     def __init__(self, bins: dict[str, Bins], vocabulary: int):
         self.bins = bins
@@ -65,17 +77,14 @@ class Weights:
         self.by_token = [TokenMeans(vocabulary) for _ in self.largest]
         self.by_bin = {name: TokenMeans(len(memory_bins.names)) for name, memory_bins in bins.items()}
 
-    def add(self, token: Int[Tensor, " n"], total: Float[Tensor, "n e"], log_weights: Float[Tensor, "n e"]) -> None:
-        """Add the tokens of a window, with the log-mass and log-weight of each expert."""
-        weight = log_weights.exp()
-        share = torch.stack([weight[:, 0], *(weight[:, bins.columns].sum(1) for bins in self.bins.values())])
-        self.largest += share.argmax(0).bincount(minlength=len(share)).cpu()
-        for table, part in zip(self.by_token, share, strict=True):
+    def add(self, token: Int[Tensor, " n"], share: Float[Tensor, "n s"], number: Int[Tensor, "n m"]) -> None:
+        """Add tokens with what ``token_weights`` returned of them."""
+        self.largest += share.argmax(1).bincount(minlength=share.shape[1])
+        for table, part in zip(self.by_token, share.unbind(1), strict=True):
             table.add(token, part)
-        for (name, bins), part in zip(self.bins.items(), share[1:], strict=True):
-            number = bins.of(total)
-            known = number >= 0
-            self.by_bin[name].add(number[known], part[known])
+        for table, part, bins in zip(self.by_bin.values(), share[:, 1:].unbind(1), number.unbind(1), strict=True):
+            known = bins >= 0
+            table.add(bins[known], part[known])
 
     def summary(self, frequency: np.ndarray) -> dict[str, Any]:
         """Return, for the vocabulary and each memory, the share of tokens where its weight is largest, and mean weights."""
