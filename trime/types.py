@@ -115,6 +115,15 @@ class AttentionBlock:
         """Return True where a query may attend to an entry."""
         return (self.score > -torch.inf) & (self.position >= 0)[:, None, :, None]
 
+    def take(self, query: Int[Tensor, "b k"]) -> AttentionBlock:
+        """Return the block of some queries of each row, by their numbers."""
+
+        def taken(column: Tensor) -> Tensor:
+            return column.gather(2, query[:, None, :, None].expand(-1, column.shape[1], -1, column.shape[3]))
+
+        retrieved = None if self.retrieved is None else taken(self.retrieved)
+        return AttentionBlock(taken(self.score), self.position.gather(1, query), retrieved)
+
 
 def positions_of(batch: Batch) -> TokenPosition:
     """Return the position of every cell of a batch, padding included, flattened row by row."""

@@ -28,8 +28,8 @@ class LRALast(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last, query = block.position.max(1)
-        index = query[:, None, None, None].expand(-1, block.score.shape[1], 1, block.score.shape[3])
-        score, visible = self.score_transform(block).gather(2, index).squeeze(2), block.visible.gather(2, index).squeeze(2)
+        block = block.take(query[:, None])
+        score, visible = self.score_transform(block).squeeze(2), block.visible.squeeze(2)
         pooled = (
             score.masked_fill(~visible, 0.0).sum(1, dtype=torch.float64)
             if self.heads == "sum"

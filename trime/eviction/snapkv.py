@@ -45,6 +45,8 @@ class SnapKV(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         """Return the summary with the values of the last queries, those of the block included, summed over heads."""
+        if block.position.shape[1] > self.window:
+            block = block.take(block.position.topk(self.window, dim=1).indices)
         value = self.score_transform(block).masked_fill(~block.visible, 0.0).sum(1, dtype=torch.float64)
         position = torch.cat([summary.window, block.position], 1)
         newest = position.topk(self.window, dim=1).indices
