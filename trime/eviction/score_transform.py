@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import torch
+
 from trime.types import AttentionBlock, Float, Tensor
 
 
@@ -27,7 +29,7 @@ class Softmax:
     """The attention weight, by a softmax over all entries that the query sees."""
 
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
-        return block.score.double().softmax(-1)
+        return block.score.softmax(-1, dtype=torch.promote_types(block.score.dtype, torch.float32))
 
 
 class Clipped:
