@@ -118,3 +118,14 @@ def test_impossible_numbers_of_newest_entries(name: str, recent: float) -> None:
     if name == "h2o" or recent < 0:
         with pytest.raises(Exception, match="recent"):
             instantiate(composed(f"eviction={name}").eviction, recent=recent, _convert_="all")
+
+
+def test_some_queries_of_a_block_are_those_of_each_row() -> None:
+    score = torch.randn(2, 3, 5, 7).masked_fill(torch.rand(2, 3, 5, 7) < 0.2, -torch.inf)
+    block = AttentionBlock(score, torch.tensor([[4, 5, 6, 7, 8], [-1, -1, 3, 4, 5]]), score > 0)
+    numbers = torch.tensor([[4, 1], [0, 3]])
+    taken = block.take(numbers)
+    assert taken.position.tolist() == [[8, 5], [-1, 4]] and block.retrieved is not None and taken.retrieved is not None
+    for row, queries in enumerate(numbers.tolist()):
+        for whole, part in ((block.score, taken.score), (block.retrieved, taken.retrieved), (block.visible, taken.visible)):
+            assert torch.equal(part[row], whole[row][:, queries])
