@@ -145,7 +145,7 @@ class Encode(ArtefactInParts):
                 yield self.columns(reader, batch.to(device), first)
 
     def batches(self, windows: Segments, one_by_one: bool) -> list[list[int]]:
-        """Return the windows of each batch."""
+        """Return the numbers of the windows that each batch holds, in the order in which batches are read."""
         return sequential_batches(windows, 1) if one_by_one else batches_by_length(windows, self.windows_per_batch(windows))
 
     def windows_per_batch(self, windows: Segments) -> int:

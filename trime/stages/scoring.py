@@ -10,10 +10,12 @@ import torch
 from omegaconf import DictConfig
 
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
+from trime.evaluation.loss_sums import LossSums
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
 from trime.memory.base import Carried, Window
 from trime.memory.retrieval.datastore import Shards
+from trime.pipeline.parts import columns_of, grouped
 from trime.pipeline.processes import device_of
 from trime.progress import Progress
 from trime.stages.encode import Encode, read_windows
@@ -65,6 +67,17 @@ def build_scorer(
     sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
     opened = memories.open_all(encoded.summary(), sizes, memory_names(rows))
     return Scorer(rows, opened, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
+
+
+def sums_as_tensors(sums: Sequence[LossSums]) -> dict[str, torch.Tensor]:
+    """Return the summed losses of each row as tensors of a part's file."""
+    return {name: tensor for row, each in enumerate(sums) for name, tensor in grouped(f"row-{row}", each.tensors()).items()}
+
+
+def add_sums(sums: Sequence[LossSums], tensors: dict[str, torch.Tensor]) -> None:
+    """Add what ``sums_as_tensors`` wrote of each row to the sums of the whole text."""
+    for row, each in enumerate(sums):
+        each.put_tensors(columns_of(tensors, f"row-{row}"))
 
 
 def windows_of(encoded: Encode, part: TextPart) -> Iterator[Window]:

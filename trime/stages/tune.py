@@ -33,7 +33,7 @@ from trime.pipeline.settings import Keys
 from trime.progress import Progress
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
-from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
+from trime.stages.scoring import SCORING, add_sums, build_scorer, sums_as_tensors, text_parts, windows_of
 from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
@@ -110,8 +110,7 @@ class Tune(TunedRows, ArtefactInParts):
         sums, masses, usage = [LossSums() for _ in rows], [], Usage()
         for tensors, note in map(read_part, parts.files()):
             usage.add(note)
-            for number, row_sums in enumerate(sums):
-                row_sums.put_tensors(columns_of(tensors, f"row-{number}"))
+            add_sums(sums, tensors)
             if collected := columns_of(tensors, "masses"):
                 masses.append(ExpertMasses(**collected))
                 experts, counts = note["experts"], note["counts"]
@@ -177,9 +176,7 @@ class TuneParts(Parts):
             if collector:
                 collector.add(window, masses[-1])
             advance(len(window.vocabulary.total))
-        note, tensors = meter.note(), dict[str, Tensor]()
-        for place, row_sums in enumerate(sums):
-            tensors |= grouped(f"row-{place}", row_sums.tensors())
+        note, tensors = meter.note(), sums_as_tensors(sums)
         if collector and collector.parts:
             tensors |= grouped("masses", collector.masses()._asdict())
             note |= {"experts": collector.experts, "counts": collector.counts(scorer.memories)}

@@ -35,7 +35,7 @@ from trime.stages.analysis.weights import Bins, Weights, bins_of, token_weights
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, build_mixture, fit_mixture, sum_by_document
-from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
+from trime.stages.scoring import SCORING, add_sums, build_scorer, sums_as_tensors, text_parts, windows_of
 
 
 class SubsetMixtures(Artefact):
@@ -70,12 +70,12 @@ class SubsetMixtures(Artefact):
         (folder / "subset_mixtures.json").write_text(json.dumps(fitted, indent=1))
 
     def row_of(self, names: Sequence[str]) -> FittedMixtureSpec:
-        """Return the row of a subset, not fitted."""
+        """Return the row of a subset of memories, before its mixture is fitted."""
         full_row = self.tune.row()
         return replace(full_row, memory_order=tuple(names), sizes=full_row.sizes if "long" in names else MixtureSpec.sizes)
 
     def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
-        """Return the fitted row of each subset."""
+        """Return the row of each subset with its fitted mixture, that of all memories last."""
         states, rows = load_file(self.path() / "subset_mixtures.safetensors"), list[MixtureSpec | FittedMixtureSpec]()
         *parts, _ = [subset["memories"] for subset in self.summary()]
         for number, names in enumerate(parts):
@@ -114,8 +114,7 @@ class Subsets(ArtefactInParts):
         notes = []
         for tensors, note in map(read_part, parts.files()):
             notes.append(note)
-            for number, row_sums in enumerate(sums):
-                row_sums.put_tensors(columns_of(tensors, f"row-{number}"))
+            add_sums(sums, tensors)
             weights.add(tensors["token"], tensors["share"], tensors["bin"])
         tokens = sums[-1].tokens
         seconds = [sum(note["seconds"][number] for note in notes) / tokens for number in range(len(sums))]
@@ -149,18 +148,18 @@ class SubsetParts(Parts):
 
     @cached_property
     def scorer(self) -> Scorer:
-        """The scorer of all subsets."""
+        """The scorer of all subsets at once, with the memories opened for test."""
         return build_scorer(self.subsets.config, self.rows, self.subsets.tune.memories, self.subsets.encoded)
 
     @cached_property
     def memories(self) -> dict[str, Memory]:
-        """The memories, in the order of the mixture."""
+        """The opened memories by name, in the order of the mixture's experts."""
         memories = self.scorer.memories
         return {name: memories[name] for name in self.subsets.tune.row().memory_order}
 
     @cached_property
     def bins(self) -> dict[str, Bins]:
-        """The bins of each memory."""
+        """The bins by which the weights of each memory are shown, from the masses of valid."""
         masses, description = self.subsets.tune.grid.expert_masses()
         return bins_of(masses, description["experts"], self.memories)
 
@@ -191,8 +190,7 @@ class SubsetParts(Parts):
             bins.append(token_bins)
             advance(len(window.vocabulary.total))
         tensors = {"token": torch.cat(tokens).cpu(), "share": torch.cat(shares).cpu(), "bin": torch.cat(bins).cpu()}
-        for row, row_sums in enumerate(sums):
-            tensors |= grouped(f"row-{row}", row_sums.tensors())
+        tensors |= sums_as_tensors(sums)
         costs = {name: {"bytes": meter.bytes, "seconds": meter.seconds} for name, meter in meters.items()}
         write_tensors(self.file(number), tensors, {"seconds": seconds, "costs": costs})
 
