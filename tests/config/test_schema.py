@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any, get_origin
 
 import pytest
@@ -11,7 +13,7 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, composed
 from trime.config.check import check_sections, check_settings, fits
 from trime.config.fields import Rule
 from trime.config.help import help_text
@@ -19,7 +21,6 @@ from trime.config.schema import PARTS, PRETRAINED, Settings
 from trime.config.walk import schema_entries
 from trime.errors import UserError
 from trime.io import plain
-from trime.pipeline.compose import compose_config
 
 LEAVES = {entry.key: (entry.kind, entry.rule) for entry in schema_entries() if not entry.is_section}
 TEXT, LIST, SECTION = "maybe", [[1]], {"a": 1}
@@ -55,13 +56,16 @@ def test_there_are_many_malformed_values() -> None:
 @pytest.mark.parametrize("section", sorted({key.split(".")[0] for key in LEAVES}))
 def test_no_malformed_value_is_accepted(section: str) -> None:
     """Each is refused when it is set, or by the check before anything runs, and the message names the setting."""
+    settings = OmegaConf.structured(Settings)
+    defaults = OmegaConf.to_container(settings)
     for key, value in malformed():
         if key.split(".")[0] != section:
             continue
-        settings = OmegaConf.structured(Settings)
         with pytest.raises((OmegaConfBaseException, UserError)) as refused:
             OmegaConf.update(settings, key, value, merge=False)
             check_sections(plain(settings))
+        OmegaConf.update(settings, key, reduce(getitem, key.split("."), defaults), merge=False)
+        check_sections(plain(settings))
         named = getattr(refused.value, "full_key", None) or str(refused.value)
         assert key.split(".")[-1] in named, (key, value, refused.value)
 
@@ -99,16 +103,13 @@ def test_help_of_nothing(topic: str, said: str) -> None:
 
 
 def test_rules_of_groups_are_of_settings_that_exist() -> None:
-    chosen = (
-        "experiment=trime_ext",
-        "experiment=trime_mt",
-        "dataset=folder",
-        "questions=passkey",
-        "engine=processes",
-        "engine=ray",
+    commands = (
+        "",
+        "experiment=trime_ext dataset=folder questions=passkey engine=processes",
+        "experiment=trime_mt engine=ray",
     )
-    known = [plain(compose_config()), *(plain(compose_config(word)) for word in chosen)]
-    known += [plain(compose_config("model=pretrained", "+model.lora={rank: 1, alpha: 1, dropout: 0.0}", "model.name=x"))]
+    known = [plain(composed(*command.split())) for command in commands]
+    known += [plain(composed("model=pretrained", "+model.lora={rank: 1, alpha: 1, dropout: 0.0}", "model.name=x"))]
     for key in PARTS | PRETRAINED:
         assert any(OmegaConf.select(OmegaConf.create(config), key, default=Rule) is not Rule for config in known), key
 
@@ -128,7 +129,7 @@ def test_rules_of_groups_are_of_settings_that_exist() -> None:
 )
 def test_parts_are_checked_by_what_they_name(override: str) -> None:
     key, _, value = override.partition("=")
-    settings = plain(compose_config())
+    settings = plain(composed())
     OmegaConf.update(config := OmegaConf.create(settings), key, OmegaConf.create({"v": value})["v"], force_add=True)
     with pytest.raises(UserError, match=key.split(".")[0]):
         check_settings(plain(config))
@@ -136,7 +137,7 @@ def test_parts_are_checked_by_what_they_name(override: str) -> None:
 
 def test_every_experiment_passes() -> None:
     for name in ("vanilla", "trime_ext", "trime_mt", "attendre_decoder", "memorizing", "srupp", "reproduce/table2/trime_ext"):
-        check_settings(plain(compose_config(f"experiment={name}")))
+        check_settings(plain(composed(f"experiment={name}")))
 
 
 def test_values_fit_types_as_plain_data_can_tell() -> None:

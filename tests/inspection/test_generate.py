@@ -38,22 +38,28 @@ FITTED = [
     ["experiment=trime_xl", "evaluate.memories=[local,ngram,ngram_document]"],
     ["experiment=knn_lm", "mixture.model.history=[]", "evaluate.memories=[external,ngram_document]"],
 ]
-PAPERS = [
+PLAIN = [
     ["experiment=vanilla"],
     ["experiment=cache"],
-    ["experiment=knn_lm_cache"],
     ["experiment=trime"],
+    ["experiment=trime_long", "tune.memory_size=[24]"],
+    ["experiment=trime_ext"],
+]
+PAPERS = [
+    ["experiment=knn_lm_cache"],
     ["experiment=trime_long", "tune.memory_size=[24]", "model.gate=true"],
     ["experiment=trime_long", "tune.memory_size=[24]", "similarity=l2"],
     ["experiment=trime_ext", "similarity=cosine"],
-    ["experiment=trime_long", "tune.memory_size=[24]"],
     ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
-    ["experiment=trime_ext"],
     ["experiment=trime_ext", "long.across_documents=true", "evaluate.scaled_interpolation=false"],
     ["experiment=memorizing"],
     ["experiment=trime_xl"],
 ]
-KINDS = [*FITTED, *([*options, "mixture.kind=none"] for options in PAPERS)]
+KINDS = [
+    *FITTED,
+    *([*options, "mixture.kind=none"] for options in PAPERS),
+    *(pytest.param([*options, "mixture.kind=none"], marks=pytest.mark.slow) for options in PLAIN),  # code of the others, too
+]
 
 
 @pytest.mark.parametrize("options", KINDS, ids=lambda options: " ".join(option.split("=")[-1] for option in options))

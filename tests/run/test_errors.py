@@ -22,10 +22,14 @@ from trime.stages import encode
 
 
 class Said:
-    """Runs the command line in this process and reads what it said."""
+    """Runs the command line in this process and reads what it said.
+
+    Hydra composes a command twice, the first time to learn whether it sweeps; none of these does, so that is left out.
+    """
 
     def __init__(self, session_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
         self.session_folder, self.capsys, self.monkeypatch = session_folder, capsys, monkeypatch
+        monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
 
     def __call__(self, *overrides: str, where: Path | None = None) -> str:
         fixed = [
@@ -278,10 +282,10 @@ def test_no_runs_and_a_truncated_result(said: Said, tmp_path: Path) -> None:
 
 
 def test_a_sweep_goes_on_after_a_failed_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    session_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commands of one process share nothing: a second sweep reports its own runs and its own failures alone."""
-    places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
+    places = [f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}/outputs"]
     fixed = ["size=tiny", "logger=none", "train.updates=2", "trainer.enable_progress_bar=false", *places, *NO_PICTURES]
     for experiments, failures, finished in (("trime_ext,trime", 2, 2), ("trime", 1, 1)):
         monkeypatch.setattr("sys.argv", ["cli.py", "-m", *fixed, f"experiment={experiments}", "memory.drop_local=2,0"])

@@ -30,10 +30,10 @@ def shut_down_ray() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("factory", [pytest.param(None, marks=pytest.mark.slow), "Cells16"])
-def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_answer_as_one_index(factory: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a worker is killed; a worker that restarts and does not find its part raises an error."""
     monkeypatch.setattr("trime.memory.retrieval.ray_cluster.QUERIES", 8)  # several batches are pending at once
-    parts = divided(stored(tmp_path), 3, factory, "ip")
+    parts = divided(stored(tmp_path), 2, factory, "ip")
     workers = RaySearch(parts, nprobe=3, device="cpu", address=None, cores=1)
     score, number = workers.nearest(QUERY, 30)
     theirs = (IVFSearch(parts[0].folder, "ip", 3) if factory else ExactSearch(blocks, "ip")).nearest(QUERY, 30)
@@ -45,18 +45,26 @@ def test_three_workers_answer_as_one_index(factory: str | None, tmp_path: Path, 
     os.kill(ray.get(workers.workers[1].process.remote()), signal.SIGKILL)
     again = workers.nearest(QUERY, 30)
     assert torch.equal(again[0], score) and torch.equal(again[1], number)
-    replicated = RaySearch(parts, nprobe=3, device="cpu", address=None, cores=1, replicas=2)
-    assert len(replicated.workers) == 2 * len(parts) and torch.equal(replicated.nearest(QUERY, 30)[1], number)
-    replicated.close()
     if factory:
         parts[1].folder.rename(tmp_path / "away")
         os.kill(ray.get(workers.workers[1].process.remote()), signal.SIGKILL)
         with pytest.raises(UserError, match="all machines must see"):
             workers.nearest(QUERY, 30)
         (tmp_path / "away").rename(parts[1].folder)
-        ray.kill(workers.workers[2])
+        ray.kill(workers.workers[0])
         with pytest.raises(UserError, match="died"):
             workers.nearest(QUERY, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factory", [None, "Cells16"])
+def test_replicated_parts_answer_as_one_index(factory: str | None, tmp_path: Path) -> None:
+    parts = divided(stored(tmp_path), 3, factory, "ip")
+    found = [RaySearch(parts, nprobe=3, device="cpu", address=None, cores=1, replicas=count) for count in (1, 2)]
+    assert len(found[1].workers) == 2 * len(parts)
+    assert torch.equal(found[0].nearest(QUERY, 30)[1], found[1].nearest(QUERY, 30)[1])
+    for workers in found:
+        workers.close()
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_pieces_are_those_of_the_tokenizer(llama: Path) -> None:
 @pytest.mark.parametrize(
     "experiment, more",
     [
-        ("trime_ext", []),
+        pytest.param("trime_ext", [], marks=pytest.mark.slow),
         ("knn_lm", ["train.updates=0"]),
         ("trime_long", [LORA]),
         (
