@@ -101,6 +101,7 @@ def connect(address: str | None, setting: str) -> Any:
     import ray  # preflight.py reports a missing package before anything is run
 
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # workers fail alike: the first error is enough
+    os.environ.setdefault("RAY_worker_niceness", "0")  # of a local Ray; with its own, 15, they wait while a model computes
     if not ray.is_initialized():
         try:
             if address and address != "auto":  # Ray would try for minutes, then exit
