@@ -36,9 +36,9 @@ def prompt(seed: int) -> dict[str, Tensor]:
     return {"query": query, "key": key, "value": value, "weight": weight}
 
 
-def read(policy: EvictionPolicy, given: dict[str, Tensor], chunk: int) -> MemoryState:
-    """Return a memory with room for all that has read the prompt in chunks."""
-    layer, state = Attendre(BoundedMemory(LENGTH, policy), causal=True), None
+def read(policy: EvictionPolicy, given: dict[str, Tensor], chunk: int, size: int | None = None) -> MemoryState:
+    """Return a memory with room for all, or for ``size`` entries, that has read the prompt in chunks."""
+    layer, state = Attendre(BoundedMemory(size or LENGTH, policy), causal=True), None
     for start in range(0, LENGTH, chunk):
         part = slice(start, start + chunk)
         entries = given["key"][:, part], given["value"][:, part]
@@ -104,6 +104,15 @@ def test_snapkv_in_blocks_of_queries(seed: int) -> None:
             score = given["weight"][:, :, rows].log()[..., state.ranking.position[0]]
             summary = policy.observe(summary, AttentionBlock(score, rows[None]))
         torch.testing.assert_close(policy.finalize(state.ranking, summary).score, state.ranking.score)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_snapkv_evicts_nothing_that_no_query_has_judged(seed: int) -> None:
+    """The newest entries of one chunk are still there after the next, whose queries score them."""
+    chunk = WINDOW + 1
+    state = read(policy_of("snapkv"), prompt(seed), chunk, 2 * chunk)
+    last = (LENGTH - 1) // chunk * chunk  # where the last chunk begins
+    assert {*range(last - WINDOW, LENGTH)} <= {*state.ranking.position[0].tolist()}
 
 
 @pytest.mark.parametrize(("window", "kernel", "name"), [(0, 5, "window"), (4, 2, "kernel"), (4, -1, "kernel")])

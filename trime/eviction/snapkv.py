@@ -16,8 +16,9 @@ from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 class SnapKV(AttentionScorePolicy):
     """Score entries by the mean of what the last ``window`` queries of a step gave them, averaged over ``kernel`` neighbours.
 
-    The ``window`` newest entries always stay, and count as neighbours of none. ``score_transform`` is the attention weight in
-    the paper. ValueError unless ``window`` is at least 1, and ``kernel`` at least 1 and odd.
+    The ``window`` newest entries always stay, count as neighbours of none, and are scored by the first step after which they
+    are no longer among them: until then they come before all others, as new entries do. ``score_transform`` is the attention
+    weight in the paper. ValueError unless ``window`` is at least 1, and ``kernel`` at least 1 and odd.
     """
 
     def __init__(
@@ -59,8 +60,12 @@ class SnapKV(AttentionScorePolicy):
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         queries = (summary.window >= 0).sum(1, keepdim=True).clamp(min=1)
-        newest = queries if self.is_for_questions else torch.full_like(queries, self.window)
-        return smoothed(summary.value.sum(1) / queries, ranking.position, newest, self.kernel)
+        count = queries if self.is_for_questions else torch.full_like(queries, self.window)
+        score = smoothed(summary.value.sum(1) / queries, ranking.position, count, self.kernel)
+        if self.is_for_questions:
+            return score
+        newest = ranking.position.topk(min(self.window, score.shape[1]), dim=1).indices
+        return score.scatter(1, newest, ranking.score.gather(1, newest))
 
 
 def smoothed(
