@@ -150,12 +150,17 @@ def prompts_of(vectors: dict[str, torch.Tensor]) -> list[list[int]]:
 
 @parametrized("name", ANSWERING)
 @pytest.mark.parametrize("end", ["flush", "drain"])
-def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, tmp_path: Path) -> None:
-    """Greedy, for prompts of different lengths as a batch, against the model run on the whole text for every token."""
+@pytest.mark.parametrize("waits", [False, True])
+def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, waits: bool, tmp_path: Path) -> None:
+    """Greedy, for prompts of different lengths as a batch, against the model run on the whole text for every token.
+
+    An encoder's queries always wait for all of the text; those of a decoder may, for more than a chunk.
+    """
     model, rows = model_of(name, tmp_path), prompts_of(tensors(name))
     family = T5Encoder(model) if name in T5 else RopeDecoder(model)
     longest = max(map(len, rows))
-    memory = Attendre(BoundedMemory(longest + ANSWER, FIFO()), longest if name in T5 else 0, causal=family.causal)
+    waiting = longest if name in T5 else longest // 2 if waits else 0
+    memory = Attendre(BoundedMemory(longest + ANSWER, FIFO()), waiting, causal=family.causal)
     reading = ReadingConfig([memory] * len(family.layers), max(1, longest // 3), end)
     answerer = EncoderDecoderAnswerer(family, reading, longest) if name in T5 else DecoderAnswerer(family, reading)
     with torch.no_grad():

@@ -157,7 +157,7 @@ class DecoderSession:
         """Return the logits of each row's next token."""
         if so_far.shape[1]:
             (hidden,) = self.reader.feed(so_far[:, -1:], self.last_position + so_far.shape[1])
-            self.x = hidden.x
+            self.x = hidden.x[:, -1:]  # drained queries have left padding before it
         return self.family.logits(self.x)[:, 0]
 
     @torch.no_grad()
