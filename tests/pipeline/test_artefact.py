@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from omegaconf import OmegaConf
@@ -17,7 +18,7 @@ from trime.errors import UserError
 from trime.io import checksum_of, locked
 from trime.pipeline import artefact
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.manifest import MANIFEST, check_manifest, write_manifest
+from trime.pipeline.manifest import MANIFEST, check_manifest, part_files, write_manifest
 from trime.places import COPIES, complete_files
 
 
@@ -46,6 +47,27 @@ def test_a_kill_after_the_build_costs_nothing(line: str, tmp_path: Path, monkeyp
         with pytest.raises(SystemExit):
             number(tmp_path, 1).make()
     assert number(tmp_path, 1).make() and (number(tmp_path, 1).path() / "value.txt").read_text() == "1"
+
+
+def test_a_failed_upload_costs_no_second_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a kill while checksums are computed: what a build made its artefact from is there until it has a manifest."""
+    Number.built = 0
+    monkeypatch.setenv(COPIES, str(tmp_path / "copies"))
+    artefact = number(f"file://{tmp_path}/disk", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(artefact, "upload", Mock(side_effect=UserError("no answer")))
+        with pytest.raises(UserError, match="no answer"):
+            artefact.make()
+    assert artefact.make() and Number.built == 1 and (artefact.path() / "value.txt").read_text() == "3"
+
+
+def test_files_of_parts_are_none_of_the_artefact(tmp_path: Path) -> None:
+    (tmp_path / "part-00000").mkdir()  # of an index
+    for name in ("a", "part-1.json", "part-00000/b"):
+        (tmp_path / name).write_text("x")
+    write_manifest(tmp_path, "number-1")
+    assert {*json.loads((tmp_path / MANIFEST).read_text())["files"]} == {"a", "part-00000/b"}
+    assert [file.name for file in part_files(tmp_path)] == ["part-1.json"]
 
 
 def test_made_once_and_found_by_what_determines_it(tmp_path: Path) -> None:

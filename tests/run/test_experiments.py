@@ -21,9 +21,11 @@ from tests.conftest import ROOT, composed
 from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.data.parallel.base import Parallel
 from trime.errors import UserError
+from trime.io import partial_of
 from trime.memory.retrieval import factories
 from trime.models.network import build_network
 from trime.pipeline.rows import rows_of
+from trime.places import complete_files
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages import encode
@@ -348,22 +350,37 @@ def test_time_and_disk_are_forecast(
     assert said == pytest.approx(written, rel=0.2, abs=0.5) and written > 1
 
 
+@pytest.mark.parametrize(("experiment", "is_lost"), [("knn_lm", False), ("memorizing", False), ("memorizing", True)])
 def test_a_killed_encoding_writes_the_same_bytes(
-    tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: str,
+    is_lost: bool,
+    tiny: Callable[..., DictConfig],
+    tmp_path: Path,
+    text_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encode, "SHARD", 300)
-    few = ["experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}"]
-    stores = []
+    """A model with a memory goes on with the state after the last shard; without it, it reads the text again."""
+    save, shards, saved = encode.save_reader_state, [], Mock(side_effect=[None, None, SystemExit(9)])
     for place in ("broken", "whole"):
-        plan = Plan(tiny(*few, f"paths.outputs={tmp_path / place}"))
-        plan.corpus.make()
-        plan.fit.make()
-        if place == "broken":
-            monkeypatch.setattr(encode, "save_reader_state", Mock(side_effect=[None, None, SystemExit(9)]))
-            with pytest.raises(SystemExit):
-                plan.store.make()
-            monkeypatch.undo()
-            monkeypatch.setattr(encode, "SHARD", 300)
-        plan.store.make()
-        stores.append({file.name: file.read_bytes() for file in plan.store.path().glob("*.safetensors")})
-    assert stores[0] == stores[1] and len(stores[0]) > 3
+        plan = Plan(
+            tiny(
+                f"experiment={experiment}", "dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path / place}"
+            )
+        )
+        encoded = plan.valid
+        for artefact in (plan.corpus, plan.fit):
+            artefact.make()
+        with monkeypatch.context() as patch:
+            patch.setattr(encode, "SHARD", 300)
+            if place == "broken":
+                with patch.context() as killed:
+                    killed.setattr(encode, "save_reader_state", lambda *given: (saved(), save(*given)))
+                    with pytest.raises(SystemExit):
+                        encoded.make()
+                states = {name for name in complete_files(partial_of(encoded.folder)) if "carried" in name}
+                assert bool(states) == (experiment == "memorizing"), "another machine finds them at a URL"
+                for name in states if is_lost else ():
+                    (partial_of(encoded.folder) / name).unlink()
+            encoded.make()
+        shards.append({file.name: file.read_bytes() for file in encoded.path().glob("*.safetensors")})
+    assert shards[0] == shards[1] and len(shards[0]) > 3

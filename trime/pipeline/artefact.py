@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from trime.errors import UserError
 from trime.io import lock_of, locked, partial_of
-from trime.pipeline.manifest import MANIFEST, check_manifest, write_manifest
+from trime.pipeline.manifest import MANIFEST, check_manifest, part_files, write_manifest
 from trime.pipeline.settings import Configured
 from trime.places import Place, complete_files, fetch_folder
 
@@ -117,13 +117,16 @@ class Artefact(Configured, ABC):
                 partial.mkdir(exist_ok=True)
                 if self.place.is_remote and not any(partial.iterdir()):
                     self.place.download(into=partial)  # what another machine began
-                started = time.perf_counter()
-                try:
-                    with self.place.mirrored(partial):
-                        self.build(partial)
-                finally:
-                    remove_empty(partial)
-                write_manifest(partial, self.name, time.perf_counter() - started)
+                if not (partial / MANIFEST).is_file():  # else it is complete, and its upload failed
+                    started = time.perf_counter()
+                    try:
+                        with self.place.mirrored(partial):
+                            self.build(partial)
+                    finally:
+                        remove_empty(partial)
+                    write_manifest(partial, self.name, time.perf_counter() - started)
+                for part in part_files(partial):
+                    part.unlink()
                 if self.place.is_remote:
                     self.upload(partial)
                 partial.replace(self.folder)

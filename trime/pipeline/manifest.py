@@ -28,15 +28,21 @@ THREADS = 8
 def write_manifest(folder: Path, artefact: str, seconds: float = 0.0) -> None:
     """Write the manifest of an artefact, after deleting the half-written files of killed builds.
 
-    ``seconds`` is how long its build took in the process that finished it.
+    ``seconds`` is how long its build took in the process that finished it. The files of its parts are not of the artefact.
     """
     for debris in folder.rglob("*.partial"):
-        debris.unlink()
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
+        debris.unlink(missing_ok=True)  # another machine may just have finished it
+    apart = {folder / MANIFEST, *part_files(folder)}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path not in apart]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     states = {name: [size, total] for (name, size), total in zip(sizes.items(), checksums(folder, sizes), strict=True)}
     content = {"artefact": artefact, "seconds": round(seconds, 2), "files": states}
     write_atomically(folder / MANIFEST, json.dumps(content | {"checksum": checksum_of(content)}, indent=1))
+
+
+def part_files(folder: Path) -> list[Path]:
+    """Return the files ``part-…``, from which an artefact was made; once it has a manifest they are no longer needed."""
+    return [file for file in folder.glob("part-*") if file.is_file()]
 
 
 def build_seconds(folder: Path) -> float:

@@ -19,6 +19,7 @@ class Parts(ABC):
     """The parts of an artefact that is being made in ``folder``; models and indexes are loaded when a part needs them.
 
     A file that is not itself of the artefact is ``part-…`` and named by what it covers, so that none of another cut is used.
+    Such files are there until the artefact has its manifest, so that a killed build still finds them.
     """
 
     folder: Path
@@ -45,11 +46,6 @@ class Parts(ABC):
     def done(self) -> int:
         """Return how much of the work earlier runs have done."""
         return sum(self.sizes) - sum(self.sizes[number] for number in self.missing())
-
-    def remove(self) -> None:
-        """Remove the files ``part-…``, once what is made from them is complete, also those of another cut."""
-        for file in self.folder.glob("part-*"):
-            file.unlink()
 
 
 class ArtefactInParts(Artefact):

@@ -98,7 +98,6 @@ class Encode(ArtefactInParts):
             "width": network.width,
         }
         (folder / "encode.json").write_text(json.dumps(content | self.origin(shards.corpus), indent=1))
-        shards.remove()
 
     def open_parts(self, folder: Path) -> EncodedShards:
         """Load corpus and model; UserError if the model cannot read these windows."""
@@ -214,6 +213,19 @@ class EncodedShards(Parts):
         self.sizes = [self.part(number).scored() for number in range(-(-len(windows) // self.length))]
         self.sequential = reader.network.is_stateful
 
+    def missing(self) -> list[int]:
+        """Return the numbers of the shards that are still to be made, for a stateful reader from one that it can go on with.
+
+        What another machine left at a URL may lack the state after its last shard.
+        """
+        missing = super().missing()
+        if not self.sequential or not missing:
+            return missing
+        first = missing[0]
+        while first and not reader_state_file(self.folder, first - 1).exists():
+            first -= 1
+        return [*range(first, len(self.sizes))]
+
     def part(self, number: int) -> Segments:
         """Return the windows of a shard."""
         return self.windows.take(slice(number * self.length, (number + 1) * self.length))
@@ -268,7 +280,7 @@ def restore_reader_state(reader: Reader, folder: Path, shard: int, device: Any) 
 
 def reader_state_file(folder: Path, shard: int) -> Path:
     """Return the file of the reader's state after a shard."""
-    return folder / f"carried-{shard:05d}.partial"
+    return folder / f"part-carried-{shard:05d}.safetensors"
 
 
 def read_windows(folder: Path, device: torch.device, low: int = 0, high: int | None = None) -> Iterator[Window]:

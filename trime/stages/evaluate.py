@@ -65,7 +65,6 @@ class Evaluate(TestResults, ArtefactInParts):
             self.run_parts(self, parts, bar)
         results = [self.row_result(row, files) for row, files in zip(parts.rows, parts.files_by_row(), strict=True)]
         (folder / "rows.json").write_text(json.dumps(results, indent=1))
-        parts.remove()
 
     def row_result(self, row: MixtureSpec | FittedMixtureSpec, files: list[Path]) -> dict[str, Any]:
         """Return the results of one row over the whole split, from the files of its parts."""

@@ -58,7 +58,6 @@ class Pack(ArtefactInParts):
                 "set neighbours.exclude=none, or use more text"
             )
         np.save(folder / "neighbours.npy", neighbours)
-        parts.remove()
 
     def neighbours(self) -> np.ndarray:
         """Return the finished table [segments k], memory-mapped; -1 where there is no neighbour."""

@@ -133,7 +133,6 @@ class Tune(TunedRows, ArtefactInParts):
             assert isinstance(external, ExternalMemory)
             content["recall"] = recall(external.nearest, self.encoded.path())
         (folder / "tuned.json").write_text(json.dumps(content, indent=1))
-        parts.remove()
 
     def tuned(self) -> dict[str, Any]:
         return self.read("tuned.json")

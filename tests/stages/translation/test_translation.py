@@ -37,6 +37,7 @@ from trime.inspection.translation_samples import TranslationSamples
 from trime.io import partial_of, read_json_lines
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.network import Network
+from trime.pipeline.manifest import MANIFEST
 from trime.pipeline.model_io import open_network
 from trime.plan.jobs import open_job
 from trime.plan.translation import TranslationPlan
@@ -227,7 +228,8 @@ def test_a_killed_translation_goes_on(tiny: Tiny, session_folder: Path, tmp_path
     texts = [read_json_lines(translate.path() / f"row-{n}.jsonl") for n in range(2)]
     unfinished = partial_of(translate.folder)
     translate.folder.rename(unfinished)
-    (unfinished / "bleu.json").unlink()
+    for name in ("bleu.json", MANIFEST):
+        (unfinished / name).unlink()
     parts = translate.open_parts(unfinished)
     (size, *_) = parts.sizes
     kept = parts.files_by_row()[1][0]
@@ -252,7 +254,8 @@ def test_another_process_makes_the_same_translations(tiny: Tiny, tmp_path: Path)
         for row, files in parts.files_by_row().items():
             texts = [text for file in files for text in json.loads(file.read_text())["texts"]]
             assert texts == read_json_lines(translate.path() / f"row-{row}.jsonl")
-        parts.remove()
+        for file in parts.files():
+            file.unlink()
     assert len(found) > 2
 
 

@@ -131,7 +131,6 @@ class Subsets(ArtefactInParts):
             ],
         }
         (folder / "subsets.json").write_text(json.dumps(content, indent=1))
-        parts.remove()
 
 
 class SubsetParts(Parts):

@@ -95,7 +95,6 @@ class Replay(ArtefactInParts):
         memories = [{"memory": memory, "rows": replay_rows(parts.documents(memory))} for memory in self.memories()]
         content = {"exact": self.exact(), "unit": self.unit(), "memories": memories}
         (folder / "replay.json").write_text(json.dumps(content, indent=1))
-        parts.remove()
 
     @abstractmethod
     def exact(self) -> bool:

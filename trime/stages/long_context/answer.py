@@ -106,7 +106,6 @@ class Answer(ArtefactInParts):
         if missing := getattr(parts.questions, "missing_evidence", 0):
             content["missing_evidence"] = missing  # number of missing files, which makes some contexts shorter
         (folder / "answer.json").write_text(json.dumps(content, indent=1))
-        parts.remove()
 
     def examples(self) -> tuple[Questions, list[Example]]:
         """Return the set of questions, and those of the split; UserError if there are none."""

@@ -82,7 +82,6 @@ class Translate(ArtefactInParts):
             rate = round(len(texts) / usage.seconds, 1)
             results.append(score_translations(texts, parts.references) | {"sentences_per_second": rate})
         (folder / "bleu.json").write_text(json.dumps({"rows": results}, indent=1))
-        parts.remove()
 
     def translator(self, number: int) -> Translator:
         """Return what translates the split by a row of the table, with the settings tuned for it."""
