@@ -173,6 +173,8 @@ def fetch_folder(folder: Path, address: str, copy: Callable[[Path], object]) -> 
         if not folder.is_dir():
             partial = partial_of(folder.with_name(f"{folder.name}.copy"))
             partial.mkdir(exist_ok=True)
+            for debris in partial.rglob(f"*{PARTIAL}"):
+                debris.unlink()  # half a file, of a process that was killed
             copy(partial)
             partial.replace(folder)
 

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 from tests.helpers.parts import cut_small, open_part_files, open_small_parts
 from trime.engines.base import Engine, Job
 from trime.engines.local import Local
-from trime.engines.processes import Processes
+from trime.engines.processes import Processes, device_names
 from trime.errors import UserError
 from trime.pipeline.manifest import MANIFEST
 from trime.plan import language_model
@@ -51,6 +51,19 @@ def test_several_processes_make_each_part_once(tmp_path: Path) -> None:
     workers = {process for process, _ in lines}
     assert str(os.getpid()) not in workers and 1 <= len(workers) <= 2 and {threads for _, threads in lines} == {"3"}
     assert {file.name for file in tmp_path.glob("opened-*")} == {f"opened-{process}" for process in (*workers, os.getpid())}
+
+
+@pytest.mark.parametrize("visible, names", [(None, ["0", "1"]), ("2,3,5", ["2", "3"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])])
+def test_workers_have_the_devices_that_this_process_may_use(
+    visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device_names(2) == names
+    if visible is not None:
+        with pytest.raises(UserError, match=r"lower engine\.devices"):
+            device_names(4)
 
 
 def test_a_single_part_needs_no_other_process(tmp_path: Path) -> None:

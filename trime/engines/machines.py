@@ -69,6 +69,10 @@ class Announced(NamedTuple):
         for part in parts:
             store.set(f"made {self.number} {part}", "")
 
+    def missing(self, store: TCPStore) -> list[int]:
+        """Return the parts that no machine has made yet."""
+        return [part for part in self.parts if not store.check([f"made {self.number} {part}"])]
+
     def is_over(self, store: TCPStore) -> bool:
         """Return whether the first machine has all parts."""
         return store.check([f"over {self.number}"])
@@ -94,14 +98,18 @@ class Machines(Engine):
             told = amount
 
         self.store.set(f"job {announced.number}", json.dumps(announced[1:]))
+        slowest = 0.0
         try:
             while taken := announced.take(self.store, parts_at_once(self.own)):
+                started = time.monotonic()
                 self.own.run(job, make, taken, advance)
+                slowest = max(slowest, time.monotonic() - started)
                 announced.tell_made(self.store, taken, 0)
                 tell_progress()
-            for part in numbers:
-                if not self.store.check([f"made {announced.number} {part}"]):
-                    self.own.run(job, make, [part], advance)
+            given_up = time.monotonic() + slowest  # the others began their last parts before now
+            while (missing := announced.missing(self.store)) and time.monotonic() < given_up:
+                time.sleep(POLL)
+            self.own.run(job, make, missing, advance)
             tell_progress()
         finally:
             self.store.set(f"over {announced.number}", "")

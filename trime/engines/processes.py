@@ -106,9 +106,18 @@ def start_pool(workers: int, devices: int) -> ProcessPoolExecutor:
     """Return an executor that starts its workers when there is work for them."""
     context = multiprocessing.get_context("spawn")
     free = context.SimpleQueue()
-    for device in range(devices):
-        free.put(device)
+    for name in device_names(devices):
+        free.put(name)
     return ProcessPoolExecutor(workers, context, start_worker, (os.getpid(), free if devices else None))
+
+
+def device_names(count: int) -> list[str]:
+    """Return the names of CUDA devices, of those only that ``CUDA_VISIBLE_DEVICES`` leaves this process, if it is set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [*map(str, range(count))] if visible is None else [name for name in visible.split(",") if name]
+    if len(names) < count:
+        raise UserError(f"engine.devices={count}: CUDA_VISIBLE_DEVICES={visible} leaves {len(names)}: lower engine.devices")
+    return names[:count]
 
 
 pool = Pool()
@@ -133,7 +142,7 @@ def start_worker(parent: int, free: Any) -> None:
     """Prepare a worker process: it takes a device if there are any, and ends with the process that started it."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
-    os.environ["CUDA_VISIBLE_DEVICES"] = "" if free is None else str(free.get())
+    os.environ["CUDA_VISIBLE_DEVICES"] = "" if free is None else free.get()
 
 
 def exit_with(parent: int) -> None:

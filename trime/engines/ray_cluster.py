@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,11 +82,15 @@ def make_part_on_node(origin: Origin, job: Job, number: int) -> int:
             f"engine=ray: {node} has trime {trime.__version__}, and this machine {origin.version}: install the same on all"
         )
     if job.place:
-        copy = partial_of(job.place.local)
+        local = job.place.local
+        copy = partial_of(local.with_name(f"{local.name}.{os.getpid()}"))  # of this process, which sends what it made itself
         copy.mkdir(parents=True, exist_ok=True)
-        job.place.download(job.reads, copy)
-        amount = make_part(job._replace(folder=copy), number)
-        job.place.upload(complete_files(copy), copy)
+        try:
+            job.place.download(job.reads, copy)
+            amount = make_part(job._replace(folder=copy), number)
+            job.place.upload([name for name in complete_files(copy) if name not in job.reads], copy)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
         return amount
     if not (origin.folder / job.folder).is_dir():
         raise UserError(

@@ -28,7 +28,7 @@ from trime.places import Place
 from trime.types import Float, Int, Tensor
 
 RESTARTS = 3  # of a worker, before the search fails
-STARTING = 600  # seconds to wait for workers to open their parts
+STARTING = 600  # seconds to wait for workers to start
 QUERIES = 4096  # in a batch: workers search the next batch while the results of the last are sent and merged
 
 
@@ -116,7 +116,8 @@ class RaySearch:
         self.firsts = [part.first if isinstance(part, IndexPart) else 0 for part in parts]
         by_cells = isinstance(parts[0], CellsPart)
         self.cells = Cells(parts[0].folder, parts[0].metric, nprobe) if by_cells else None
-        self.kind = combined_kind(self.results([worker.kind.remote() for worker in self.workers], STARTING))
+        self.results([worker.process.remote() for worker in self.workers], STARTING)
+        self.kind = combined_kind(self.results([worker.kind.remote() for worker in self.workers]))  # may copy parts for hours
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         return self.begin(query, k)()

@@ -148,16 +148,15 @@ class RotaryScore:
         Scores that do not count may be any number: of keys that follow their query, or that the other distance is for.
         """
         key, rotated = self.unpack(key, of, query.shape[-1])
-        none_released = not at.shape[1]  # all queries of the step wait
-        if self.longest is None or none_released or not bool((beyond := self.is_beyond(at, of)).any()):
-            return dot_products(self.rotary.rotate(query, at), rotated), None
+        turned = self.rotary.rotate(query, at)
+        if self.longest is None or not at.shape[1]:  # no query: all of a step wait
+            return dot_products(turned, rotated), None
+        beyond = (of >= 0) & (at.amax(1, keepdim=True) - of > self.longest)
+        if not bool(beyond.any()):
+            return dot_products(turned, rotated), None
         first = at.masked_fill(at < 0, NEVER).amin(1, keepdim=True)
-        near = dot_products(self.rotary.rotate(query, at), rotated, (of >= 0) & (first - of <= self.longest))
+        near = dot_products(turned, rotated, (of >= 0) & (first - of <= self.longest))
         return near, self.clamped_scores(query, self.longest, key, of, beyond)
-
-    def is_beyond(self, at: Int[Tensor, "b q"], of: Int[Tensor, "b m"]) -> Bool[Tensor, "b m"]:
-        """Return the keys that lie further back than ``longest`` from the last query."""
-        return (of >= 0) & (at.amax(1, keepdim=True) - of > self.longest)
 
     def clamped_scores(
         self, query: Tensor, distance: int, key: Tensor, of: Tensor, needed: Tensor | None = None
