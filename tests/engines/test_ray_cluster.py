@@ -140,7 +140,7 @@ CELLS = ("index=cells", "index.factory=Cells16", "index.nprobe=4", "mixture=none
 @pytest.mark.parametrize(
     ("words", "copied"),
     [
-        (("engine=ray", "engine.address='ADDRESS'"), ("evaluate-*.partial/part-*",)),
+        (("engine=ray", "engine.address='ADDRESS'"), ("fit-*/manifest.json", "encode-*/manifest.json")),
         (("index.parts=2", "index.engine=ray", "index.address='ADDRESS'"), (".copies/datastore-*/cells-*/key.npy",)),
     ],
 )
@@ -151,7 +151,10 @@ def test_nodes_that_share_no_folder_give_the_figures_of_one_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Text, model, parts and cells go over a URL; each node has copies of its own, and of the index those of its cells."""
+    """Text, model, parts and cells go over a URL; each node has copies of its own, and of the index those of its cells.
+
+    Of the parts that it made it keeps none.
+    """
     from ray.cluster_utils import Cluster
 
     for module, setting in ((encode, "SHARD"), (pack, "QUERIES"), (scoring, "PART")):
@@ -178,3 +181,4 @@ def test_nodes_that_share_no_folder_give_the_figures_of_one_process(
     assert losses[0] == pytest.approx(losses[1], rel=0 if "engine=ray" in words else 1e-5) and len(losses[0]) > 4
     for node in nodes:
         assert all([*node.rglob(name)] for name in copied), f"{node} has its own copies of {copied}"
+        assert not [*node.rglob("*.partial")]
