@@ -213,7 +213,7 @@ def fetch_once(place: Place) -> None:
     """Copy what lies at a URL to this machine, and remove copies of what lies there no longer; UserError if nothing does."""
     there = place.download()
     if not there:
-        raise UserError(f"nothing was found at {place.address}: check the address, and that its server answers")
+        raise UserError(f"{place.address} does not exist, holds no files, or its server does not answer")
     copied_before = place.local.with_name(f".{place.local.name}.copied")  # names of files, a line each
     for name in {*copied_before.read_text().split("\n")} - there.keys() if copied_before.is_file() else ():
         if (place.local / name).is_file():
