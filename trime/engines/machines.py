@@ -107,9 +107,11 @@ class Machines(Engine):
                 announced.tell_made(self.store, taken, 0)
                 tell_progress()
             given_up = time.monotonic() + slowest  # the others began their last parts before now
-            while (missing := announced.missing(self.store)) and time.monotonic() < given_up:
+            while announced.missing(self.store) and time.monotonic() < given_up:
                 time.sleep(POLL)
-            self.own.run(job, make, missing, advance)
+            while missing := announced.missing(self.store)[: parts_at_once(self.own)]:
+                self.own.run(job, make, missing, advance)
+                announced.tell_made(self.store, missing, 0)
             tell_progress()
         finally:
             self.store.set(f"over {announced.number}", "")

@@ -55,7 +55,7 @@ class Answer(ArtefactInParts):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
     kind, depends_on = "answer", ("questions", "eviction", "answering")
-    format = 4  # answers.jsonl says how many tokens were read for each answer, and in which time
+    format = 5  # 4: tokens and time of each answer; 5: answers of SnapKV, and after queries that waited, are others
     summary_file = "answer.json"
     unhashed = ("answering.batch_size", "answering.counts", "model", *DEVICE)
 
