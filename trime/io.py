@@ -102,6 +102,12 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def remove_half_written(folder: Path) -> None:
+    """Remove the files below a folder whose writing was interrupted; another machine may just have finished one."""
+    for file in folder.rglob(f"*{PARTIAL}"):
+        file.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, content: str) -> None:
     """Write a text file whole or not at all."""
     with replacing(path) as partial:

@@ -17,7 +17,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trime.errors import UserError
-from trime.io import PARTIAL, FileState, lock_of, locked, partial_of, replacing, write_atomically
+from trime.io import PARTIAL, FileState, lock_of, locked, partial_of, remove_half_written, replacing, write_atomically
 from trime.progress import Progress
 from trime.remote import FULL, StoredFile, opened_system, put, reaching
 
@@ -173,8 +173,7 @@ def fetch_folder(folder: Path, address: str, copy: Callable[[Path], object]) -> 
         if not folder.is_dir():
             partial = partial_of(folder.with_name(f"{folder.name}.copy"))
             partial.mkdir(exist_ok=True)
-            for debris in partial.rglob(f"*{PARTIAL}"):
-                debris.unlink()  # half a file, of a process that was killed
+            remove_half_written(partial)
             copy(partial)
             partial.replace(folder)
 

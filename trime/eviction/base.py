@@ -122,8 +122,12 @@ def check_recent(recent: int, name: str = "recent") -> int:
 
 def protect_newest(position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], count: int) -> Float[Tensor, "b c"]:
     """Return the scores with infinity for the ``count`` newest entries of each row."""
-    newest = position.topk(min(count, position.shape[1]), dim=1).indices
-    return score.scatter(1, newest, torch.inf).masked_fill(position < 0, -torch.inf)
+    return score.scatter(1, newest_slots(position, count), torch.inf).masked_fill(position < 0, -torch.inf)
+
+
+def newest_slots(position: Int[Tensor, "b c"], count: int) -> Int[Tensor, "b n"]:
+    """Return the slots of the ``count`` newest entries of each row, of all where there are fewer."""
+    return position.topk(min(count, position.shape[1]), dim=1).indices
 
 
 def last_position(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:

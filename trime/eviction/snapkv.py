@@ -7,7 +7,7 @@ import copy
 import torch
 from torch.nn import functional as F
 
-from trime.eviction.base import AttentionScorePolicy, Summary, check_recent, last_position
+from trime.eviction.base import AttentionScorePolicy, Summary, check_recent, last_position, newest_slots
 from trime.eviction.initial import OwnPosition
 from trime.eviction.score_transform import ScoreTransform
 from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
@@ -64,7 +64,7 @@ class SnapKV(AttentionScorePolicy):
         score = smoothed(summary.value.sum(1) / queries, ranking.position, count, self.kernel)
         if self.is_for_questions:
             return score
-        newest = ranking.position.topk(min(self.window, score.shape[1]), dim=1).indices
+        newest = newest_slots(ranking.position, self.window)
         return score.scatter(1, newest, ranking.score.gather(1, newest))
 
 

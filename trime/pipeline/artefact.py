@@ -118,19 +118,23 @@ class Artefact(Configured, ABC):
                 if self.place.is_remote and not any(partial.iterdir()):
                     self.place.download(into=partial)  # what another machine began
                 if not (partial / MANIFEST).is_file():  # else it is complete, and its upload failed
-                    started = time.perf_counter()
-                    try:
-                        with self.place.mirrored(partial):
-                            self.build(partial)
-                    finally:
-                        remove_empty(partial)
-                    write_manifest(partial, self.name, time.perf_counter() - started)
+                    self.build_in(partial)
                 for part in part_files(partial):
                     part.unlink()
                 if self.place.is_remote:
                     self.upload(partial)
                 partial.replace(self.folder)
         return True
+
+    def build_in(self, partial: Path) -> None:
+        """Build the artefact in its unfinished folder, up to its manifest."""
+        started = time.perf_counter()
+        try:
+            with self.place.mirrored(partial):
+                self.build(partial)
+        finally:
+            remove_empty(partial)
+        write_manifest(partial, self.name, time.perf_counter() - started)
 
     def is_uploaded(self) -> bool:
         """Return whether the finished artefact lies at the URL of its place."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import xxhash
 
 from trime.errors import UserError
-from trime.io import FileState, checksum_of, write_atomically
+from trime.io import FileState, checksum_of, remove_half_written, write_atomically
 from trime.progress import Progress
 
 MANIFEST = "manifest.json"
@@ -30,8 +30,7 @@ def write_manifest(folder: Path, artefact: str, seconds: float = 0.0) -> None:
 
     ``seconds`` is how long its build took in the process that finished it. The files of its parts are not of the artefact.
     """
-    for debris in folder.rglob("*.partial"):
-        debris.unlink(missing_ok=True)  # another machine may just have finished it
+    remove_half_written(folder)
     apart = {folder / MANIFEST, *part_files(folder)}
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path not in apart]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
