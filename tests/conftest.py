@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import pickle
@@ -21,11 +22,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trime.config.folder import CONF  # with the schema, which Hydra composes
+from trime.io import replacing
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
 sys.path.insert(0, str(ROOT))
 NO_PICTURES = [f"report.figures.{name}=null" for name in ("picture", "memories", "analysis")]  # half of a small run's time
+COMPOSED: list[Path] = []  # the folder of shared_configurations, if there is one
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported first
@@ -33,9 +36,25 @@ if DEVICE == "cpu":
 
 @cache
 def pickled(overrides: tuple[str, ...], return_hydra: bool) -> bytes:
-    """Return the configuration of a command line, composed once per process."""
+    """Return the configuration of a command line, composed once per process, and by one process for the others of its run."""
+    name = hashlib.sha256(repr((overrides, return_hydra)).encode()).hexdigest()
+    for folder in COMPOSED:
+        if (folder / name).exists():
+            return (folder / name).read_bytes()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return pickle.dumps(compose("config", list(overrides), return_hydra_config=return_hydra))
+        content = pickle.dumps(compose("config", list(overrides), return_hydra_config=return_hydra))
+    for folder in COMPOSED:
+        with replacing(folder / name) as aside:
+            aside.write_bytes(content)
+    return content
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_configurations(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Name the folder in which the processes of one test run share what Hydra has composed."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        COMPOSED.append(tmp_path_factory.getbasetemp().parent / "composed")
+        COMPOSED[0].mkdir(exist_ok=True)
 
 
 def is_value(override: str) -> bool:

@@ -33,7 +33,7 @@ BELOW = {
     "data.batching": "errors data.segments",
     "data.datasets": "errors types io places progress data.segments data.tokenizers",
     "data.parallel": "errors types io data.datasets data.tokenizers data.corpus data.module data.segments",
-    "data.questions": "errors types places choices data.datasets data.tokenizers",
+    "data.questions": "errors types io places choices data.datasets data.tokenizers",
     "memory": "errors types choices kernels eviction",
     "memory.objective": "errors types kernels memory.similarity memory.visibility",
     "memory.retrieval": (

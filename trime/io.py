@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,6 +65,16 @@ def checksum_of(content: Any) -> str:
     """Return the XXH3 checksum of content as it is read back from JSON, whatever the layout of the file."""
     read_back = json.loads(json.dumps(content))
     return xxhash.xxh3_128(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
+
+
+def hash_of_files(files: Iterable[tuple[str, Path]]) -> str:
+    """Return a hash of files, given with what each is called: their names, sizes and contents."""
+    digest = hashlib.sha256()
+    for name, path in files:
+        digest.update(os.fsencode(f"{name}/{path.name}/{path.stat().st_size}\0"))
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 def check_room(folder: Path, needed: float, what: str, remedy: str = "set paths.outputs") -> None:

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError
 
 from tests.conftest import NO_PICTURES
+from trime.errors import UserError
 from trime.plan.language_model import Plan
 from trime.run import command_line
+from trime.run.command_line import format_error
 from trime.run.runner import run
 from trime.stages import encode
 
@@ -52,6 +56,21 @@ class Said:
 @pytest.fixture()
 def said(session_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
     return Said(session_folder, capsys, monkeypatch)
+
+
+@pytest.fixture()
+def refused(tiny: Callable[..., DictConfig]) -> Callable[..., str]:
+    """Return a function that runs an experiment and returns the line that the command line would print of its error.
+
+    Commands that choose the same files share what Hydra composes, so that a wrong value costs what its run costs.
+    """
+
+    def line(*overrides: str) -> str:
+        with pytest.raises((UserError, HydraException, OmegaConfBaseException)) as raised:
+            run(tiny(*overrides))
+        return format_error(raised.value)
+
+    return line
 
 
 def test_missing_folder_and_path(said: Said, tmp_path: Path) -> None:
@@ -152,50 +171,50 @@ def test_truncated_artefact(kind: str, said: Said, tiny: Callable[..., DictConfi
     assert run(config) is not None, "the advice mends it"
 
 
-def test_impossible_settings(said: Said) -> None:
+def test_impossible_settings(refused: Callable[..., str]) -> None:
     """Settings that do not fit one another, or the text; test_schema.py has those that are malformed by themselves."""
-    assert "lower index.k" in said("experiment=knn_lm", "index.k=100000")
-    assert "index=exact" in said("experiment=knn_lm", "index.factory=IVF4096_SQ8")
-    assert "factory string" in said("experiment=knn_lm", "index.factory=Nonsense99")
-    assert all("cosine" in said("experiment=knn_lm", f"{key}=tanimoto") for key in ("index.metric", "similarity"))
-    assert "similarity alone" in said("experiment=trime", "memory.metric=l2")
-    assert "memory.metric" in said("experiment=trime", "memory.metric=foo")
-    assert "set similarity alone" in said("experiment=trime_ext", "index.metric=l2")
-    assert "memory in training" in said("experiment=cache", "model.gate=true")
-    assert "model.gate" in said("experiment=trime", "model.gate=3")
-    assert all(wrong.split("=")[0] in said(wrong) for wrong in ("name=../up", "report.name=a/b", "model.backbone.layers=0"))
-    assert said("evaluate.bounded=no") == "error: evaluate.bounded=no: it must be true or false"
-    assert "checkpoint=FILE" in said("dictionary=dict.txt")
-    assert "model.backbone.inner=-8" in said("experiment=srupp", "model.backbone.inner=-8")
+    assert "lower index.k" in refused("experiment=knn_lm", "index.k=100000")
+    assert "index=exact" in refused("experiment=knn_lm", "index.factory=IVF4096_SQ8")
+    assert "factory string" in refused("experiment=knn_lm", "index.factory=Nonsense99")
+    assert all("cosine" in refused("experiment=knn_lm", f"{key}=tanimoto") for key in ("index.metric", "similarity"))
+    assert "similarity alone" in refused("experiment=trime", "memory.metric=l2")
+    assert "memory.metric" in refused("experiment=trime", "memory.metric=foo")
+    assert "set similarity alone" in refused("experiment=trime_ext", "index.metric=l2")
+    assert "memory in training" in refused("experiment=cache", "model.gate=true")
+    assert "model.gate" in refused("experiment=trime", "model.gate=3")
+    assert all(wrong.split("=")[0] in refused(wrong) for wrong in ("name=../up", "report.name=a/b", "model.backbone.layers=0"))
+    assert refused("evaluate.bounded=no") == "evaluate.bounded=no: it must be true or false"
+    assert "checkpoint=FILE" in refused("dictionary=dict.txt")
+    assert "model.backbone.inner=-8" in refused("experiment=srupp", "model.backbone.inner=-8")
     if not torch.cuda.is_available():
-        assert all("CUDA device" in said(wrong) for wrong in ("index.device=cuda", "trainer.accelerator=gpu"))
+        assert all("CUDA device" in refused(wrong) for wrong in ("index.device=cuda", "trainer.accelerator=gpu"))
     for wrong in ("tune.temperature=[]", "tune.memory_size=[4k]", "evaluate.rows=null", "evaluate.rows=[local]"):
-        assert wrong.split("=")[0] in said("experiment=trime", wrong)
-    assert "or as 500, 30k, 1.5M" in said("evaluate.tokens=0")
-    assert "drop_local" in said("experiment=trime", "memory.drop_local=0.5")
-    assert "in 1..batching.size" in said("experiment=trime_long", "batching.run=9")
-    assert "[0, 1]" in said("experiment=trime_ext", "memory.drop_local=2")
-    assert "model.backbone.heads" in said("model.backbone.heads=3")
-    assert "there is no stage" in said("stages=[fit,cook]")
-    assert "evaluate.rows" in said("evaluate.rows=[{joint:[shortterm]}]")
-    assert "tune.interpolation_share" in said("experiment=cache", "tune.interpolation_share=[0.1,1.0]")
-    assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[0,3]")
-    assert "no symbol occurs" in said("vocabulary.min_count=100000000")
+        assert wrong.split("=")[0] in refused("experiment=trime", wrong)
+    assert "or as 500, 30k, 1.5M" in refused("evaluate.tokens=0")
+    assert "drop_local" in refused("experiment=trime", "memory.drop_local=0.5")
+    assert "in 1..batching.size" in refused("experiment=trime_long", "batching.run=9")
+    assert "[0, 1]" in refused("experiment=trime_ext", "memory.drop_local=2")
+    assert "model.backbone.heads" in refused("model.backbone.heads=3")
+    assert "there is no stage" in refused("stages=[fit,cook]")
+    assert "evaluate.rows" in refused("evaluate.rows=[{joint:[shortterm]}]")
+    assert "tune.interpolation_share" in refused("experiment=cache", "tune.interpolation_share=[0.1,1.0]")
+    assert "tune.memory_size" in refused("experiment=trime_long", "tune.memory_size=[0,3]")
+    assert "no symbol occurs" in refused("vocabulary.min_count=100000000")
     for wrong in ("{local: nan, long: 0.0, others: 0.0, all: 0.0}", "{local: 2.0, long: 0.0, others: 0.0, all: 0.0}"):
-        assert "at most 1 together" in said("memory=drawn", f"memory.shares={wrong}")
-    assert "twice" in said("experiment=trime", "evaluate.memories=[local,local]")
+        assert "at most 1 together" in refused("memory=drawn", f"memory.shares={wrong}")
+    assert "twice" in refused("experiment=trime", "evaluate.memories=[local,local]")
     for wrong in ("mixture.temperatures=1", "evaluate.memories=5", "evaluate.memories=local", "mixture.model=null"):
-        assert wrong.split("=")[0] in said("experiment=trime", wrong)
-    assert "mixture.model.history" in said("experiment=trime", "mixture.model.history=[2]")
-    assert "tune.memory_size" in said("experiment=trime_long", "tune.memory_size=[1024,512]")
-    assert "in its order" in said("experiment=trime", "compatibility=published", "mixture.model.history=[0.5]")
-    assert "from the lowest" in said("experiment=trime", "mixture.temperatures=[1,0.5]")
-    assert "mixture.model.online=false" in said("experiment=knn_mt", "mixture.model.online=true")
-    assert "frontier.gb" in said("report.runs=nowhere", "frontier.gb=-1")
+        assert wrong.split("=")[0] in refused("experiment=trime", wrong)
+    assert "mixture.model.history" in refused("experiment=trime", "mixture.model.history=[2]")
+    assert "tune.memory_size" in refused("experiment=trime_long", "tune.memory_size=[1024,512]")
+    assert "in its order" in refused("experiment=trime", "compatibility=published", "mixture.model.history=[0.5]")
+    assert "from the lowest" in refused("experiment=trime", "mixture.temperatures=[1,0.5]")
+    assert "mixture.model.online=false" in refused("experiment=knn_mt", "mixture.model.online=true")
+    assert "frontier.gb" in refused("report.runs=nowhere", "frontier.gb=-1")
     for wrong in (("experiment=trime_long", "tune.memory_size=[4,64]"), ("experiment=memorizing", "model.memory_size=4")):
-        assert "eviction.sinks=4 fills a memory of 4" in said(*wrong, "eviction=sink")
-    assert "set index.engine=ray" in said("experiment=trime_ext", "index.replicas=2")
-    assert "choose one of them" in said("experiment=trime_ext", "engine=processes", "index.engine=ray")
+        assert "eviction.sinks=4 fills a memory of 4" in refused(*wrong, "eviction=sink")
+    assert "set index.engine=ray" in refused("experiment=trime_ext", "index.replicas=2")
+    assert "choose one of them" in refused("experiment=trime_ext", "engine=processes", "index.engine=ray")
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def score_block(  # type: ignore[no-untyped-def]
 
 @numba_jit()
 def keep_best(scores, low, number, score):  # type: ignore[no-untyped-def]
-    """Insert scores above the heap's worst; the maximum is taken lane by lane, which compiles to vector instructions."""
+    """Insert the scores that beat the heap's worst; the maximum of each lane first, which compiles to vector instructions."""
     maximum = np.empty(LANES, np.float32)
     for first in range(0, len(scores), SCAN):
         part = scores[first : first + SCAN]
@@ -196,19 +196,25 @@ def keep_best(scores, low, number, score):  # type: ignore[no-untyped-def]
             for i in range(LANES):
                 maximum[i] = max(maximum[i], lanes[i])
         for i in range(LANES):
-            if maximum[i] > score[0]:
+            if maximum[i] > 0 and maximum[i] >= score[0]:
                 insert_lane(part, i, low + first, number, score)
         for i in range(len(part) - len(part) % LANES, len(part)):
-            if part[i] > score[0]:
+            if beats_worst(number, score, part[i], low + first + i):
                 replace_worst(score, number, part[i], low + first + i)
 
 
 @numba_jit()
 def insert_lane(part, lane, low, number, score):  # type: ignore[no-untyped-def]
-    """Insert the scores of a lane that are above the heap's worst."""
+    """Insert the scores of a lane that beat the heap's worst."""
     for i in range(lane, len(part) - len(part) % LANES, LANES):
-        if part[i] > score[0]:
+        if beats_worst(number, score, part[i], low + i):
             replace_worst(score, number, part[i], low + i)
+
+
+@numba_jit()
+def beats_worst(number, score, new, segment):  # type: ignore[no-untyped-def]
+    """Return True if a segment belongs in the heap: it scores higher than its worst, or the same and has the lower number."""
+    return new > score[0] or (new == score[0] and new > 0 and segment < number[0])
 
 
 @numba_jit()

@@ -7,7 +7,9 @@ state; a shuffling DataLoader would start another order.)
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from trime.data.datasets import Dataset
 from trime.data.segments import Segments, collate, cut, document_offsets, parse_token_count, training_segments
 from trime.data.vocabulary import SpecialIds
 from trime.errors import UserError
-from trime.io import lock_of, locked, partial_of
+from trime.io import lock_of, locked, partial_of, write_atomically
 from trime.types import Batch
 
 
@@ -123,6 +125,22 @@ class WindowLoader:
             previous = rows
 
 
+READING = "reading.json"  # beside a text that prepare_data made: how it was read
+
+
+def reading_of(part: Any) -> dict[str, Any]:
+    """Return the class and the settings of a dataset, and those of its tokenizer, without where its text lies."""
+    found = {
+        name: value
+        for name, value in vars(part).items()
+        if isinstance(value, str | int | float | bool | dict | list | None)
+        and name not in ("path", "cache")
+        and not isinstance(getattr(type(part), name, None), cached_property)
+    }
+    tokenizer = getattr(part, "tokenizer", None)
+    return {"class": type(part).__qualname__, **found} | ({"tokenizer": reading_of(tokenizer)} if tokenizer else {})
+
+
 class TextDataModule(pl.LightningDataModule):
     """The batches of a text for ``pl.Trainer(max_steps=N)``: training segments as planned, then validation windows in order.
 
@@ -153,8 +171,13 @@ class TextDataModule(pl.LightningDataModule):
         if self.dataset is None:
             return
         if (self.folder / "statistics.json").is_file():
-            if Corpus(self.folder).statistics.get("fingerprint") != self.dataset.fingerprint():
-                raise UserError(f"{self.folder} holds another text than {self.dataset.name}: delete it, or name another folder")
+            given, made = self.folder / READING, Corpus(self.folder).statistics.get("fingerprint")
+            same = not given.is_file() or json.loads(given.read_text()) == json.loads(json.dumps(reading_of(self.dataset)))
+            if not same or made != self.dataset.fingerprint():
+                raise UserError(
+                    f"{self.folder} holds another text than {self.dataset.name}, or one that was tokenised or split otherwise: "
+                    "delete it, or name another folder"
+                )
             return
         if self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} holds files that are not a corpus: name another folder")
@@ -163,6 +186,7 @@ class TextDataModule(pl.LightningDataModule):
             if not (self.folder / "statistics.json").is_file():  # another process may have finished it
                 partial = partial_of(self.folder)
                 partial.mkdir(exist_ok=True)
+                write_atomically(partial / READING, json.dumps(reading_of(self.dataset)))
                 build_corpus(self.dataset, partial, training_vocabulary(self.dataset))
                 partial.replace(self.folder)
 

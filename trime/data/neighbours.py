@@ -104,7 +104,8 @@ class Sparse:
 
         lengths = np.array([len(segment) for segment in segments])
         owner, term = np.repeat(np.arange(len(segments)), lengths), np.concatenate(segments)
-        self.count = csr_matrix((np.ones(len(term)), (owner, term)))
+        shape = len(segments), int(term.max(initial=0)) + 1  # segments at the end may have no terms
+        self.count = csr_matrix((np.ones(len(term)), (owner, term)), shape=shape)
         impact = self.count.copy()
         used, df = np.unique(impact.indices, return_counts=True)
         idf = np.zeros(impact.shape[1])

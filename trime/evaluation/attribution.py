@@ -115,5 +115,6 @@ def fitted_attribution(row: FittedMixtureSpec, experts: ExpertDistributions, log
 
 
 def entry_scores(entries: dict[str, Entries], names: tuple[str, ...], divisor: float) -> dict[str, Float[Tensor, "*n k"]]:
-    """Return the scaled similarities of the entries of the named memories."""
-    return {name: entries[name].similarity.double() / divisor for name in names}
+    """Return the scaled similarities of the entries of the named memories; counts have no temperature."""
+    scores = {name: entries[name].similarity.double() for name in names}
+    return {name: score / (divisor if entries[name].counts is None else 1.0) for name, score in scores.items()}

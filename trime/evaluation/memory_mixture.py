@@ -42,9 +42,12 @@ class MemoryMixture:
     """The vocabulary of a model and some memories, mixed with weights that are fitted to windows of held-out text.
 
     ``memories`` by name, each with one size. ``mixture``: by default ``Adaptive``. Windows come in the order of the text.
+    Raises ValueError where there are fewer than three ``folds``: one to score, one to stop at, and one at least to fit to.
     """
 
     def __init__(self, memories: dict[str, Memory], mixture: Mixture | None = None, folds: int = 8, seed: int = 0):
+        if folds < 3:
+            raise ValueError(f"folds={folds}: a mixture is fitted to some folds and judged by others, which takes 3 or more")
         self.memories, self.mixture = memories, mixture or Adaptive(TEMPERATURES)
         self.folds, self.seed = folds, seed
         sizes = next((memory.sizes for memory in memories.values() if memory.sizes != Memory.sizes), [0])

@@ -46,6 +46,11 @@ def gather_counts(count: int, device: torch.device) -> list[int]:
     return [int(count) for count in counts]
 
 
+def first_row(count: int, device: torch.device) -> int:
+    """Return how many rows the processes before this one have, of which this one has ``count``; 0 for a single process."""
+    return sum(gather_counts(count, device)[: distributed.get_rank()]) if world_size() > 1 else 0
+
+
 def all_gather_rows(rows: Tensor, counts: list[int]) -> list[Tensor]:
     """Return the rows of every process; they are padded on the way, because collectives need equal shapes."""
     padded = rows.new_zeros(max(counts), *rows.shape[1:])

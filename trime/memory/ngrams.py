@@ -7,7 +7,7 @@ is searched by a suffix array, so that contexts may be of any length (infini-gra
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,6 +71,14 @@ def next_tokens(window: Window) -> np.ndarray:
     return window.scored.token.cpu().numpy().astype(np.int64)
 
 
+class Followers(NamedTuple):
+    """The tokens that followed a context, and their positions; each stands for a number of ``occurrences``."""
+
+    token: np.ndarray
+    place: np.ndarray
+    occurrences: float = 1.0
+
+
 class Ngrams(Memory):
     """n-grams of several context lengths; ``orders`` must rise, else ValueError.
 
@@ -110,24 +118,24 @@ class Ngrams(Memory):
     def entries(self, window: Window) -> Entries:
         """Return each token that followed, with its log-count under each order and where it followed the longest."""
         followers = self.continuations(window)
-        token, column = np.unique(np.concatenate([tokens for tokens, _ in followers] or [np.zeros(0)]), return_inverse=True)
+        token, column = np.unique(np.concatenate([each.token for each in followers] or [np.zeros(0)]), return_inverse=True)
         counts, source = np.zeros((len(self.orders), len(token))), np.zeros(len(token), np.int64)
-        for number, (columns, (_, places)) in enumerate(zip(split(column, followers), followers, strict=True)):
-            counts[number] = np.bincount(columns, minlength=len(token))
-            source[columns] = places
+        for number, (columns, each) in enumerate(zip(split(column, followers), followers, strict=True)):
+            counts[number] = np.bincount(columns, minlength=len(token)) * each.occurrences
+            source[columns] = each.place
         longest = counts[max(int(counts.any(1).sum()) - 1, 0)]
         device = window.contexts.g.device
         logs = [torch.as_tensor(part).to(device).log() for part in (longest, counts)]
         return Entries(logs[0], torch.as_tensor(token).long().to(device), torch.as_tensor(source).to(device), logs[1])
 
     @abstractmethod
-    def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return for each order the tokens that followed the context of the window's last token, and their positions."""
+    def continuations(self, window: Window) -> list[Followers]:
+        """Return for each order the tokens that followed the context of the window's last token."""
 
 
-def split(column: np.ndarray, followers: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+def split(column: np.ndarray, followers: list[Followers]) -> list[np.ndarray]:
     """Split a column into parts as long as those of each order."""
-    return np.split(column, np.cumsum([len(tokens) for tokens, _ in followers])[:-1]) if followers else []
+    return np.split(column, np.cumsum([len(each.token) for each in followers])[:-1]) if followers else []
 
 
 class TextNgrams(Ngrams):
@@ -145,18 +153,17 @@ class TextNgrams(Ngrams):
         counts_in_text(*arguments, of_target, total)
         return of_target, total
 
-    def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
+    def continuations(self, window: Window) -> list[Followers]:
         history, array = np.concatenate([self.recent_tokens.before(window), next_tokens(window)[:-1]]), self.array
         followers = []
         for order in self.orders[self.orders <= len(history)].tolist():
             begin = len(history) - order
             low, high = suffix_range(array.text, array.suffixes, array.starts, history, begin, order)
-            if high - low > MAX_OCCURRENCES:
-                places = np.asarray(array.suffixes[np.linspace(low, high - 1, MAX_OCCURRENCES).astype(np.int64)]) + order
-            else:
-                places = np.asarray(array.suffixes[low:high]) + order
+            occurrences = max(1.0, (high - low) / MAX_OCCURRENCES)
+            chosen = slice(low, high) if occurrences == 1 else np.linspace(low, high - 1, MAX_OCCURRENCES).astype(np.int64)
+            places = np.asarray(array.suffixes[chosen]) + order
             places = places[places < len(array.text)]
-            followers.append((np.asarray(array.text[places]), places))
+            followers.append(Followers(np.asarray(array.text[places]), places, occurrences))
         return followers
 
     @property
@@ -223,7 +230,7 @@ class DocumentNgrams(Ngrams):
             self.taken = rehash(self.keys, self.counts, keys, counts)
             self.keys, self.counts = keys, counts
 
-    def continuations(self, window: Window) -> list[tuple[np.ndarray, np.ndarray]]:
+    def continuations(self, window: Window) -> list[Followers]:
         current = next_tokens(window)[:-1]
         first = int(window.contexts.positions.position[window.num_context]) - len(self.tokens)
         before = self.recent_tokens.before(window) if first else self.tokens
@@ -234,7 +241,8 @@ class DocumentNgrams(Ngrams):
             for back in range(matched, min(order, len(history))):
                 places = places[places > back]
                 places = places[history[places - 1 - back] == history[-1 - back]]
-            followers.append((history[places], places) if order <= len(history) else (history[:0], history[:0]))
+            found = places if order <= len(history) else places[:0]
+            followers.append(Followers(history[found], found))
         return followers
 
     @property

@@ -25,6 +25,9 @@ class Calibrated(Mixture):
     def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
         return (total + self.parameters["weight"]).log_softmax(-1)
 
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.parameters = {name: state[name] for name in ("weight", "counts")}
+
     def fit(self, masses: ExpertMasses, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
         sizes, experts = list(self.memories.values()), masses.total.shape[1]
         scores = masses.total.new_empty(len(fold))
@@ -33,7 +36,7 @@ class Calibrated(Mixture):
             part = masses.take(fold == number)
             log_probability = part.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
             scores[fold == number] = log_mixture((part.total + weight).log_softmax(-1), log_probability)
-        self.parameters = {"weight": fit_log_weights(masses, sizes)}
+        self.parameters = {"weight": fit_log_weights(masses, sizes), "counts": torch.tensor(counts)}
         assert self.parameters["weight"].shape == (experts,)
         return scores
 
@@ -42,7 +45,8 @@ class Calibrated(Mixture):
         for name, size in self.memories.items():
             weights = weight[first : first + size]
             chosen, first = int(weights.argmax()), first + size
-            temperature = {"temperature": self.temperatures[chosen]} if size == len(self.temperatures) else {"expert": chosen}
+            is_count = bool(self.parameters["counts"][first - 1])
+            temperature = {"expert": chosen} if is_count else {"temperature": self.temperatures[chosen]}
             fitted[name] = temperature | {"log_weight": round(float(weights[chosen]), 3)}
         return fitted
 

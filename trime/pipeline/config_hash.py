@@ -11,6 +11,9 @@ from omegaconf import DictConfig
 from trime.io import plain
 from trime.pipeline.settings import without
 
+DATASET_PLACES = ("path", "cache")  # where text lies does not decide what it is
+QUESTION_PLACES = ("questions.path", "questions.babi", "questions.background")
+
 IGNORED = (  # settings and sections that no result depends on
     *("paths", "artefacts", "storage", "export", "logger", "report", "frontier", "stages", "seed", "expected", "name"),
     *("dictionary", "trained", "tested", "choice", "choices", "initial_c", "domain", "generate", "explain", "prompt_file"),
@@ -19,10 +22,9 @@ IGNORED = (  # settings and sections that no result depends on
     *("trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar"),
     *("index.engine", "index.address", "index.replicas", "index.cores", "index.device"),
     *("batching.seed", "answering.batch_size", "translation.batch_size"),
-    *("questions.path", "questions.babi", "questions.background"),
+    *QUESTION_PLACES,
 )
 VALIDATION = ("train.validate_every", "train.validate_tokens")  # they decide which weights are best, not the last ones
-DATASET_PLACES = ("path", "cache")  # where text lies does not decide what it is
 
 
 def config_hash(config: DictConfig) -> str:

@@ -63,8 +63,8 @@ def ensure_model_folder(config: DictConfig) -> None:
 
 @cache
 def model_fingerprint(name: str) -> str:
-    """Return the hashes of a model's weights, configuration and tokenizer; the name itself if it is not a folder."""
-    return folder_hash(name, "*.safetensors", "config.json", *TOKENIZER_FILES)
+    """Return the hashes of a model's weights, configuration, tokenizer and template of chats; its name if it is no folder."""
+    return folder_hash(name, "*.safetensors", "config.json", "chat_template*", *TOKENIZER_FILES)
 
 
 def folder_hash(name: str, *patterns: str) -> str:

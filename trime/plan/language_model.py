@@ -295,7 +295,7 @@ class Plan:
                 *(self.subsets.build_order() if self.subsets else []),
                 *(self.analysis, self.per_token),
             ],
-            "init_small": lambda: [InitSmall(self.config, self.corpus.dataset)],
+            "init_small": lambda: [InitSmall(self.config, self.corpus)],
             "train_small": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
             "record": lambda: [self.test, *self.tune.build_order()] if self.has_long_memory_row else [self.record],

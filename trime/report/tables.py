@@ -113,15 +113,16 @@ def tuned_text(row: dict[str, Any], at_edge: list[str]) -> str:
 
 
 def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
-    """Return header and lines of a run's table: each row on test and dev."""
+    """Return header and lines of a run's table: each row on test and dev, with dev's tokens where rows have other ones."""
     pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
-    translated = "bleu" in pairs[0][1]
+    translated, differ = "bleu" in pairs[0][1], len({valid["tokens"] for valid, _ in pairs}) > 1  # by mixture.tokens
     header = [
         "memories",
         *(["test BLEU", "dev BLEU"] if translated else []),
         f"test {metric_name(pairs[0][1])}",
         f"dev {metric_name(pairs[0][0])}",
         "tokens",
+        *(["dev tokens"] if differ else []),
         "search",
         "tokens/s",
         "tuned on dev",
@@ -133,6 +134,7 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
             f"{metric_value(test):.2f}",
             f"{metric_value(valid):.2f}",
             f"{test['tokens']:,}",
+            *([f"{valid['tokens']:,}"] if differ else []),
             test["search"] or "",
             f"{test['tokens_per_second']:,.0f}",
             tuned_text(test, valid.get("at_grid_edge", [])),

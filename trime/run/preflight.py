@@ -271,6 +271,11 @@ def instantiated(part: DictConfig) -> Any:
 
 def check_model(config: DictConfig) -> None:
     """Raise UserError if the model cannot be built, with the memory inside it that evaluation uses."""
+    if config.compatibility.padding is not None and config.task == "language_model" and not config.vocabulary.fairseq:
+        raise UserError(
+            f"compatibility=published pads with symbol {config.compatibility.padding}, which is <unk> unless the vocabulary is like "
+            "fairseq's: add vocabulary.fairseq=true"
+        )
     model = model_of(config)
     if "memory_size" in config.model:
         if longest_context(config):

@@ -36,7 +36,7 @@ from trime.types import Float, Int, Tensor
 class TuneMixture(TunedRows):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
-    kind, stage, format = "mixture", "tune", 4
+    kind, stage, format = "mixture", "tune", 5
     summary_file = "mixture.json"
     depends_on, unhashed = ("mixture", "seed"), ("mixture.path",)
 
@@ -58,7 +58,7 @@ class TuneMixture(TunedRows):
         given = given_mixture(self.config)
         if given:
             mixture = build_mixture(self.config, description["experts"])
-            mixture.load(read_mixture(given, description["experts"], row, mixture))
+            load_mixture(given, description["experts"], row, mixture)
             score = score_tokens(mixture, masses)
         else:
             mixture, score = fit_mixture(self.config, masses, description)
@@ -102,12 +102,12 @@ def given_mixture(config: DictConfig) -> Path | None:
     return file
 
 
-def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mixture: Mixture) -> dict[str, Tensor]:
-    """Return the state of a mixture fitted elsewhere; UserError if it is another kind of mixture, or of other memories."""
+def load_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mixture: Mixture) -> None:
+    """Load a mixture that was fitted elsewhere; UserError if it is another kind of mixture, or of other memories."""
     try:
         stored = json.loads(file.read_text())
         layout = stored["kind"], [*stored["experts"].items()], tuple(stored["temperatures"]), tuple(stored["history"])
-        state = load_file(file.with_name("mixture.safetensors"))
+        mixture.load(load_file(file.with_name("mixture.safetensors")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise UserError(f"mixture.path={file.parent} is incomplete or of another version ({error}): fit it anew") from None
     if layout != (row.kind, [*experts.items()], row.temperatures, mixture.decays):
@@ -116,7 +116,6 @@ def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mi
             f"mixture.path={file.parent} is {stored['kind']}, of {memories}, temperatures {stored['temperatures']}, history "
             f"{stored['history']}: use the same settings here, or fit it anew"
         )
-    return state
 
 
 def build_mixture(config: DictConfig, experts: dict[str, int]) -> Mixture:

@@ -60,8 +60,12 @@ class PreparedText(Artefact):
         """The dataset; of parallel text, its target side."""
 
     def settings(self) -> Any:
+        return super().settings() | self.content()
+
+    def content(self) -> dict[str, Any]:
+        """Return what decides which text it is: the settings of the dataset, and a hash of its files."""
         dataset = without(plain(self.dataset_config), DATASET_PLACES)
-        return super().settings() | {"dataset": dataset, "content": self.dataset.fingerprint()}
+        return {"dataset": dataset, "content": self.dataset.fingerprint()}
 
     def corpus(self) -> Corpus:
         """Return the finished corpus."""

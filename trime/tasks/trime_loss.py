@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from trime.memory.distributed import first_row
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import Local, Visibility
 from trime.mixtures.joint import joint
@@ -35,7 +36,7 @@ def trime_loss(
     of them. ``reduction``: mean, sum or none (a tensor of the scored targets, row by row).
     """
     rows, length = targets.shape
-    row = torch.arange(rows, device=g.device)
+    row = first_row(rows, g.device) + torch.arange(rows, device=g.device)
     document, start = row if document is None else document, torch.zeros_like(row) if start is None else start
     position = (start[:, None] + torch.arange(length, device=g.device)).flatten()
     positions = TokenPosition(document.repeat_interleave(length), row.repeat_interleave(length), position)

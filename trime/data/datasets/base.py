@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
+from trime.io import hash_of_files
 from trime.places import local_copy
 
 SPLITS = ("train", "valid", "test")
@@ -52,13 +53,7 @@ class Dataset(ABC):
 
     def fingerprint(self) -> str:
         """Return a hash of every file's name and content."""
-        digest = hashlib.sha256()
-        for split in SPLITS:
-            for path in self.files(split):
-                digest.update(os.fsencode(f"{split}/{path.name}/{path.stat().st_size}\0"))
-                with open(path, "rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()[:16]
+        return hash_of_files((split, path) for split in SPLITS for path in self.files(split))
 
     def notes(self) -> list[str]:
         """Return remarks for the statistics."""
@@ -80,8 +75,10 @@ def printable(name: str) -> str:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file."""
+    """Yield the lines of a file; a byte order mark at its beginning is not text."""
     with open(path, "rb") as file:
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
         yield from file
 
 

@@ -14,7 +14,7 @@ from trime.data.datasets.download import fetch_folder
 from trime.data.tokenizers import Whitespace
 from trime.errors import UserError
 
-TITLE = re.compile(rb" = [^=].* = \n?$")
+TITLE = re.compile(rb" = [^=].* = \r?\n?$")
 DIGESTS = {2: "md5:542ccefacc6c27f945fb54453812b3cd", 103: "md5:9ddaacaf6af0710eda8c456decff7832"}
 SOURCES = (
     "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-{size}-v1.zip",
@@ -72,4 +72,4 @@ class WikiText(Dataset):
 
 def title(lines: list[bytes]) -> str:
     """Return the first line with text, without its title marks."""
-    return next((line for line in lines if line.strip()), b"").decode("utf-8", "replace").strip(" =\n")
+    return next((line for line in lines if line.strip()), b"").decode("utf-8", "replace").strip(" =\r\n")

@@ -90,8 +90,8 @@ class ParallelFolder:
 
 
 def lines_of(file: Path) -> Iterator[str]:
-    """Yield the lines of a text; UserError where it is not UTF-8."""
-    with open(file, encoding="utf-8") as lines:
+    """Yield the lines of a text without its byte order mark; UserError where it is not UTF-8."""
+    with open(file, encoding="utf-8-sig") as lines:
         try:
             yield from lines
         except UnicodeDecodeError as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from trime.data.questions.babi import Story, cast_of, stories, swap_names, task_file
 from trime.data.questions.base import Example
 from trime.data.questions.scatter import context_words, open_background, scatter_facts, sentences_of_novel
 from trime.errors import UserError
+from trime.io import hash_of_files
 from trime.places import local_copy
 
 
@@ -57,9 +59,17 @@ class Babilong:
             story = swap_names(casts[task], story, rng) if self.swap and split == "train" else story
             yield Example(f"qa{task}-{number}", story.question, self.context(story, split, rng), (story.answer,))
 
+    def fingerprint(self, split: str) -> str:
+        tasks = [(str(task), self.task_file(task, split)) for task in self.tasks]
+        return f"{hash_of_files(tasks)} {self.background.fingerprint()}"
+
+    def task_file(self, task: int, split: str) -> Path:
+        """Return the file that holds the stories of a split."""
+        return task_file(self.babi, task, "train" if split == "train" else "test")
+
     def stories(self, task: int, split: str) -> list[tuple[int, Story]]:
         """Return the numbered stories of a split."""
-        numbered = enumerate(stories(task_file(self.babi, task, "train" if split == "train" else "test")))
+        numbered = enumerate(stories(self.task_file(task, split)))
         chosen = [(number, story) for number, story in numbered if not self.once or mentions_people_once(story)]
         half = len(chosen) // 2
         return {"train": chosen, "valid": chosen[:half], "test": chosen[half:]}[split]

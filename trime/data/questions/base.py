@@ -28,6 +28,9 @@ class Questions(Protocol):
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
         """Yield the examples of a split; ``draw`` numbers the random draws."""
 
+    def fingerprint(self, split: str) -> str:
+        """Return a hash of the files that a split is read from; empty where it is built in or fetched."""
+
 
 SEPARATOR = "\n\n "
 

@@ -59,6 +59,9 @@ class Passkey:
         """Yield the questions of a split; numbers and text of each depend on the text's own number, not on the depth."""
         return islice(chain.from_iterable(self.texts(split, draw)), self.count or COUNTS[split])
 
+    def fingerprint(self, split: str) -> str:
+        return self.background.fingerprint() if self.background else ""
+
     def texts(self, split: str, draw: int) -> Iterator[list[Example]]:
         """Yield the questions about each text, without end."""
         for number in numbers_from():

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from trime.data.questions.base import Example
 from trime.errors import UserError
+from trime.io import checksum_of, hash_of_files
 from trime.places import local_copy
 
 log = logging.getLogger(__name__)
@@ -39,14 +40,25 @@ class TriviaQA:
         """Yield the sampled questions; UserError where the split has no answers, or all evidence is missing."""
         if split not in self.splits:
             raise UserError(f"TriviaQA's {split} questions have no answers: set answering.split=valid")
-        rows = official_rows(self.path, split) if self.path else hub_rows(split)
+        rows = self.sampled(official_rows(self.path, split) if self.path else hub_rows(split), draw)
+        if self.path:
+            self.check_evidence(rows)
+        for row in rows:
+            yield self.official(row) if self.path else from_hub(row)
+
+    def sampled(self, rows: Any, draw: int = 0) -> list[dict[str, Any]]:
+        """Return ``count`` of the questions."""
         order = list(range(len(rows)))
         random.Random(self.seed + draw).shuffle(order)
-        chosen = order[: self.count]
-        if self.path:
-            self.check_evidence([rows[number] for number in chosen])
-        for number in chosen:
-            yield self.official(rows[number]) if self.path else from_hub(rows[number])
+        return [rows[number] for number in order[: self.count]]
+
+    def fingerprint(self, split: str) -> str:
+        """Return a hash of the questions' file, and of the sampled questions' evidence that exists: names and sizes."""
+        if self.path is None or split not in self.splits:
+            return ""
+        files = [file for row in self.sampled(official_rows(self.path, split)) for file in self.evidence_files(row)]
+        evidence = [f"{file.parent.name}/{file.name} {file.stat().st_size}" for file in files if file.is_file()]
+        return f"{hash_of_files([(split, official_file(self.path, split))])} {checksum_of(evidence)}"
 
     def check_evidence(self, rows: list[dict[str, Any]]) -> None:
         """Count and print how many evidence files are missing; UserError where all of them are."""
@@ -89,10 +101,15 @@ class TriviaQA:
         return Example(row["QuestionId"], row["Question"], "\n\n".join(texts), distinct(answers))
 
 
+def official_file(path: Path, split: str) -> Path:
+    """Return where the questions of a split lie, or should lie."""
+    file = path / "triviaqa-unfiltered" / FILES[split]
+    return file if file.is_file() else path / file.name
+
+
 def official_rows(path: Path, split: str) -> list[dict[str, Any]]:
     """Return the questions of a split; UserError where its file is missing or broken."""
-    file = path / "triviaqa-unfiltered" / FILES[split]
-    file = file if file.is_file() else path / file.name
+    file = official_file(path, split)
     try:
         return json.loads(file.read_text(encoding="utf-8"))["Data"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -18,6 +18,8 @@ from trime.memory.retrieval.search import ExactSearch, Search, begin
 from trime.memory.similarity import similarity
 from trime.types import Contexts, Float, Int, Mass, Tensor
 
+RESCORED = 2**26  # numbers of stored keys that are read at once to compute similarities
+
 
 class Shards:
     """Files ``00000.safetensors`` and so on, read through memory maps; UserError if there are none, or one is damaged."""
@@ -192,12 +194,17 @@ class KNNMemory:
         score, index = wait()
         index = index.cpu().clamp(min=0)  # missing entries have number -1 and similarity -inf
         if self.rescore:
-            keys = self.store.keys.take(index).to(query.g)
-            score = torch.where(score.isinf(), score, similarity(query.g[:, None], keys, self.metric).squeeze(1))
+            score = torch.where(score.isinf(), score, self.similarities(query.g, index))
         if self.hide_own:
             same_document = self.store.document[index].to(score.device) == query.positions.document[:, None]
             score = score.masked_fill(same_document, -math.inf)
         return score, self.store.token[index].long().to(score.device), index
+
+    def similarities(self, query: Float[Tensor, "n d"], index: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the similarities of queries to stored keys, which are read for a part of the queries at a time."""
+        parts = zip(*(part.split(max(1, RESCORED // (self.k * self.store.keys.width))) for part in (query, index)), strict=True)
+        taken = ((some, self.store.keys.take(numbers).to(some)) for some, numbers in parts)
+        return torch.cat([similarity(some[:, None], keys, self.metric).squeeze(1) for some, keys in taken])
 
 
 def check_k(k: int, entries: int) -> None:

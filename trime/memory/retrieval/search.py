@@ -121,7 +121,8 @@ def merge_results(
     """Return the K best of the K results of each part; numbers within part i start at ``firsts[i]`` of the whole."""
     score = torch.stack([score for score, _ in results])
     parts = zip([number for _, number in results], firsts, strict=True)
-    number = torch.stack([torch.where(number < 0, number, number + first) if first else number for number, first in parts])
+    is_divided = any(firsts)  # by rows: numbers of the whole may have more than 32 bits
+    number = torch.stack([torch.where(n < 0, n, n.long() + first) if is_divided else n for n, first in parts])
     if score.device.type == "cpu":
         best, numbers = merge(score, number, k)
         return best, numbers.long()

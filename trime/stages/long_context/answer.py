@@ -23,6 +23,7 @@ from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.config_hash import QUESTION_PLACES
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.pretrained import build_answerer, model_fingerprint
 from trime.pipeline.processes import DEVICE
@@ -57,7 +58,7 @@ class Answer(ArtefactInParts):
     kind, depends_on = "answer", ("questions", "eviction", "answering")
     format = 5  # 4: tokens and time of each answer; 5: answers of SnapKV, and after queries that waited, are others
     summary_file = "answer.json"
-    unhashed = ("answering.batch_size", "answering.counts", "model", *DEVICE)
+    unhashed = ("answering.batch_size", "answering.counts", "model", *QUESTION_PLACES, *DEVICE)
 
     def __init__(self, config: DictConfig, small_model: Artefact | None, run_parts: RunParts):
         super().__init__(config)
@@ -75,7 +76,13 @@ class Answer(ArtefactInParts):
         return super().settings() | {
             "reading": self.reading(),
             "model": None if self.small_model else model_fingerprint(self.config.model.name),
+            "files": self.questions.fingerprint(self.config.answering.split),
         }
+
+    @cached_property
+    def questions(self) -> Questions:
+        """The set of questions."""
+        return instantiate(self.config.questions, _convert_="all")
 
     def summary(self) -> Any:
         """Return the results, with those of questions whose answers stand at a known depth by depth."""
@@ -103,17 +110,16 @@ class Answer(ArtefactInParts):
             "tokens_per_second": round(tokens / max(sum(line["seconds"] for line in done), 1e-9), 1),
             "peak_memory_mb": usage.peak_memory_mb,
         }
-        if missing := getattr(parts.questions, "missing_evidence", 0):
+        if missing := getattr(self.questions, "missing_evidence", 0):
             content["missing_evidence"] = missing  # number of missing files, which makes some contexts shorter
         (folder / "answer.json").write_text(json.dumps(content, indent=1))
 
-    def examples(self) -> tuple[Questions, list[Example]]:
-        """Return the set of questions, and those of the split; UserError if there are none."""
-        questions = instantiate(self.config.questions, _convert_="all")
-        examples = list(questions.examples(self.config.answering.split))
+    def examples(self) -> list[Example]:
+        """Return the questions of the split; UserError if there are none."""
+        examples = list(self.questions.examples(self.config.answering.split))
         if not examples:
             raise UserError(f"questions: there are none in split {self.config.answering.split}")
-        return questions, examples
+        return examples
 
     def model(self) -> tuple[Any, Answerer]:
         """Return the model's tokenizer, and the model with its memories."""
@@ -157,7 +163,7 @@ class AnswerParts(Parts):
 
     def __init__(self, answer: Answer, folder: Path):
         self.answer, self.folder = answer, folder
-        self.questions, self.examples = answer.examples()
+        self.examples = answer.examples()
         self.batch_size = answer.config.answering.batch_size
         texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if answer.shares_texts else one[0])
         self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]

@@ -11,9 +11,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.data.byte_pairs import train_pieces
-from trime.data.datasets import Dataset
 from trime.models.pretrained.tokenizer import END, PADDING, save_tokenizer
 from trime.pipeline.artefact import Artefact
+from trime.stages.prepare import PreparedText
 
 log = logging.getLogger(__name__)
 
@@ -23,15 +23,15 @@ class InitSmall(Artefact):
 
     kind, depends_on = "init_small", ("small.model", "small.vocabulary", "seed")
 
-    def __init__(self, config: DictConfig, dataset: Dataset):
+    def __init__(self, config: DictConfig, text: PreparedText):
         super().__init__(config)
-        self.dataset = dataset
+        self.text = text
 
     def settings(self) -> Any:
-        return super().settings() | {"text": self.dataset.fingerprint()}
+        return super().settings() | self.text.content()
 
     def build(self, folder: Path) -> None:
-        documents = self.dataset.documents("train")
+        documents = self.text.dataset.documents("train")
         lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
         tokenizer = save_tokenizer(train_pieces(lines, self.config.small.vocabulary, special_tokens=[PADDING, END]), folder)
         torch.manual_seed(self.config.seed)

@@ -22,8 +22,9 @@ from trime.io import plain, write_atomically
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.config_hash import QUESTION_PLACES
 from trime.pipeline.precision import resolved_precision
-from trime.pipeline.settings import plain_settings
+from trime.pipeline.settings import plain_settings, without
 from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
 from trime.tasks.answering import AnsweringModule, QuestionBatch
 from trime.types import Tensor
@@ -43,16 +44,17 @@ class TrainSmall(Artefact):
 
     kind, format = "train_small", 2
     depends_on = ("seed", *LEARNED, "train.updates", "train.clip_norm")
-    unhashed = ("questions", "train.checkpoint_every", "train.log_every", "trainer", "callbacks")
+    unhashed = ("questions", *QUESTION_PLACES, "train.checkpoint_every", "train.log_every", "trainer", "callbacks")
 
     def settings(self) -> Any:
-        added = {"precision": resolved_precision(self.config)} | added_to_training(self.config)
+        files = instantiate(self.questions, _convert_="all").fingerprint("train")
+        added = {"files": files, "precision": resolved_precision(self.config)} | added_to_training(self.config)
         return super().settings() | self.recipe() | added
 
     def recipe(self) -> dict[str, Any]:
         """Return what the model learned, and how: the settings that results report."""
         return plain_settings(self.config, LEARNED) | {
-            "training_questions": plain(self.questions),
+            "training_questions": without({"questions": plain(self.questions)}, QUESTION_PLACES)["questions"],
             "updates": self.config.train.updates,
             "clip": self.config.train.clip_norm,
         }
