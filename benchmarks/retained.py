@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace) -> Measured:
     """Read every question with everything kept, and with each policy."""
     plans = {policy: plan_of(options, policy, options.memory, None) for policy in options.policies}
     first = next(iter(plans.values()))
-    _, examples = first.answer.examples()
+    examples = first.answer.examples()
     tokenizer = load_tokenizer(first.config.model.name)
     make_prompt = first.answer.prompts(tokenizer)
     asked = [(example, make_prompt(example)) for example in examples]

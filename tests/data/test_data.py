@@ -31,6 +31,7 @@ from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader
 from trime.data.neighbours import NEAR, Backend, Fast, Reference, Sparse, excluded_ranges
+from trime.data.parallel.folder import ParallelFolder
 from trime.data.segments import Segments, allocate_tokens, collate, cut, parse_token_count
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import SpecialIds, Vocabulary
@@ -98,6 +99,17 @@ def test_stdlib_is_real_text_split_by_name() -> None:
     assert full.fingerprint() == StandardLibrary().fingerprint() != limited.fingerprint()
 
 
+def test_a_byte_order_mark_is_not_text(text_folder: Path, tmp_path: Path) -> None:
+    file = text_folder / "test" / "0.txt"
+    plain = [list(document.lines) for document in Folder(str(text_folder), Words()).documents("test")]
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert [list(document.lines) for document in Folder(str(text_folder), Words()).documents("test")] == plain
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.de").write_bytes(b"\xef\xbb\xbfDas Haus\n")
+        (tmp_path / f"{split}.en").write_text("The house\n")
+    assert [*ParallelFolder(str(tmp_path), "de", "en").pairs("test")] == [("Das Haus", "The house")]
+
+
 def test_folder_split_by_ratio_and_seed(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(f"text {number}\n")
@@ -150,6 +162,12 @@ def test_wikitext_counts_and_documents(tmp_path: Path) -> None:
         assert len(documents) == 60
         tokens = sum(len(tokenize(Whitespace(), *document.lines)) for document in documents)
         assert tokens == WikiText.published[split]
+
+
+def test_wikitext_with_other_line_ends_has_the_same_documents(tmp_path: Path) -> None:
+    text = " \n = Title A = \n \n some text \n \n = Title B = \n \n more text \n"
+    (tmp_path / "train.txt").write_bytes(text.replace("\n", "\r\n").encode())
+    assert [document.name for document in WikiText(103, "unused", str(tmp_path)).documents("train")] == ["Title A", "Title B"]
 
 
 def test_wikitext_notes_why_counts_differ(tmp_path: Path) -> None:
@@ -371,6 +389,26 @@ def test_fast_neighbours_are_those_of_bm25s(monkeypatch: pytest.MonkeyPatch) -> 
         np.testing.assert_allclose(score[i], [s for s, _ in without], rtol=1e-4)
         assert {j for s, j in without if s > score[i, -1] * 1.001} <= {*number[i]}
     np.testing.assert_array_equal(score, -np.sort(-score, axis=1))
+
+
+def test_the_last_segments_may_have_no_terms() -> None:
+    """As those of ``<eos>`` alone, or of stop words."""
+    segments = [np.array(terms, dtype=np.int64) for terms in ([1, 2, 3], [2, 3, 4], [], [1, 2, 9], [])]
+    found = []
+    for backend in (Fast(), Sparse(), Reference()):
+        backend.fit(segments)
+        found.append(backend.nearest([*range(5)], 2).tolist())
+    assert found[0] == found[1] == found[2] and found[0][4] == [-1, -1]
+
+
+def test_of_segments_that_score_alike_the_first_is_nearest() -> None:
+    """However far apart they are."""
+    segments = random_segments(300, 20, 1000)
+    for number in (7, 9, 71, 200):
+        segments[number] = np.array([2000, 2001, 2002])
+    for backend in (Fast(), Sparse()):
+        backend.fit(segments)
+        assert backend.nearest([7, 200], 2).tolist() == [[9, 71], [7, 9]]
 
 
 def test_the_okapi_variant_is_rank_bm25s() -> None:

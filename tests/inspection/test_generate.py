@@ -38,6 +38,10 @@ FITTED = [
     ["experiment=trime_xl", "evaluate.memories=[local,ngram,ngram_document]"],
     ["experiment=knn_lm", "mixture.model.history=[]", "evaluate.memories=[external,ngram_document]"],
 ]
+COUNTED = [  # counts have no temperature, in any row
+    ["experiment=trime", "mixture=joint", "evaluate.memories=[local,ngram]"],
+    ["experiment=cache", "mixture=interpolated", "evaluate.memories=[local,ngram_document]"],
+]
 PLAIN = [
     ["experiment=vanilla"],
     ["experiment=cache"],
@@ -57,6 +61,7 @@ PAPERS = [
 ]
 KINDS = [
     *FITTED,
+    *COUNTED,
     *([*options, "mixture.kind=none"] for options in PAPERS),
     *(pytest.param([*options, "mixture.kind=none"], marks=pytest.mark.slow) for options in PLAIN),  # code of the others, too
 ]

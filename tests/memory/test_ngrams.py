@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from trime.memory import ngrams
 from trime.memory.base import Window
 from trime.memory.ngrams import DocumentNgrams, Ngrams, SuffixArray, TextNgrams
 from trime.types import Contexts, Mass, TokenPosition
@@ -88,6 +89,17 @@ def test_counts_of_the_document(block: int, context: int) -> None:
     torch.testing.assert_close(target.exp().T.round().long(), torch.tensor([one for one, _ in expected]))
     torch.testing.assert_close(total.exp().T.round().long(), torch.tensor([one for _, one in expected]))
     assert memory.bytes > 0
+
+
+def test_sampled_occurrences_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context with more occurrences than are read keeps its mass."""
+    monkeypatch.setattr(ngrams, "MAX_OCCURRENCES", 8)
+    memory = TextNgrams(SuffixArray.build(text(3000, 0), WORDS), [1, 2])
+    (window,) = windows([text(12, 5)], 100, 0)
+    counts = memory.entries(window).counts
+    assert counts is not None and memory.experts(window, torch.ones(1)).total[0, 0, -1].exp() > 100
+    mass = memory.experts(window, torch.ones(1)).total[0, :, -1].double()
+    torch.testing.assert_close(counts.logsumexp(1), mass, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["text", "document"])

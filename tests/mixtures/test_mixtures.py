@@ -128,6 +128,18 @@ def test_scores_of_a_fold_do_not_depend_on_its_targets(kind: int) -> None:
         assert not torch.equal(mixture.parameters["w2"][1], other.parameters["w2"][1])
 
 
+@pytest.mark.parametrize(("counts", "named"), [(False, "temperature"), (True, "expert")])
+def test_a_description_names_temperatures_and_numbers_orders(counts: bool, named: str) -> None:
+    """Also where a memory has as many n-gram orders as others have temperatures."""
+    masses, mixture = random_masses(300, 6), Calibrated([0.5, 1.0])
+    mixture.memories = {"memory": 2}
+    mixture.fit(masses, folds(masses.document, 3, 0), [False, counts, counts], 0)
+    other = Calibrated([0.5, 1.0])
+    other.memories = mixture.memories
+    other.load(mixture.state())
+    assert [*other.describe()["memory"]] == [named, "log_weight"]
+
+
 def test_history_is_a_decaying_mean() -> None:
     """Whatever the pieces in which a text comes; a new document starts anew."""
     decays, scores = (0.0, 0.8, 1.0), torch.randn(700, 2) * 8

@@ -207,6 +207,7 @@ def test_impossible_settings(refused: Callable[..., str]) -> None:
         assert wrong.split("=")[0] in refused("experiment=trime", wrong)
     assert "mixture.model.history" in refused("experiment=trime", "mixture.model.history=[2]")
     assert "tune.memory_size" in refused("experiment=trime_long", "tune.memory_size=[1024,512]")
+    assert "vocabulary.fairseq=true" in refused("experiment=trime", "compatibility=published", "mixture=none")
     assert "in its order" in refused("experiment=trime", "compatibility=published", "mixture.model.history=[0.5]")
     assert "from the lowest" in refused("experiment=trime", "mixture.temperatures=[1,0.5]")
     assert "mixture.model.online=false" in refused("experiment=knn_mt", "mixture.model.online=true")

@@ -18,7 +18,7 @@ from tests.helpers.training import crash_before, train
 from trime.data.batching.shuffled import Shuffled
 from trime.data.datasets.folder import Folder
 from trime.data.module import TextDataModule
-from trime.data.tokenizers import Whitespace
+from trime.data.tokenizers import Bytes, Whitespace
 from trime.errors import UserError
 from trime.pipeline.config_hash import config_hash
 from trime.plan.language_model import Plan
@@ -88,6 +88,9 @@ def test_a_data_module_makes_its_corpus_once(text_folder: Path, tmp_path: Path) 
     data.setup("fit")
     assert (tmp_path / "corpus" / "train.bin").stat().st_mtime_ns == made
     assert sum(int(batch.scored.sum()) for batch in data.train_dataloader()) == data.segments.scored(), "an epoch, no trainer"
+    for dataset in (Folder(str(text_folder), Bytes()), Folder(str(text_folder), Whitespace(), ratio=0.2)):
+        with pytest.raises(UserError, match="tokenised or split otherwise"):
+            TextDataModule(dataset, tmp_path / "corpus", Shuffled(4, seed=0), length=16).prepare_data()
     (text_folder / "train" / "0.txt").write_text("another text\n")
     with pytest.raises(UserError, match="another text"):
         text_module(text_folder, tmp_path / "corpus").prepare_data()

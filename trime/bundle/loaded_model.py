@@ -37,12 +37,14 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     config: DictConfig = OmegaConf.load(file)  # type: ignore[assignment]
     if Place(config.paths.outputs).is_remote:
         return LoadedModel(Plan(config))
-    outputs, configured = file.parents[3], Path(config.paths.outputs)  # of runs/NAME/seedN-HASH/config.yaml
+    outputs, configured = file.parents[3], Place(config.paths.outputs).local  # of runs/NAME/seedN-HASH/config.yaml
     started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
-    config.paths.outputs, config.paths.data = str(outputs), str(started_in / config.paths.data)
-    for dataset in (config.dataset, config.evaluate.get("dataset"), config.datastore.get("dataset")):
-        if dataset and dataset.get("path"):
-            dataset.path = str(started_in / Path(dataset.path).expanduser())
+    config.paths.outputs = str(outputs)
+    paths = [(config.paths, "data"), (config, "checkpoint"), (config, "dictionary"), (config.datastore, "path")]
+    datasets = [config.dataset, config.evaluate.get("dataset"), config.datastore.get("dataset")]
+    for part, name in [*paths, (config.mixture, "path"), *((dataset, "path") for dataset in datasets if dataset)]:
+        if given := part.get(name):
+            part[name] = given if Place(given).is_remote else str(started_in / Place(given).local)
     return LoadedModel(Plan(config))
 
 

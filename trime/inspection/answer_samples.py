@@ -33,7 +33,7 @@ class AnswerSamples(Artefact):
         answers = read_json_lines(self.plan.answer.path() / "answers.jsonl")
         counts = {"exact_match": "right", "contained": "contained"}[self.config.answering.counts]
         chosen = {answer[counts]: number for number, answer in reversed([*enumerate(answers)])}
-        _, examples = self.plan.answer.examples()
+        examples = self.plan.answer.examples()
         tokenizer, answerer = self.plan.answer.model()
         make_prompt, samples = self.plan.answer.prompts(tokenizer), []
         for right in sorted(chosen, reverse=True):

@@ -112,7 +112,8 @@ class Artefact(Configured, ABC):
             return False
         self.root().local.mkdir(parents=True, exist_ok=True)
         with locked(lock_of(self.folder), f"building {self.folder}"):
-            if not self.folder.is_dir():
+            is_made_here = not self.folder.is_dir()  # else another process made it meanwhile
+            if is_made_here:
                 partial = partial_of(self.folder)
                 partial.mkdir(exist_ok=True)
                 if self.place.is_remote and not any(partial.iterdir()):
@@ -124,7 +125,7 @@ class Artefact(Configured, ABC):
                 if self.place.is_remote:
                     self.upload(partial)
                 partial.replace(self.folder)
-        return True
+        return is_made_here
 
     def build_in(self, partial: Path) -> None:
         """Build the artefact in its unfinished folder, up to its manifest."""

@@ -30,10 +30,11 @@ VALIDATION = ("train.validate_every", "train.validate_tokens")  # they decide wh
 def config_hash(config: DictConfig) -> str:
     """Return the hash of what determines a run's results: its configuration without paths, loggers, devices and seeds.
 
-    A released checkpoint is identified by the name of its folder and text by its dataset's settings, not by where they lie.
+    A checkpoint is identified by the name of its folder and text by its dataset's settings, not by where they lie.
     """
     content = without(plain(config), IGNORED)
-    content["checkpoint"] = content["checkpoint"] and Path(content["checkpoint"]).parent.name
+    if given := content["checkpoint"] and Path(content["checkpoint"]):
+        content["checkpoint"] = given.parent.name if given.suffix else given.name
     if content["train"]["keep"] == "last":
         without(content, VALIDATION)
     if not any(content["callbacks"].values()):

@@ -10,7 +10,7 @@ import numpy as np
 from trime.metrics import mean_over_seeds
 from trime.report.command_lines import PATH_SETTINGS, split_command
 from trime.report.tables import metric_name, metric_names, metric_value
-from trime.report.texts import evaluated_text
+from trime.report.texts import evaluated_text, other_texts
 
 Run = dict[str, Any]
 VOCABULARY = "vocabulary"  # the name of the row without memory
@@ -105,17 +105,21 @@ def rank_groups(groups: list[Group]) -> tuple[str, list[Group]]:
 
 
 def group_runs(runs: list[Run]) -> list[Group]:
-    """Group runs that differ only in their seed; tuned settings do not separate runs unless a seed would occur twice."""
-    groups = [runs]
-    for key in (experiment_key, memory_size, hash_of):
-        groups = [part for group in groups for part in split_by(group, key)]
+    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice."""
+    groups = split_by(runs, experiment_key)
+    groups = [part for group in groups for part in split_by(group, settings_key(group))]
+    for key in (memory_size, hash_of):
+        groups = [part for group in groups for part in ([group] if seeds_differ(group) else split_by(group, key))]
     return [Group(sorted(group, key=lambda run: run["seed"])) for group in groups]
 
 
+def seeds_differ(runs: list[Run]) -> bool:
+    """Return whether no seed occurs twice."""
+    return len({run["seed"] for run in runs}) == len(runs)
+
+
 def split_by(runs: list[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
-    """Split runs by a key; runs of the same experiment whose seeds all differ stay together."""
-    if key is not experiment_key and len({run["seed"] for run in runs}) == len(runs):
-        return [runs]
+    """Split runs by a key, in the order in which its values occur."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
@@ -123,10 +127,18 @@ def split_by(runs: list[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
 
 
 def experiment_key(run: Run) -> tuple[Any, ...]:
-    """Return what identifies an experiment: name, size, training, text, memories, policy, and memory size unless tuned."""
+    """Return what identifies an experiment: name, size, training, texts, memories, policy, and memory size unless tuned."""
     row = run["metrics"]["test"][-1]
-    key = run["name"], run["parameters"], run["train"].get("updates"), evaluated_text(run)
+    key = run["name"], run["parameters"], run["train"].get("updates"), evaluated_text(run), *other_texts(run).values()
     return *key, row["memories"], row.get("eviction"), memory_size(run) if "memory_size" not in row["tuned"] else None
+
+
+def settings_key(runs: list[Run]) -> Callable[[Run], Any]:
+    """Return the key by which runs of the same settings are found, also where versions of the code hashed them otherwise."""
+    overrides: dict[str, tuple[str, ...]] = {}
+    for run in runs:
+        overrides.setdefault(hash_of(run), tuple(sorted(overrides_of(run))))
+    return lambda run: overrides[hash_of(run)]
 
 
 def memory_size(run: Run) -> int | tuple[int, ...] | None:
@@ -146,8 +158,8 @@ def hash_of(run: Run) -> str:
 
 
 def group_labels(groups: list[Group]) -> list[str]:
-    """Return the groups' names; groups that share one also get the overrides that distinguish them."""
-    overrides = [(group.first["name"], overrides_of(group)) for group in groups]
+    """Return the groups' names; groups that share one also get the overrides, or the texts, that distinguish them."""
+    overrides = [(group.first["name"], [*overrides_of(group.first), *text_words(group.first)]) for group in groups]
     labels = []
     for name, words in overrides:
         namesakes = [others for other, others in overrides if other == name]
@@ -155,9 +167,14 @@ def group_labels(groups: list[Group]) -> list[str]:
     return labels
 
 
-def overrides_of(group: Group) -> list[str]:
-    """Return the overrides of a group's command that may affect its results."""
-    words = split_command(group.first.get("command"))
+def text_words(run: Run) -> list[str]:
+    """Return which texts a model learned from and its datastore holds, for runs that differ in them."""
+    return [f"({' '.join([what, name, *filter(None, [text[:4]])])})" for what, (name, text) in other_texts(run).items()]
+
+
+def overrides_of(run: Run) -> list[str]:
+    """Return the overrides of a run's command that may affect its results."""
+    words = split_command(run.get("command"))
     words = words[1:] if words[:1] == ["trime"] else words[2:]  # without the program: trime, or python cli.py
     irrelevant = ("seed=", "report.", "logger", "hydra")
     return [word for word in words if not PATH_SETTINGS.match(word) and not word.startswith(irrelevant)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.io import write_atomically
+from trime.io import checksum_of, plain, write_atomically
 from trime.places import Place
 from trime.report.answers import answers_table
 from trime.report.figures.base import configured_figures
@@ -22,11 +23,12 @@ from trime.report.policies import answers_panels, depth_panels, policies_table
 from trime.report.results import portable, write_results
 from trime.report.tables import markdown, to_csv
 from trime.report.text_comparison import compare_runs, joined_table
-from trime.report.texts import evaluated_text, group_by_text
+from trime.report.texts import evaluated_text, group_by_text, other_texts
 
 POLICIES_NOTE = (
     "Share of questions answered, %, with Wilson's 95 % interval; which answers count is answering.counts of each run."
 )
+NAME = re.compile(r"[^./\0][^/\0]*")  # of a folder
 MANY_RUNS = 12  # of which the table is shown when its heading is selected
 DEPTH_HEIGHT = 2.8  # inches of a panel by depth and length
 
@@ -46,13 +48,19 @@ def report_several(config: DictConfig, runs: list[dict[str, Any]], command: str 
         if len(models) > len(swept):
             report_models(models, config.report, folder, command)
     if config.report.keep:
-        keep_results(runs, Path(config.report.keep))
+        keep_results(runs, Path(config.report.keep).expanduser())
 
 
-def check_keep(config: DictConfig) -> None:
-    """Raise UserError if ``report.keep`` is not a folder."""
-    if config.report.keep and Path(config.report.keep).is_file():
-        raise UserError(f"report.keep={config.report.keep} is a file: name a folder")
+def check_report(config: DictConfig) -> None:
+    """Raise UserError at settings of a report that would fail when the runs are finished."""
+    report = config.report
+    if not NAME.fullmatch(report.name):
+        raise UserError(f"report.name={report.name}: it must be a name, not a path")
+    if report.keep and Path(report.keep).expanduser().is_file():
+        raise UserError(f"report.keep={report.keep} is a file: name a folder")
+    for key, given in (("figures", report.figures), ("published", report.published or {})):
+        if not isinstance(plain(given), dict):
+            raise UserError(f"report.{key}={given}: it must be a mapping, as in conf/config.yaml and conf/table")
 
 
 def report_answering(runs: list[dict[str, Any]], folder: Path, command: str | None) -> None:
@@ -73,10 +81,19 @@ def keep_results(runs: list[dict[str, Any]], folder: Path) -> None:
     """Copy the results of runs into one folder, without paths of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in runs:
-        text = "" if "questions" in run else evaluated_text(run).fingerprint[:4]  # config_hash does not depend on dataset.path
-        name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{text}.json"
+        name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{hash_of_texts(run)}.json"
         write_results(folder / name, portable(run))
     print(f"kept {len(runs)} results in {folder}")
+
+
+def hash_of_texts(run: dict[str, Any]) -> str:
+    """Return what tells runs apart whose settings name other texts by the same words: config_hash does not depend on paths."""
+    if "questions" in run:
+        reads_files = any(run["questions"].get(key) for key in ("path", "babi", "background"))
+        made = [name.partition("-")[2] for name in run.get("made_from", ()) if name.startswith("answer-")]
+        return made[0][:4] if made and reads_files else ""
+    others = [text for _, text in other_texts(run).values() if text]
+    return evaluated_text(run).fingerprint[:4] + (f"-{checksum_of(others)[:4]}" if others else "")
 
 
 def run_facts(runs: list[dict[str, Any]]) -> list[str]:

@@ -80,6 +80,8 @@ def read_run(path: Path) -> dict[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))
         if not {"name", "seed", "metrics"} <= results.keys():
             raise ValueError("not the results of a run")
+    except FileNotFoundError:
+        raise UserError(f"there are no results in {path.parent}: run its experiment first") from None
     except (OSError, ValueError, AttributeError):
         raise UserError(f"{path} is truncated or not the results of a run: delete it and run its experiment again") from None
     written = results.pop(CHECKSUM, None)

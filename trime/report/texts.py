@@ -55,6 +55,16 @@ def evaluated_dataset(run: Run) -> dict[str, Any]:
     return dataset
 
 
+def other_texts(run: Run) -> dict[str, tuple[str, str]]:
+    """Return name and fingerprint of the text that a model learned from, if another one is scored, and of a datastore's.
+
+    Runs of earlier versions have no fingerprint of a datastore's text.
+    """
+    learned, store = run["dataset"], run.get("datastore")
+    found = {"trained on": (learned["name"], learned["fingerprint"])} if "evaluation_dataset" in run else {}
+    return found | ({"datastore of": (store["dataset"], store.get("text", ""))} if store and "dataset" in store else {})
+
+
 def text_facts(run: Run) -> str:
     """Return a line on the evaluated text: what it is, scored tokens of test, share of ``<unk>``, path."""
     dataset, text = evaluated_dataset(run), evaluated_text(run)

@@ -56,7 +56,8 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
         results["evaluation_dataset"] = evaluated
     if plan.index:
         source = plan.index.store_summary()
-        results["datastore"] = plan.index.summary() | tuned["recall"] | {"dataset": source["dataset"], "split": source["split"]}
+        about = {name: source[name] for name in ("dataset", "split", "text")}
+        results["datastore"] = plan.index.summary() | tuned["recall"] | about
     return results
 
 

@@ -24,11 +24,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trime.config.folder import CONF, PROGRAM
-from trime.config.help import help_text
+from trime.config.help import groups, help_text
 from trime.config.messages import message_of
 from trime.config.schema import Trainer
+from trime.config.wording import no_choice
 from trime.engines.worker import THREADS
 from trime.errors import UserError, install_command
+from trime.remote import FULL
 from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
 
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
@@ -115,7 +117,7 @@ def format_error(error: BaseException) -> str:
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
     if any(is_full_disk(cause) for cause in causes):
-        file = getattr(error, "filename", None) or "while writing"
+        file = getattr(error, "filename2", None) or getattr(error, "filename", None) or "while writing"
         return f"the disk is full ({file}): free space or set paths.outputs and paths.data; the same command resumes"
     for cause in reversed(causes):
         if isinstance(cause, UserError):
@@ -143,11 +145,11 @@ def is_sweep_error(error: BaseException) -> bool:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Return True for ENOSPC, also as safetensors, NumPy and FAISS report it."""
+    """Return True for a disk or a quota that is used up, also as safetensors, NumPy and FAISS report it."""
     text = str(error)
     short_write = "requested and" in text and "written" in text  # NumPy's tofile
     reported = "No space left" in text or "os error 28" in text or "write error in" in text
-    return getattr(error, "errno", None) == errno.ENOSPC or short_write or reported
+    return getattr(error, "errno", None) in FULL or short_write or reported
 
 
 def one_line(error: BaseException) -> str:
@@ -182,6 +184,15 @@ def limit_threads(words: list[str]) -> None:
     os.environ.update({name: counts[-1] for name in THREADS if counts})
 
 
+def check_groups(words: list[str]) -> None:
+    """Raise UserError at a group that is set to no name of a choice, as in ``logger=null``; Hydra only knows its type."""
+    for word in words:
+        name, _, choice = word.partition("=")
+        group = name.partition("@")[0]
+        if (CONF / group).is_dir() and re.fullmatch(r"null|true|false|-?[\d.]+", choice, re.IGNORECASE):
+            raise UserError(no_choice(name, choice, [*groups(CONF).get(group, ())]))
+
+
 def sweep_size(words: list[str]) -> int:
     """Return how many runs the choices on a command line make; 0 if it is a search or no sweep, or cannot be read."""
     if not {"-m", "--multirun"} & {*words} or any(word.startswith(("sweep=", "hydra/sweeper")) for word in words):
@@ -207,6 +218,11 @@ def main() -> int:
         return 0
     sys.argv[1:] = with_trainer_arguments(without_dashes(sys.argv[1:]))
     limit_threads(sys.argv[1:])
+    try:
+        check_groups(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if (runs := sweep_size(sys.argv[1:])) > 1:
         print(
             f"{runs} runs, of which those that share a model train it once; a long training says how long it will take",
@@ -220,6 +236,9 @@ def main() -> int:
         remedy = install_command("sweep") if not_installed else f"{' '.join(PROGRAM)} --help lists groups and keys"
         print(f"error: {message_of(error)} ({remedy})", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # as of `stages=[list] | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is flushed to the pipe at exit
+        return 141
     except KeyboardInterrupt:
         print("interrupted: the same command resumes", file=sys.stderr)
         return 130

@@ -12,13 +12,16 @@ from trime.io import checksum_of, write_atomically
 from trime.report.tables import run_table
 from trime.run.provenance import PROVENANCE
 
-LOGGED = ".logged"  # in a run's folder: the checksum of the results that its loggers have
+LOGGED = ".logged"  # in a run's folder: the checksum of the results that its loggers have, and of their settings
 
 
-def log_once(loggers: Callable[[], list[Logger]], folder: Path, *report: Any) -> None:
-    """Log a report to every logger, unless the run whose ``folder`` it is has logged the same results before."""
-    results: dict[str, Any] = report[0]
-    marker, total = folder / LOGGED, checksum_of({key: value for key, value in results.items() if key not in PROVENANCE})
+def log_once(loggers: Callable[[], list[Logger]], settings: Any, folder: Path, *report: Any) -> None:
+    """Log a report to every logger, unless the run whose ``folder`` it is has logged the same results before.
+
+    ``settings`` of the loggers decide that, too: one that is added later gets results that are there already.
+    """
+    results = {key: value for key, value in report[0].items() if key not in PROVENANCE}
+    marker, total = folder / LOGGED, checksum_of([results, settings])
     if marker.exists() and marker.read_text() == total:
         return
     for logger in loggers():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,11 +24,11 @@ from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of
 from trime.pipeline.training import added_callbacks
 from trime.places import Place
 from trime.remote import check_address
+from trime.report.report_runs import NAME, check_report
 from trime.stages.datastore import check_index_factory
 from trime.stages.mixture import given_mixture
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
-NAME = re.compile(r"[^./\0][^/\0]*")
 
 
 def check(config: DictConfig) -> None:
@@ -72,10 +71,9 @@ def check(config: DictConfig) -> None:
 
 def check_formats(config: DictConfig) -> None:
     """Raise UserError at a name that is a path, an address without a port, or an invalid length of translations."""
-    for key in ("name", "report.name"):
-        value = OmegaConf.select(config, key)
-        if not NAME.fullmatch(value):
-            raise UserError(f"{key}={value}: it must be a name, not a path")
+    if not NAME.fullmatch(config.name):
+        raise UserError(f"name={config.name}: it must be a name, not a path")
+    check_report(config)
     for key in ("index.address", "engine.address"):
         address = OmegaConf.select(config, key)
         if address not in (None, "auto") and ":" not in str(address):
@@ -273,8 +271,8 @@ def check_model(config: DictConfig) -> None:
     """Raise UserError if the model cannot be built, with the memory inside it that evaluation uses."""
     if config.compatibility.padding is not None and config.task == "language_model" and not config.vocabulary.fairseq:
         raise UserError(
-            f"compatibility=published pads with symbol {config.compatibility.padding}, which is <unk> unless the vocabulary is like "
-            "fairseq's: add vocabulary.fairseq=true"
+            f"compatibility=published pads with symbol {config.compatibility.padding}, which is <unk> in our own vocabularies: "
+            "add vocabulary.fairseq=true"
         )
     model = model_of(config)
     if "memory_size" in config.model:

@@ -28,7 +28,7 @@ from trime.pipeline.processes import device_of, is_worker
 from trime.pipeline.tracking import finishing_wandb_run
 from trime.plan.by_task import build_plan
 from trime.plan.language_model import Plan
-from trime.report.report_runs import check_keep, report_several
+from trime.report.report_runs import check_report, report_several
 from trime.report.results import find_runs, read_runs
 from trime.run.baseline import baseline_overrides
 from trime.run.log_results import log_once
@@ -74,7 +74,7 @@ class RunOutcome(NamedTuple):
 def report_sweep(config: DictConfig, folders: list[Path], command: str) -> None:
     """Report all runs of a sweep and its command together; a single run only if it is to be kept or has a frontier."""
     if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
-        check_keep(config)
+        check_report(config)
         report_several(config, read_runs(folder / "results.json" for folder in folders), command)
         upload_results(config)
 
@@ -124,7 +124,7 @@ def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
     patterns = patterns if isinstance(patterns, list) else [patterns]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise UserError(f"report.runs={config.report.runs}: it must be a pattern of run folders, or a list of them")
-    check_keep(config)
+    check_report(config)
     runs = find_runs(patterns)
     if not runs:
         raise UserError(f"report.runs={', '.join(patterns)} matches no results.json: name folders of finished runs")
@@ -228,7 +228,7 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
             write_cost_plan(plan, provenance(plan.config))
         case "report":
             report = report_run(plan)
-            log_once(lambda: plan.loggers, plan.run_folder, *report)
+            log_once(lambda: plan.loggers, plain(plan.config.logger), plan.run_folder, *report)
             return RunOutcome(report.results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
         case "fit":
             plan.check_text()

@@ -99,6 +99,25 @@ def test_examples_are_the_same_each_time_and_splits_share_no_story(folders: dict
     assert names[0] == names[1], "the length changes only contexts"
 
 
+def test_a_fingerprint_is_of_the_files_wherever_they_lie(folders: dict[str, str], triviaqa: Path, tmp_path: Path) -> None:
+    def fingerprints(folder: Path) -> list[str]:
+        babi, novels = str(folder), str(folder / "novels")
+        sets = Babilong(babi, novels, [1], 40), Passkey(40, background=novels), TriviaQA(str(folder / "triviaqa"))
+        return [each.fingerprint("valid") for each in sets]
+
+    shutil.copytree(folders["babi"], tmp_path / "here", ignore=shutil.ignore_patterns("here", "triviaqa"))
+    shutil.copytree(triviaqa, tmp_path / "here" / "triviaqa")
+    before = fingerprints(tmp_path / "here")
+    moved = (tmp_path / "here").rename(tmp_path / "there")
+    assert fingerprints(moved) == before and all(before)
+    (moved / "novels" / "valid" / "a.txt").write_text("Another novel.")
+    next((moved / "triviaqa").rglob("evidence/*/*.txt")).write_text("More evidence.")
+    assert all(one != other for one, other in zip(fingerprints(moved), before, strict=True))
+    (moved / "qa1_one_test.txt").write_text(BABI + BABI)
+    assert fingerprints(moved)[0] not in before
+    assert Rooms(40).fingerprint("valid") == Passkey(40).fingerprint("valid") == ""
+
+
 def test_the_built_in_questions_contain_their_answer() -> None:
     for words in (0, 150):
         examples = list(Rooms(words=words, count=40).examples("test"))

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from tests.helpers.stores import QUERY, blocks, divided, stored
 from trime.errors import UserError
 from trime.memory.retrieval.ivf import IVFSearch
-from trime.memory.retrieval.ray_cluster import RaySearch
+from trime.memory.retrieval.ray_cluster import RaySearch, RayWorker
 from trime.memory.retrieval.search import ExactSearch
 from trime.plan.language_model import Plan
 from trime.run.runner import run
@@ -27,6 +27,16 @@ ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
 def shut_down_ray() -> Iterator[None]:
     yield
     ray.shutdown()
+
+
+def test_a_worker_on_a_gpu_leaves_the_precision_of_products_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[None] = []
+    monkeypatch.setattr("trime.memory.retrieval.ray_cluster.prepare_cpu", lambda: prepared.append(None))
+    monkeypatch.setattr("trime.memory.retrieval.ray_cluster.use_threads", lambda cores: None)
+    part = divided(stored(tmp_path), 2, "Cells16", "ip")[0]
+    for device, times in (("cuda", 0), ("cpu", 1)):
+        RayWorker(part, 1, device, 1)
+        assert len(prepared) == times
 
 
 @pytest.mark.parametrize("factory", [pytest.param(None, marks=pytest.mark.slow), "Cells16"])

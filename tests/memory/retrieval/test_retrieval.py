@@ -12,7 +12,7 @@ import torch
 from tests.helpers.stores import KEYS, QUERY, blocks, built, folder_of, stored
 from trime.errors import UserError
 from trime.memory.retrieval import faiss_index
-from trime.memory.retrieval.datastore import retrieved_mass
+from trime.memory.retrieval.datastore import Datastore, KNNMemory, retrieved_mass
 from trime.memory.retrieval.factories import complete_factory
 from trime.memory.retrieval.faiss_index import FaissSearch, fill_faiss, train_faiss
 from trime.memory.retrieval.ivf import Cells, IVFSearch, fill_ivf, train_ivf
@@ -20,6 +20,7 @@ from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, mer
 from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_cells, split_into_parts
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.stages.datastore import open_search
+from trime.types import Contexts, TokenPosition
 
 
 def broken() -> Iterator[torch.Tensor]:
@@ -228,6 +229,21 @@ def test_cells_of_an_index_find_together_what_it_finds(metric: str, tmp_path: Pa
         assert torch.allclose(score, expected[0], atol=1e-5) and recall_of(expected[1], number) == 1
     nothing = searches[0].nearest_in(QUERY, torch.full((len(QUERY), 1), parts[0].last), 30)
     assert nothing[0].eq(-torch.inf).all() and nothing[1].eq(-1).all()
+
+
+def test_numbers_of_large_stores_have_more_than_32_bits() -> None:
+    """Parts by rows count from their own first entry."""
+    first = 2**31 + 10
+    found = [(torch.tensor([[1.0, 0.5]]), torch.tensor([[3, -1]], dtype=torch.int32)) for _ in range(2)]
+    assert merge_results(found, [0, first], 2)[1].sort(1)[0].tolist() == [[3, first + 3]]
+
+
+def test_rescoring_reads_the_keys_of_some_queries_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, none = Datastore.from_tensors(tmp_path / "store", KEYS, torch.arange(len(KEYS))), torch.zeros(len(QUERY)).long()
+    memory, query = KNNMemory(store, k=20, rescore=True), Contexts(QUERY, none, TokenPosition(none, none, none))
+    whole = memory.entries(query)[0]
+    monkeypatch.setattr("trime.memory.retrieval.datastore.RESCORED", 20 * QUERY.shape[1] * 7)
+    assert torch.equal(memory.entries(query)[0], whole)
 
 
 def test_a_killed_part_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

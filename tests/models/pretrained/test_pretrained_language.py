@@ -230,7 +230,10 @@ def test_a_model_is_more_than_its_weights(llama: Path) -> None:
     config = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps(config | {"rope_theta": 500.0}))
     model_fingerprint.cache_clear()
-    assert model_fingerprint(str(llama)) != before
+    assert (changed := model_fingerprint(str(llama))) != before
+    (llama / "chat_template.jinja").write_text("{{ messages }}")
+    model_fingerprint.cache_clear()
+    assert model_fingerprint(str(llama)) != changed, "prompts are framed otherwise"
 
 
 @pytest.mark.parametrize("more", [[], ["experiment=trime"]])

@@ -202,7 +202,7 @@ def test_a_text_with_several_questions_is_read_once(tiny: Tiny, settings: list[s
     assert [line["read"] == line["tokens"] for line in lines] == [True, False, False, True, False, False, True]
     assert all(line["read"] < 40 < line["tokens"] for line in lines[1:3])
     assert plan.answer.summary()["tokens"] == sum(line["read"] for line in lines)
-    _, examples = plan.answer.examples()
+    examples = plan.answer.examples()
     tokenizer, answerer = plan.answer.model()
     made = plan.answer.prompts(tokenizer)
     for example, line in zip(examples, lines, strict=True):
@@ -324,7 +324,7 @@ def test_a_guided_text_is_read_for_each_of_its_questions(tiny: Tiny, settings: l
     run(config)
     answer = Plan(config).answer
     lines, (tokenizer, answerer) = read_json_lines(answer.path() / "answers.jsonl"), answer.model()
-    make_prompt, (_, examples) = answer.prompts(tokenizer), answer.examples()
+    make_prompt, examples = answer.prompts(tokenizer), answer.examples()
     assert len({example.context for example in examples}) == len(examples) / 2
     for example, line in zip(examples, lines, strict=True):
         made = make_prompt(example)

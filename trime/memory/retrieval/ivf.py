@@ -68,9 +68,12 @@ class IVFSearch:
         self.metric, self.cells = metric, Cells(folder, metric, nprobe)
         self.start = self.cells.start
         self.part = part or (0, len(self.start) - 1)
-        self.first, last = (int(self.start[cell]) for cell in self.part)  # slots of this part
+        first, last = (int(self.start[cell]) for cell in self.part)
+        if last - first >= 2**31:
+            raise UserError(f"an index of {last - first:,} entries in one part: set index.parts, for fewer than 2^31 in each")
+        self.slot = self.start - first  # of each cell's first key in this part
         with opened_cells(folder) as parts:
-            number = parts.get_slice("number")[self.first : last]
+            number = parts.get_slice("number")[first:last]
             self.key = torch.from_numpy(np.load(folder / KEYS, mmap_mode="c"))
         number = number.int() if self.start[-1] < 2**31 else number  # half the memory to read
         self.number = torch.cat([number, number.new_full((1,), -1)])  # the last one stands for a missing key
@@ -99,7 +102,7 @@ class IVFSearch:
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
             self.score_pairs(local, cell[pairs], row[pairs])
         score, slot = self.topk.best(ordered)
-        slot = slot.sub_(self.first).masked_fill_(slot < 0, len(self.number) - 1)
+        slot = slot.masked_fill_(slot < 0, len(self.number) - 1)
         number = self.number.index_select(0, slot.flatten()).view(slot.shape)
         if self.metric == "l2":
             score -= local.square().sum(1, keepdim=True)
@@ -125,7 +128,7 @@ class IVFSearch:
             first += count
         order = row.argsort(stable=True)
         edges = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(row, minlength=len(query)).cumsum(0)])
-        self.topk.add_tiles(self.flat, edges, offset[order], cell[order], self.start)
+        self.topk.add_tiles(self.flat, edges, offset[order], cell[order], self.slot)
 
     def write_similarities(self, query: Float[Tensor, "q d"], key: Float[Tensor, "m d"], out: Float[Tensor, "q m"]) -> None:
         """Write similarities to ``out``, without the term that is the same for all keys of a query."""

@@ -57,11 +57,23 @@ def fill_axes(axes: list[Any], panels: list[Panel]) -> None:
         panel(axis)
 
 
+def without_mathematics(figure: Any) -> None:
+    """Take dollar signs in titles, labels, legends and names for what they are, not for the marks of a formula."""
+    legends = [*figure.legends, *(legend for axis in figure.axes if (legend := axis.get_legend()))]
+    texts = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
+    for axis in figure.axes:
+        named = axis.get_yticklabels() if axis.yaxis.get_gid() == NAMED else []  # ticks of a logarithmic axis are formulas
+        texts += [axis.title, axis.xaxis.label, axis.yaxis.label, *axis.texts, *named]
+    for text in texts:
+        text.set_parse_math(False)
+
+
 def save_picture(figure: Any, path: Path) -> Path:
     """Write a picture atomically as PNG, with SVG and PDF beside it, close it and return the path of the PNG."""
     import matplotlib
     from matplotlib import pyplot
 
+    without_mathematics(figure)
     with matplotlib.rc_context({"svg.hashsalt": path.name}):
         for format, metadata in UNDATED.items():
             with replacing(path.with_suffix(f".{format}")) as partial:
@@ -88,6 +100,7 @@ def draw_svg(panel: Panel) -> str:
         figure, (axis,) = canvas(SVG_WIDTH, SVG_HEIGHT, 1)
         panel(axis)
         fit_narrow(figure, axis)
+        without_mathematics(figure)
         content = io.StringIO()
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
         pyplot.close(figure)
