@@ -161,7 +161,9 @@ def test_a_mixture_of_memories_learns_what_to_trust() -> None:
         torch.testing.assert_close(sum(parts.values()), log_probability.double().exp(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_finished_run_scores_and_explains_text(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_a_finished_run_scores_and_explains_text(
+    tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Probabilities of a document are those of evaluation."""
     config = tiny("experiment=trime_ext", "evaluate.per_token=true", "evaluate.sample=documents", f"paths.outputs={tmp_path}")
     run(config)
@@ -188,6 +190,11 @@ def test_a_finished_run_scores_and_explains_text(tiny: Callable[..., DictConfig]
     assert len(model.explain("import os", 3, entries=1, temperature=0)[0].entries) >= 1
     shown = example("loaded_run", str(plan.run_folder))
     assert "vocabulary" in shown and " from " in shown
+    shutil.copytree(tmp_path, tmp_path / "home" / "o", ignore=shutil.ignore_patterns("home"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (home,) = (tmp_path / "home" / "o" / "runs").rglob("config.yaml")
+    home.write_text(home.read_text().replace(f"outputs: {tmp_path}", "outputs: ~/o"))
+    assert trime.load(home.parent).score("import os\n") == [scored], "also by a path of one's home"
     with pytest.raises(UserError, match="neither a run's folder"):
         trime.load(tmp_path)
     picture = tmp_path / "own.png"

@@ -96,9 +96,8 @@ def test_sampled_occurrences_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ngrams, "MAX_OCCURRENCES", 8)
     memory = TextNgrams(SuffixArray.build(text(3000, 0), WORDS), [1, 2])
     (window,) = windows([text(12, 5)], 100, 0)
-    counts = memory.entries(window).counts
-    assert counts is not None and memory.experts(window, torch.ones(1)).total[0, 0, -1].exp() > 100
-    mass = memory.experts(window, torch.ones(1)).total[0, :, -1].double()
+    counts, mass = memory.entries(window).counts, memory.experts(window, torch.ones(1)).total[0, :, -1].double()
+    assert counts is not None and mass.exp().min() > 20
     torch.testing.assert_close(counts.logsumexp(1), mass, rtol=1e-6, atol=1e-6)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,34 @@ def test_seeds_are_one_group_and_other_settings_are_not() -> None:
     assert sorted(group.seeds for group in groups) == ["0, 1, 2"] * 6 + ["1"]
     twice = [made("m", 0, [4.0]), made("m", 0, [4.0]) | {"config_hash": "other"}]
     assert len(group_runs(twice)) == 2
+
+
+def test_other_texts_and_settings_part_seeds() -> None:
+    """A seed is averaged with others of the same settings and texts alone, whatever version of the code hashed them."""
+
+    def of(seed: int, hash: str, *overrides: str, **texts: Any) -> dict[str, Any]:
+        words = " ".join(("python cli.py experiment=m", f"seed={seed}", *overrides))
+        return made("m", seed, [4.0]) | {"config_hash": hash, "command": words} | texts
+
+    stores = [{"datastore": {"dataset": name, "split": "train", "text": name * 8}} for name in ("a", "b")]
+    trained = [
+        {"dataset": {"name": "c", "fingerprint": text}, "evaluation_dataset": made("m", 0, [4.0])["dataset"]} for text in "de"
+    ]
+    groups = group_runs([of(0, "1"), of(1, "1", "threads=2"), of(2, "2"), of(3, "3", "schedule.peak=1")])
+    assert [group.seeds for group in groups] == ["0, 1, 2", "3"] and group_labels(groups) == ["m", "m schedule.peak=1"]
+    for texts in (stores, trained):
+        groups = group_runs([of(0, "1", **text) for text in texts])
+        labels = group_labels(groups)
+        assert len(groups) == 2 and len({*labels}) == 2 and all(label.startswith("m (") for label in labels)
+
+
+def test_dev_tokens_are_shown_where_rows_have_different_ones() -> None:
+    """The dev result of a fitted mixture is of the first mixture.tokens tokens."""
+    run, one = made("m", 0, [4.0]), made("m", 0, [4.0])
+    rows = {split: [dict(run["metrics"][split][0]), dict(run["metrics"][split][0])] for split in ("valid", "test")}
+    rows["valid"][1]["tokens"] = 50
+    header, lines = run_table(run | {"metrics": rows})
+    assert [line[header.index("dev tokens")] for line in lines] == ["100", "50"] and "dev tokens" not in run_table(one)[0]
 
 
 def test_tuned_sizes_do_not_part_seeds() -> None:

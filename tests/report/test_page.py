@@ -22,6 +22,7 @@ from tests.conftest import ROOT, composed
 from tests.helpers.results import made
 from trime.inspection.samples import Samples, passages
 from trime.plan.language_model import Plan
+from trime.report.figures.canvas import draw_svg, save_panels
 from trime.report.page import Page, Section, Table, sample_sections, write_page
 from trime.run.runner import run
 
@@ -102,6 +103,14 @@ def test_pictures_have_the_colours_of_the_page(ran: tuple[Plan, str]) -> None:
     """In the dark, text and axes are light: they take the colour of the page's text."""
     _, text = ran
     assert "#000000" not in text and "prefers-color-scheme: dark" in text and "currentColor" in text
+
+
+def test_a_dollar_sign_is_no_formula(tmp_path: Path) -> None:
+    """Questions and names of runs may hold some, also where they would not parse."""
+    text = "Who said 'a $5 bill' and \"a $10^ bill\"?"
+    svg = draw_svg(lambda axis: axis.set_title(text))
+    assert "$5 bill" in html.unescape(svg) and "$10^ bill" in html.unescape(svg)
+    assert save_panels([lambda axis: axis.set_xlabel(text)], tmp_path / "x.png", text).is_file()
 
 
 def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> None:

@@ -10,8 +10,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.helpers.results import made
+from trime.errors import UserError
 from trime.report.folder import report_folder, writing_report
-from trime.report.report_runs import keep_results, report_several
+from trime.report.report_runs import check_report, keep_results, report_several
 from trime.report.text_comparison import compare_runs, joined_table
 from trime.report.texts import group_by_text, text_facts, text_notes
 
@@ -101,3 +102,21 @@ def test_kept_results_name_no_places(tmp_path: Path) -> None:
     keep_results([on({"path": "/home/me/text"}, "a", 4.0)], tmp_path)
     (file,) = tmp_path.iterdir()
     assert "/home/me" not in file.read_text()
+
+
+def test_results_of_other_texts_are_kept_beside_one_another(tmp_path: Path) -> None:
+    """Their settings are the same words, paths apart."""
+    stores = [{"datastore": {"dataset": "folder", "split": "train", "text": text}} for text in ("aaaa", "bbbb")]
+    keep_results([on({}, "a", 4.0) | store for store in stores], tmp_path)
+    asked = {"questions": {"background": "…"}, "config_hash": "same"}
+    keep_results([on({}, "a", 4.0) | asked | {"made_from": [f"answer-{number}"]} for number in ("1234", "5678")], tmp_path)
+    assert len([*tmp_path.iterdir()]) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"name": "../up"}, "a name"), ({"published": 3}, "report.published"), ({"figures": None}, "report.figures")],
+)
+def test_settings_that_would_fail_at_the_end_are_told_first(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        check_report(OmegaConf.create({"report": {"name": "x", "keep": None} | dict(configured()) | settings}))

@@ -256,6 +256,7 @@ def test_what_comes_after_training_is_checked_before(said: Said, text_folder: Pa
 
 
 def test_unknown_group_choice_and_key(said: Said) -> None:
+    assert "logger=null: choose from csv, none, wandb" in said("logger=null")
     assert "memri" in said("memri=long")
     assert "longest" in said("memory=longest")
     assert "updtes" in said("train.updtes=3")

@@ -60,9 +60,12 @@ def other_texts(run: Run) -> dict[str, tuple[str, str]]:
 
     Runs of earlier versions have no fingerprint of a datastore's text.
     """
-    learned, store = run["dataset"], run.get("datastore")
-    found = {"trained on": (learned["name"], learned["fingerprint"])} if "evaluation_dataset" in run else {}
-    return found | ({"datastore of": (store["dataset"], store.get("text", ""))} if store and "dataset" in store else {})
+    found = {}
+    if "evaluation_dataset" in run:
+        found["trained on"] = run["dataset"]["name"], run["dataset"]["fingerprint"]
+    if "dataset" in (store := run.get("datastore") or {}):
+        found["datastore of"] = store["dataset"], store.get("text", "")
+    return found
 
 
 def text_facts(run: Run) -> str:

@@ -63,12 +63,12 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
 
 def dataset_of(prepared: PreparedText) -> dict[str, Any]:
     """Return name, location, fingerprints, vocabulary size, notes of a corpus; tokens, bytes, share of unknown by split."""
-    corpus = prepared.corpus()
+    corpus, given = prepared.corpus(), prepared.dataset  # the prepared text may have been another folder of the same files
     statistics, splits = corpus.statistics, corpus.statistics["splits"]
     return {
-        "name": statistics["name"],
-        "path": statistics["location"],
-        "own": statistics["own"],
+        "name": given.name,
+        "path": str(given.location),
+        "own": given.own,
         "fingerprint": statistics["fingerprint"],
         "test_hash": corpus.fingerprint("test") if "test" in splits else None,
         "tokens": {name: split["tokens"] for name, split in splits.items()},

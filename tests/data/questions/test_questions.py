@@ -102,16 +102,16 @@ def test_examples_are_the_same_each_time_and_splits_share_no_story(folders: dict
 def test_a_fingerprint_is_of_the_files_wherever_they_lie(folders: dict[str, str], triviaqa: Path, tmp_path: Path) -> None:
     def fingerprints(folder: Path) -> list[str]:
         babi, novels = str(folder), str(folder / "novels")
-        sets = Babilong(babi, novels, [1], 40), Passkey(40, background=novels), TriviaQA(str(folder / "triviaqa"))
+        sets = Babilong(babi, novels, [1], 40), Passkey(40, background=novels), TriviaQA(babi)
         return [each.fingerprint("valid") for each in sets]
 
-    shutil.copytree(folders["babi"], tmp_path / "here", ignore=shutil.ignore_patterns("here", "triviaqa"))
-    shutil.copytree(triviaqa, tmp_path / "here" / "triviaqa")
-    before = fingerprints(tmp_path / "here")
-    moved = (tmp_path / "here").rename(tmp_path / "there")
+    here = tmp_path / "here"  # both fixtures wrote beside it
+    shutil.copytree(folders["babi"], here, ignore=shutil.ignore_patterns("here"))
+    before = fingerprints(here)
+    moved = here.rename(tmp_path / "there")
     assert fingerprints(moved) == before and all(before)
     (moved / "novels" / "valid" / "a.txt").write_text("Another novel.")
-    next((moved / "triviaqa").rglob("evidence/*/*.txt")).write_text("More evidence.")
+    (moved / "evidence" / "wikipedia" / "0.txt").write_text("More evidence.")
     assert all(one != other for one, other in zip(fingerprints(moved), before, strict=True))
     (moved / "qa1_one_test.txt").write_text(BABI + BABI)
     assert fingerprints(moved)[0] not in before

@@ -191,6 +191,22 @@ def test_a_killed_run_goes_on_with_the_next_questions(tiny: Tiny, settings: list
     assert {file.name for file in answer.path().iterdir()} == {"answers.jsonl", "answer.json", MANIFEST}
 
 
+def test_answers_to_other_texts_are_made_anew(tiny: Tiny, settings: list[str], text_folder: Path) -> None:
+    """What a path holds decides, not where it lies: both for the answers and for a small model that learned from it."""
+    reading = [one for one in settings if not one.startswith("questions")]
+    config = ["experiment=attendre_train_small", *reading, "questions=passkey", "questions.words=40"]
+
+    def artefacts(folder: Path) -> tuple[str, ...]:
+        plan = Plan(tiny(*config, f"questions.background={folder}"))
+        return (plan.small_model.fingerprint if plan.small_model else "", plan.answer.fingerprint)
+
+    before, moved = artefacts(text_folder), text_folder.rename(text_folder.with_name("moved"))
+    assert artefacts(moved) == before
+    for file in moved.rglob("*.txt"):
+        file.write_text("Other words. " * 100)
+    assert all(one != other for one, other in zip(artefacts(moved), before, strict=True))
+
+
 def test_a_text_with_several_questions_is_read_once(tiny: Tiny, settings: list[str]) -> None:
     """Each question is answered as if it were the only one."""
     keys = ["questions=passkey", "questions.keys=3", "questions.words=60", "questions.count=7", "+small.questions.ask=one"]
