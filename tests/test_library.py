@@ -20,6 +20,7 @@ import trime
 from tests.conftest import NO_PICTURES, ROOT
 from tests.helpers.pretrained import save_model
 from trime.errors import UserError
+from trime.io import write_tensors
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 
@@ -133,7 +134,20 @@ def test_the_loss_is_eq_5(visibility: Callable[[], object], seen: str) -> None:
     assert g.grad is not None and g.grad.abs().sum() > 0
 
 
-def test_a_datastore_of_tensors(tmp_path: Path) -> None:
+def interrupted_at_the_second() -> Callable[..., None]:
+    """Return a function that writes one file of tensors, and no more."""
+    written: list[Path] = []
+
+    def write(path: Path, columns: dict[str, torch.Tensor]) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(path)
+        write_tensors(path, columns)
+
+    return write
+
+
+def test_a_datastore_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, tokens = torch.randn(50, 8), torch.arange(50)
     store = trime.Datastore.from_tensors(tmp_path / "store", keys, tokens, dtype="float32")
     assert torch.equal(trime.Datastore.open(tmp_path / "store").token, store.token) and len(store) == 50
@@ -141,6 +155,13 @@ def test_a_datastore_of_tensors(tmp_path: Path) -> None:
     assert trime.KNNMemory(store, k=1).entries(window.query)[1].flatten().tolist() == [0, 1, 2]
     with pytest.raises(UserError, match="already"):
         trime.Datastore.from_tensors(tmp_path / "store", keys, tokens)
+    monkeypatch.setattr("trime.memory.retrieval.datastore.SHARD", 20)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("trime.memory.retrieval.datastore.write_tensors", interrupted_at_the_second())
+        trime.Datastore.from_tensors(tmp_path / "killed", keys, tokens)
+    with pytest.raises(UserError, match="holds no shards"):
+        trime.Datastore.open(tmp_path / "killed")
+    assert len(trime.Datastore.from_tensors(tmp_path / "killed", keys, tokens)) == 50
     with pytest.raises(UserError, match="as many of each"):
         trime.Datastore.from_tensors(tmp_path / "other", keys, tokens[1:])
 

@@ -151,6 +151,14 @@ def test_valid_may_be_called_dev(tmp_path: Path) -> None:
         Folder(str(tmp_path), Words()).files("valid")
 
 
+def test_a_folder_of_dev_alone_is_no_folder_to_split(tmp_path: Path) -> None:
+    """As of text to evaluate on: it has no other splits."""
+    (tmp_path / "validation").mkdir()
+    for number in range(3):
+        (tmp_path / "validation" / f"{number}.txt").write_text("words")
+    assert Folder(str(tmp_path), Words()).splits() == ["valid"]
+
+
 def test_wikitext_counts_and_documents(tmp_path: Path) -> None:
     place = SHARED / "data" / "wikitext-2"
     if not place.is_dir():

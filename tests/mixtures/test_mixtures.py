@@ -154,6 +154,7 @@ def test_history_is_a_decaying_mean() -> None:
         if i + 7 <= (400, 700)[s > 0]
     ]
     torch.testing.assert_close(torch.cat(parts[:57]), whole[:399])
+    torch.testing.assert_close(History(decays).features(0, scores[:400]), whole[:400])  # longer than a CHUNK
     expected = []
     for number, value in enumerate(scores.clamp(min=HISTORY_FLOOR)):
         begin = 0 if number < 400 else 400

@@ -70,6 +70,10 @@ class History:
         """Return the features before each of a document's next tokens, whose log-probabilities then enter the history."""
         if document != self.document:
             self.document, self.sums = document, log_probability.new_zeros(len(self.decays), 1 + log_probability.shape[1])
+        return torch.cat([self.features_of(part) for part in log_probability.split(CHUNK)])
+
+    def features_of(self, log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "n f"]:
+        """Return the features of at most CHUNK tokens of the document: their weights are a matrix of n rows."""
         value = torch.nn.functional.pad(log_probability.clamp(min=HISTORY_FLOOR), (1, 0), value=1.0)  # the ones sum to weights
         earlier = torch.cat([self.sums[:, None], value.expand(len(self.decays), -1, -1)], 1)
         sums = earlier.mT @ decay_powers(self.decays, len(value) + 1, value.dtype, value.device)
@@ -81,12 +85,7 @@ class History:
         """Return the features of all tokens of a text of whole documents."""
         log_probability, document = masses.log_probability, masses.document
         edges = [0, *((document.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(document)]
-        parts = [
-            self.features(int(document[low]), log_probability[start : min(start + CHUNK, high)])
-            for low, high in pairwise(edges)
-            for start in range(low, high, CHUNK)
-        ]
-        return torch.cat(parts)
+        return torch.cat([self.features(int(document[low]), log_probability[low:high]) for low, high in pairwise(edges)])
 
 
 @lru_cache(maxsize=16)

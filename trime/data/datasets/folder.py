@@ -55,7 +55,8 @@ class Folder(Dataset):
         location = Path(self.location)
         if self.is_file:
             return {split: [location] for split in SPLITS}
-        if any((location / split).is_dir() or (location / f"{split}{self.suffix}").is_file() for split in SPLITS):
+        names = [name for split in SPLITS for name in ALIASES[split]]
+        if any((location / name).is_dir() or (location / f"{name}{self.suffix}").is_file() for name in names):
             return {split: self.split_files(location, split) for split in SPLITS}
         files = files_below(location, self.suffix)
         if len(files) < 3:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trime.errors import UserError
-from trime.io import write_tensors
+from trime.io import partial_of, write_tensors
 from trime.memory.objective.entries_cpu import entry_masses
 from trime.memory.retrieval.search import ExactSearch, Search, begin
 from trime.memory.similarity import similarity
@@ -130,7 +131,7 @@ class Datastore:
     ) -> Datastore:
         """Write keys and the tokens that followed into a new folder and open it; ``dtype``: float16, float32 or int8.
 
-        Raises UserError where the folder holds a datastore already, or lengths differ.
+        Raises UserError where the folder holds files already, or lengths differ.
         """
         folder = Path(folder)
         documents = torch.zeros(len(tokens), dtype=torch.long) if documents is None else documents
@@ -138,14 +139,17 @@ class Datastore:
             raise UserError(
                 f"{len(keys)} keys, {len(tokens)} tokens, {len(documents)} documents: there must be as many of each"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        if [*folder.glob("[0-9]*.safetensors")]:
-            raise UserError(f"{folder} holds a datastore already: open it, or name another folder")
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} holds files already, of a datastore perhaps: open it, or name another folder")
+        partial = partial_of(folder)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         for number, first in enumerate(range(0, len(keys), SHARD)):
             rows = slice(first, first + SHARD)
             columns = stored_keys(keys[rows].detach().cpu(), dtype)
             columns |= {"token": tokens[rows].cpu().int(), "document": documents[rows].cpu().int()}
-            write_tensors(folder / f"{number:05d}.safetensors", columns)
+            write_tensors(partial / f"{number:05d}.safetensors", columns)
+        partial.replace(folder)
         return cls(folder)
 
     def __len__(self) -> int:
