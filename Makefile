@@ -28,7 +28,8 @@ run: install ## the main experiment on the built-in corpus: a table and a pictur
 	$(RUN) experiment=trime_ext
 
 # One thread each: tests are small, and threads that wait for one another take what the other process needs.
-test: lint type docs ## ruff, mypy, the pages and all tests but the slow ones, in random order, by two processes
+test: install ## ruff, mypy, the pages and all tests but the slow ones, in random order, by two processes
+	$(MAKE) --no-print-directory -j 2 lint type docs
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 lint: install ## ruff

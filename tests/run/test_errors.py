@@ -23,6 +23,7 @@ from trime.run import command_line
 from trime.run.command_line import format_error
 from trime.run.runner import run
 from trime.stages import encode
+from trime.stages.datastore import check_index_factory
 
 
 class Said:
@@ -253,6 +254,19 @@ def test_what_comes_after_training_is_checked_before(said: Said, text_folder: Pa
     shutil.rmtree(text_folder / "test")
     assert "no split 'test'" in said(*own, where=tmp_path)
     assert not list((tmp_path / "outputs" / "artefacts").glob("fit-*")), "no model was trained"
+
+
+def test_what_needs_faiss_says_so_before_training(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trime.stages.datastore.find_spec", lambda name: None)
+    assert "faiss-cpu" in refused("experiment=knn_lm", "index=ivf") and "index=exact" in refused(
+        "experiment=knn_lm", "datastore.tokens=1M"
+    )
+
+
+def test_small_stores_and_exact_search_need_no_faiss(tiny: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trime.stages.datastore.find_spec", lambda name: None)
+    for options in (["experiment=knn_lm"], ["experiment=knn_lm", "index=exact", "datastore.tokens=1M"], ["experiment=trime"]):
+        check_index_factory(tiny(*options))
 
 
 def test_unknown_group_choice_and_key(said: Said) -> None:

@@ -163,7 +163,7 @@ class Evaluate:
     )
     dtype: str = setting("float32", "number format of stored encodings", choices=DTYPES)
     rows: list[Any] = setting(
-        [{"joint": []}], "rows of the results, as in the papers; the last one is the experiment's main result"
+        [{"joint": []}], "rows of the results, as in the papers; below them stands what mixture= mixes, if anything"
     )
     all_rows: Switch = switch(True, "evaluate all of these rows; false: only the first, beside what mixture= mixes")
     memories: list[str] | None = setting(None, "memories that mixture= mixes, as [local,ngram]; null: all memories in the rows")

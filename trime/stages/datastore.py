@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from omegaconf import DictConfig
 
 from trime.data.corpus import content_hash
+from trime.data.segments import parse_token_count
 from trime.engines.base import Advance
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.factories import AUTO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ivf import CELLS, CENTROIDS, assign_cells, cells_file
@@ -188,8 +190,12 @@ def check_index(index: DictConfig, entries: int, width: int) -> str | None:
 
 
 def check_index_factory(config: DictConfig) -> None:
-    """Raise UserError if ``index.factory`` names no index for keys of the model's width, however many."""
+    """Raise UserError if ``index.factory`` names no index for keys of the model's width, however many, or FAISS is missing."""
     factory, width = config.index.factory, config.model.get("width")
+    stored = parse_token_count(config.datastore.tokens) or MANY_ENTRIES
+    compared = factory is None or (factory == AUTO and choose_factory(stored, width or 1, config.index.parts) is None)
+    if uses_external(config) and not compared and not find_spec("faiss"):
+        raise UserError(f"index.factory={factory} needs FAISS: {install_command('cpu')}, or index=exact compares every key")
     if factory not in (None, AUTO) and isinstance(width, int):  # a pretrained model's width is known when it is read
         check_factory(str(complete_factory(factory, MANY_ENTRIES, width)), MANY_ENTRIES, width, config.index.metric)
 
