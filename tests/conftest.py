@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
 sys.path.insert(0, str(ROOT))
 NO_PICTURES = [f"report.figures.{name}=null" for name in ("picture", "memories", "analysis")]  # half of a small run's time
-COMPOSED: list[Path] = []  # the folder of shared_configurations, if there is one
+SHARED_BY_PROCESSES: dict[str, Path] = {}  # the folder of shared_configurations, if there is one
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported first
@@ -36,14 +36,14 @@ if DEVICE == "cpu":
 
 @cache
 def pickled(overrides: tuple[str, ...], return_hydra: bool) -> bytes:
-    """Return the configuration of a command line, composed once per process, and by one process for the others of its run."""
+    """Return the configuration of a command line, which the processes of a run compose once, or each of them does at once."""
     name = hashlib.sha256(repr((overrides, return_hydra)).encode()).hexdigest()
-    for folder in COMPOSED:
-        if (folder / name).exists():
-            return (folder / name).read_bytes()
+    folder = SHARED_BY_PROCESSES.get("composed")
+    if folder and (folder / name).exists():
+        return (folder / name).read_bytes()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         content = pickle.dumps(compose("config", list(overrides), return_hydra_config=return_hydra))
-    for folder in COMPOSED:
+    if folder:
         with replacing(folder / name) as aside:
             aside.write_bytes(content)
     return content
@@ -53,8 +53,8 @@ def pickled(overrides: tuple[str, ...], return_hydra: bool) -> bytes:
 def shared_configurations(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Name the folder in which the processes of one test run share what Hydra has composed."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        COMPOSED.append(tmp_path_factory.getbasetemp().parent / "composed")
-        COMPOSED[0].mkdir(exist_ok=True)
+        SHARED_BY_PROCESSES["composed"] = folder = tmp_path_factory.getbasetemp().parent / "composed"
+        folder.mkdir(exist_ok=True)
 
 
 def is_value(override: str) -> bool:

@@ -147,6 +147,8 @@ def test_a_run_of_a_published_model_decides_its_cell() -> None:
 
 
 def test_what_the_hash_depends_on() -> None:
+    given = [config_hash(composed("experiment=cache", f"checkpoint={place}/fit-{name}")) for place in "ab" for name in "cd"]
+    assert given[0] == given[2] != given[1] == given[3], "a model of one's own is known by its folder's name, wherever it lies"
     base = config_hash(composed("experiment=reproduce/table2/trime"))
     unchanged = [
         "seed=3",

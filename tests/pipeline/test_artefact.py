@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -74,6 +75,20 @@ def test_made_once_and_found_by_what_determines_it(tmp_path: Path) -> None:
     Number.built = 0
     assert [number(tmp_path, 7).make(), number(tmp_path, 7).make(), number(tmp_path, 8).make()] == [True, False, True]
     assert Number.built == 2
+
+
+def test_what_another_process_made_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that waited for the lock did not make it."""
+    made = Number.built
+
+    @contextmanager
+    def waiting(file: Path, purpose: str) -> Iterator[None]:
+        monkeypatch.setattr(artefact, "locked", locked)
+        assert number(tmp_path, 8).make()
+        yield
+
+    monkeypatch.setattr(artefact, "locked", waiting)
+    assert not number(tmp_path, 8).make() and Number.built == made + 1
 
 
 def test_an_artefact_at_a_url_is_found_by_other_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

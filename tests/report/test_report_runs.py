@@ -105,11 +105,15 @@ def test_kept_results_name_no_places(tmp_path: Path) -> None:
 
 
 def test_results_of_other_texts_are_kept_beside_one_another(tmp_path: Path) -> None:
-    """Their settings are the same words, paths apart."""
+    """Their settings are the same words, paths apart; what is kept again replaces itself."""
     stores = [{"datastore": {"dataset": "folder", "split": "train", "text": text}} for text in ("aaaa", "bbbb")]
-    keep_results([on({}, "a", 4.0) | store for store in stores], tmp_path)
-    asked = {"questions": {"background": "…"}, "config_hash": "same"}
-    keep_results([on({}, "a", 4.0) | asked | {"made_from": [f"answer-{number}"]} for number in ("1234", "5678")], tmp_path)
+    asked = [
+        {"questions": {"background": "/novels"}, "config_hash": "same", "questions_text": text} for text in ("cccc", "dddd")
+    ]
+    for _ in range(2):
+        keep_results([on({}, "a", 4.0) | texts for texts in (*stores, *asked)], tmp_path)
+    assert len([*tmp_path.iterdir()]) == 4
+    keep_results([on({}, "a", 4.0)], tmp_path)  # as an earlier version has it, without the texts
     assert len([*tmp_path.iterdir()]) == 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import urllib.error
 import urllib.request
@@ -11,9 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError
 
 from tests.conftest import NO_PICTURES
@@ -21,9 +20,10 @@ from trime.errors import UserError
 from trime.plan.language_model import Plan
 from trime.run import command_line
 from trime.run.command_line import format_error
+from trime.run.job_results import JobResult
 from trime.run.runner import run
 from trime.stages import encode
-from trime.stages.datastore import check_index_factory
+from trime.stages.datastore import check_index, check_index_factory
 
 
 class Said:
@@ -67,7 +67,7 @@ def refused(tiny: Callable[..., DictConfig]) -> Callable[..., str]:
     """
 
     def line(*overrides: str) -> str:
-        with pytest.raises((UserError, HydraException, OmegaConfBaseException)) as raised:
+        with pytest.raises(UserError) as raised:
             run(tiny(*overrides))
         return format_error(raised.value)
 
@@ -256,17 +256,42 @@ def test_what_comes_after_training_is_checked_before(said: Said, text_folder: Pa
     assert not list((tmp_path / "outputs" / "artefacts").glob("fit-*")), "no model was trained"
 
 
-def test_what_needs_faiss_says_so_before_training(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_faiss_says_so(
+    refused: Callable[..., str], tiny: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before training, but for ``index=auto``, which searches small stores without it."""
     monkeypatch.setattr("trime.stages.datastore.find_spec", lambda name: None)
-    assert "faiss-cpu" in refused("experiment=knn_lm", "index=ivf") and "index=exact" in refused(
-        "experiment=knn_lm", "datastore.tokens=1M"
-    )
+    for options in (["datastore.tokens=null"], ["index=exact"], ["index=ivf", "stages=[prepare,fit]"]):
+        check_index_factory(tiny("experiment=knn_lm", *options))
+    assert "faiss-cpu" in refused("experiment=knn_lm", "index=ivf")
+    index = tiny("experiment=knn_lm").index
+    assert check_index(index, 2**17, 64) is None
+    with pytest.raises(UserError, match="index=exact"):
+        check_index(index, 2**17 + 1, 64)
 
 
-def test_small_stores_and_exact_search_need_no_faiss(tiny: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trime.stages.datastore.find_spec", lambda name: None)
-    for options in (["experiment=knn_lm"], ["experiment=knn_lm", "index=exact", "datastore.tokens=1M"], ["experiment=trime"]):
-        check_index_factory(tiny(*options))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_copy_that_does_not_fit_names_its_target(number: int) -> None:
+    error = OSError(number, "no space", "source", None, "target")
+    assert format_error(error).startswith("the disk is full (target)")
+
+
+def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., DictConfig]) -> None:
+    """As ``head`` does; a broken pipe of another kind keeps its traceback."""
+
+    def broken() -> list[JobResult]:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("sys.argv", ["cli.py", "stages=[list]"])
+    monkeypatch.setattr(command_line, "run_jobs", broken)
+    reader, writer = os.pipe()
+    with pytest.raises(BrokenPipeError):
+        command_line.main()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        print("the rest of the list")
+        assert command_line.main() == 141
 
 
 def test_unknown_group_choice_and_key(said: Said) -> None:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from tests.conftest import NO_PICTURES
 from trime.plan.language_model import Plan
 from trime.report.results import read_run, write_results
-from trime.run import command_line
+from trime.run import command_line, log_results
 from trime.run.baseline import is_own
 from trime.run.runner import run
 
@@ -34,6 +34,22 @@ def test_a_later_command_does_not_change_what_made_the_results(tiny: Tiny, tmp_p
     write_results(file, results | {"artefacts": {"evaluate": "another"}})
     run(tiny(*words))
     assert read_run(file)["created"] > "2020"
+
+
+def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has them gets them again only when they have changed, whatever code or host made them."""
+    logged: list[tuple[str, float]] = []
+    monkeypatch.setattr(log_results, "log_results", lambda logger, results, *report: logged.append((logger, results["loss"])))
+
+    def log(loss: float, *loggers: str, commit: str = "a") -> None:
+        results = {"loss": loss, "commit": commit}
+        log_results.log_once(lambda: [*loggers], [*loggers], tmp_path, results, [], {})  # type: ignore[list-item]
+
+    log(1.0)
+    log(1.0, "csv")
+    log(1.0, "csv", commit="b")
+    log(2.0, "csv")
+    assert logged == [("csv", 1.0), ("csv", 2.0)]
 
 
 def test_stages_have_durations(tiny: Tiny) -> None:

@@ -67,6 +67,7 @@ def test_a_replay_in_parts_is_that_of_the_whole_text(
     """A part that is there already is not made again."""
     text = "dataset=folder", f"dataset.path={text_folder}"
     config = tiny("experiment=trime_long", *text, "mixture=none", "stages=[prepare,pack,fit,encode,tune,record]")
+    config.replay.policies = ["fifo", "lra_sum"]
     run(config)
     contents = []
     for size in (10**9, 200):

@@ -91,6 +91,8 @@ def test_a_data_module_makes_its_corpus_once(text_folder: Path, tmp_path: Path) 
     for dataset in (Folder(str(text_folder), Bytes()), Folder(str(text_folder), Whitespace(), ratio=0.2)):
         with pytest.raises(UserError, match="tokenised or split otherwise"):
             TextDataModule(dataset, tmp_path / "corpus", Shuffled(4, seed=0), length=16).prepare_data()
+    text_folder = text_folder.rename(text_folder.with_name("moved"))
+    text_module(text_folder, tmp_path / "corpus").prepare_data()
     (text_folder / "train" / "0.txt").write_text("another text\n")
     with pytest.raises(UserError, match="another text"):
         text_module(text_folder, tmp_path / "corpus").prepare_data()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 
 def test_several_processes_have_the_losses_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     multiprocessing.spawn(run_rank, (str(tmp_path),), nprocs=len(ROWS))
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(len(ROWS))]
     for name, whole in losses(slice(None)).items():

@@ -43,7 +43,7 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     paths = [(config.paths, "data"), (config, "checkpoint"), (config, "dictionary"), (config.datastore, "path")]
     datasets = [config.dataset, config.evaluate.get("dataset"), config.datastore.get("dataset")]
     for part, name in [*paths, (config.mixture, "path"), *((dataset, "path") for dataset in datasets if dataset)]:
-        if given := part.get(name):
+        if isinstance(given := part.get(name), str):
             part[name] = given if Place(given).is_remote else str(started_in / Place(given).local)
     return LoadedModel(Plan(config))
 

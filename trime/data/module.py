@@ -134,7 +134,7 @@ def reading_of(part: Any) -> dict[str, Any]:
         name: value
         for name, value in vars(part).items()
         if isinstance(value, str | int | float | bool | dict | list | None)
-        and name not in ("path", "cache")
+        and name not in ("path", "cache", "name", "own")
         and not isinstance(getattr(type(part), name, None), cached_property)
     }
     tokenizer = getattr(part, "tokenizer", None)

@@ -42,7 +42,7 @@ class MemoryMixture:
     """The vocabulary of a model and some memories, mixed with weights that are fitted to windows of held-out text.
 
     ``memories`` by name, each with one size. ``mixture``: by default ``Adaptive``. Windows come in the order of the text.
-    Raises ValueError where there are fewer than three ``folds``: one to score, one to stop at, and one at least to fit to.
+    Raises ValueError where there are fewer than three ``folds``: ``Adaptive`` scores one, stops at one, and fits to the rest.
     """
 
     def __init__(self, memories: dict[str, Memory], mixture: Mixture | None = None, folds: int = 8, seed: int = 0):

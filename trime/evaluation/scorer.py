@@ -128,7 +128,7 @@ class Scorer:
             memory, has_experts = self.memories[name], row.uses_experts and bool(self.memories[name].expert_names)
             mass = masses.experts[name] if has_experts else masses.by_divisor[name]
             if memory.sizes != Memory.sizes:
-                sizes = [memory.sizes.index(size) if len(memory.sizes) > 1 else 0 for size in row.sizes]
+                sizes = [0 if row.uses_experts and len(memory.sizes) == 1 else memory.sizes.index(size) for size in row.sizes]
                 mass = Mass(mass.target[sizes], mass.total[sizes])
             result[name] = mass if has_experts else Mass(mass.target[:, index], mass.total[:, index])
         return result

@@ -47,7 +47,7 @@ def gather_counts(count: int, device: torch.device) -> list[int]:
 
 
 def first_row(count: int, device: torch.device) -> int:
-    """Return how many rows the processes before this one have, of which this one has ``count``; 0 for a single process."""
+    """Return the number of rows of the processes before this one, which itself has ``count``; 0 for a single process."""
     return sum(gather_counts(count, device)[: distributed.get_rank()]) if world_size() > 1 else 0
 
 

@@ -25,9 +25,6 @@ class Calibrated(Mixture):
     def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
         return (total + self.parameters["weight"]).log_softmax(-1)
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        self.parameters = {name: state[name] for name in ("weight", "counts")}
-
     def fit(self, masses: ExpertMasses, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
         sizes, experts = list(self.memories.values()), masses.total.shape[1]
         scores = masses.total.new_empty(len(fold))
@@ -42,10 +39,11 @@ class Calibrated(Mixture):
 
     def describe(self) -> dict[str, Any]:
         weight, first, fitted = self.parameters["weight"], 1, {}
+        counts = self.parameters.get("counts")  # earlier versions did not keep them
         for name, size in self.memories.items():
             weights = weight[first : first + size]
             chosen, first = int(weights.argmax()), first + size
-            is_count = bool(self.parameters["counts"][first - 1])
+            is_count = size != len(self.temperatures) if counts is None else bool(counts[first - 1])
             temperature = {"expert": chosen} if is_count else {"temperature": self.temperatures[chosen]}
             fitted[name] = temperature | {"log_weight": round(float(weights[chosen]), 3)}
         return fitted

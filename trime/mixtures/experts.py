@@ -121,7 +121,7 @@ class Mixture(ABC):
         return {name: part.detach().contiguous() for name, part in self.parameters.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Load fitted parameters; KeyError where one is missing."""
+        """Load fitted parameters."""
         self.parameters = dict(state)
 
     def to(self, device: torch.device) -> Mixture:

@@ -34,7 +34,7 @@ def config_hash(config: DictConfig) -> str:
     """
     content = without(plain(config), IGNORED)
     if given := content["checkpoint"] and Path(content["checkpoint"]):
-        content["checkpoint"] = given.parent.name if given.suffix else given.name
+        content["checkpoint"] = given.parent.name if given.suffix == ".pt" else given.name
     if content["train"]["keep"] == "last":
         without(content, VALIDATION)
     if not any(content["callbacks"].values()):

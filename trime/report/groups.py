@@ -169,7 +169,7 @@ def group_labels(groups: list[Group]) -> list[str]:
 
 def text_words(run: Run) -> list[str]:
     """Return which texts a model learned from and its datastore holds, for runs that differ in them."""
-    return [f"({' '.join([what, name, *filter(None, [text[:4]])])})" for what, (name, text) in other_texts(run).items()]
+    return [f"({f'{what} {name} {text[:4]}'.rstrip()})" for what, (name, text) in other_texts(run).items()]
 
 
 def overrides_of(run: Run) -> list[str]:

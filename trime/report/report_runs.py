@@ -20,7 +20,7 @@ from trime.report.frontier import report_frontier
 from trime.report.groups import Group, split_by_mixture
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
 from trime.report.policies import answers_panels, depth_panels, policies_table
-from trime.report.results import portable, write_results
+from trime.report.results import portable, read_run, write_results
 from trime.report.tables import markdown, to_csv
 from trime.report.text_comparison import compare_runs, joined_table
 from trime.report.texts import evaluated_text, group_by_text, other_texts
@@ -78,22 +78,27 @@ def report_answering(runs: list[dict[str, Any]], folder: Path, command: str | No
 
 
 def keep_results(runs: list[dict[str, Any]], folder: Path) -> None:
-    """Copy the results of runs into one folder, without paths of this machine."""
+    """Copy the results of runs into one folder, without paths of this machine; a run that was made again replaces itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    for run in runs:
-        name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{hash_of_texts(run)}.json"
-        write_results(folder / name, portable(run))
+    for run in map(portable, runs):
+        text = "" if "questions" in run else evaluated_text(run).fingerprint[:4]  # config_hash does not depend on dataset.path
+        name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{text}"
+        file = folder / f"{name}.json"
+        if file.is_file() and texts_differ(read_run(file), run):
+            file = folder / f"{name}-{checksum_of(hidden_texts(run))[:4]}.json"
+        write_results(file, run)
     print(f"kept {len(runs)} results in {folder}")
 
 
-def hash_of_texts(run: dict[str, Any]) -> str:
-    """Return what tells runs apart whose settings name other texts by the same words: config_hash does not depend on paths."""
-    if "questions" in run:
-        reads_files = any(run["questions"].get(key) for key in ("path", "babi", "background"))
-        made = [name.partition("-")[2] for name in run.get("made_from", ()) if name.startswith("answer-")]
-        return made[0][:4] if made and reads_files else ""
-    others = [text for _, text in other_texts(run).values() if text]
-    return evaluated_text(run).fingerprint[:4] + (f"-{checksum_of(others)[:4]}" if others else "")
+def hidden_texts(run: dict[str, Any]) -> dict[str, str]:
+    """Return the fingerprints of texts that a file's name does not tell: a model's, a datastore's, those of questions."""
+    return {what: text for what, (_, text) in other_texts(run).items()} | {"questions": run.get("questions_text", "")}
+
+
+def texts_differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two runs are known to have read different texts."""
+    first, second = hidden_texts(one), hidden_texts(other)
+    return any(first[what] and second[what] and first[what] != second[what] for what in first.keys() & second.keys())
 
 
 def run_facts(runs: list[dict[str, Any]]) -> list[str]:

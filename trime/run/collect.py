@@ -56,7 +56,9 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
         results["evaluation_dataset"] = evaluated
     if plan.index:
         source = plan.index.store_summary()
-        about = {name: source[name] for name in ("dataset", "split", "text")}
+        about = {"dataset": source["dataset"], "split": source["split"]}
+        if config.datastore.path or config.datastore.dataset:  # else it is the text that the model learned from
+            about["text"] = source["text"]
         results["datastore"] = plan.index.summary() | tuned["recall"] | about
     return results
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import TextIO
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless warning of the gradient reducer
@@ -193,6 +194,15 @@ def check_groups(words: list[str]) -> None:
             raise UserError(no_choice(name, choice, [*groups(CONF).get(group, ())]))
 
 
+def is_read(stream: TextIO) -> bool:
+    """Return whether what is written to a stream goes anywhere, unlike that of ``stages=[list] | head``."""
+    try:
+        stream.flush()  # what could not be written is still to be flushed
+    except BrokenPipeError:
+        return False
+    return True
+
+
 def sweep_size(words: list[str]) -> int:
     """Return how many runs the choices on a command line make; 0 if it is a search or no sweep, or cannot be read."""
     if not {"-m", "--multirun"} & {*words} or any(word.startswith(("sweep=", "hydra/sweeper")) for word in words):
@@ -236,7 +246,9 @@ def main() -> int:
         remedy = install_command("sweep") if not_installed else f"{' '.join(PROGRAM)} --help lists groups and keys"
         print(f"error: {message_of(error)} ({remedy})", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # as of `stages=[list] | head`
+    except BrokenPipeError:
+        if is_read(sys.stdout):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is flushed to the pipe at exit
         return 141
     except KeyboardInterrupt:

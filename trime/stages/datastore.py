@@ -13,7 +13,6 @@ import torch
 from omegaconf import DictConfig
 
 from trime.data.corpus import content_hash
-from trime.data.segments import parse_token_count
 from trime.engines.base import Advance
 from trime.errors import UserError, install_command
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
@@ -185,17 +184,22 @@ def check_index(index: DictConfig, entries: int, width: int) -> str | None:
     factory = index.factory
     factory = choose_factory(entries, width, index.parts) if factory == AUTO else complete_factory(factory, entries, width)
     if factory:
+        check_faiss(factory)
         check_factory(factory, entries, width, index.metric)
     return factory
+
+
+def check_faiss(factory: str) -> None:
+    """Raise UserError if FAISS, which builds all indexes, is not installed."""
+    if not find_spec("faiss"):
+        raise UserError(f"index.factory={factory} needs FAISS: {install_command('cpu')}, or index=exact compares every key")
 
 
 def check_index_factory(config: DictConfig) -> None:
     """Raise UserError if ``index.factory`` names no index for keys of the model's width, however many, or FAISS is missing."""
     factory, width = config.index.factory, config.model.get("width")
-    stored = parse_token_count(config.datastore.tokens) or MANY_ENTRIES
-    compared = factory is None or (factory == AUTO and choose_factory(stored, width or 1, config.index.parts) is None)
-    if uses_external(config) and not compared and not find_spec("faiss"):
-        raise UserError(f"index.factory={factory} needs FAISS: {install_command('cpu')}, or index=exact compares every key")
+    if factory not in (None, AUTO) and uses_external(config) and "datastore" in config.stages:  # with auto, its size decides
+        check_faiss(factory)
     if factory not in (None, AUTO) and isinstance(width, int):  # a pretrained model's width is known when it is read
         check_factory(str(complete_factory(factory, MANY_ENTRIES, width)), MANY_ENTRIES, width, config.index.metric)
 

@@ -36,7 +36,7 @@ from trime.types import Float, Int, Tensor
 class TuneMixture(TunedRows):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
-    kind, stage, format = "mixture", "tune", 5
+    kind, stage, format = "mixture", "tune", 4
     summary_file = "mixture.json"
     depends_on, unhashed = ("mixture", "seed"), ("mixture.path",)
 
@@ -107,7 +107,7 @@ def load_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mi
     try:
         stored = json.loads(file.read_text())
         layout = stored["kind"], [*stored["experts"].items()], tuple(stored["temperatures"]), tuple(stored["history"])
-        mixture.load(load_file(file.with_name("mixture.safetensors")))
+        state = load_file(file.with_name("mixture.safetensors"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise UserError(f"mixture.path={file.parent} is incomplete or of another version ({error}): fit it anew") from None
     if layout != (row.kind, [*experts.items()], row.temperatures, mixture.decays):
@@ -116,6 +116,7 @@ def load_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mi
             f"mixture.path={file.parent} is {stored['kind']}, of {memories}, temperatures {stored['temperatures']}, history "
             f"{stored['history']}: use the same settings here, or fit it anew"
         )
+    mixture.load(state)
 
 
 def build_mixture(config: DictConfig, experts: dict[str, int]) -> Mixture:

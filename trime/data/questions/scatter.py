@@ -82,7 +82,7 @@ def sentences_of_novel(background: Folder, split: str, rng: random.Random) -> li
 @cache
 def sentences_of(path: Path) -> list[str]:
     """Return the sentences of a text file; UserError where there are none."""
-    sentences = split_sentences(path.read_text(encoding="utf-8", errors="replace"))
+    sentences = split_sentences(path.read_text(encoding="utf-8-sig", errors="replace"))
     if not sentences:
         raise UserError(f"{path} holds no sentence: remove it or put text into it")
     return sentences

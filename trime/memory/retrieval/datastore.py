@@ -19,7 +19,7 @@ from trime.memory.retrieval.search import ExactSearch, Search, begin
 from trime.memory.similarity import similarity
 from trime.types import Contexts, Float, Int, Mass, Tensor
 
-RESCORED = 2**26  # numbers of stored keys that are read at once to compute similarities
+RESCORED = 2**26  # values of stored keys that are read at once to compute similarities
 
 
 class Shards:
@@ -140,7 +140,7 @@ class Datastore:
                 f"{len(keys)} keys, {len(tokens)} tokens, {len(documents)} documents: there must be as many of each"
             )
         if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} holds files already, of a datastore perhaps: open it, or name another folder")
+            raise UserError(f"{folder} is not empty: open the datastore in it, or name another folder")
         partial = partial_of(folder)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

@@ -70,7 +70,9 @@ class IVFSearch:
         self.part = part or (0, len(self.start) - 1)
         first, last = (int(self.start[cell]) for cell in self.part)
         if last - first >= 2**31:
-            raise UserError(f"an index of {last - first:,} entries in one part: set index.parts, for fewer than 2^31 in each")
+            raise UserError(
+                f"{last - first:,} entries in one part of an index, which takes fewer than 2^31: set index.engine=ray and index.parts"
+            )
         self.slot = self.start - first  # of each cell's first key in this part
         with opened_cells(folder) as parts:
             number = parts.get_slice("number")[first:last]

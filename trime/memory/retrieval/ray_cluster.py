@@ -48,7 +48,7 @@ class RayWorker:
     def __init__(self, part: Part, nprobe: int, device: str, cores: int, root: Place | None = None):
         """``root``: the URL below which the part's folders lie; by default they are paths."""
         self.part, self.nprobe, self.device, self.root = part, nprobe, device, root
-        if device == "cpu":  # its precision of products would be that of a GPU, too
+        if device == "cpu":  # it sets the precision of matrix products, which would hold for a GPU, too
             prepare_cpu()
         use_threads(cores)
 

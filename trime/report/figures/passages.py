@@ -75,7 +75,7 @@ def draw_line(axis: Any, row: int, line: Sequence[Piece]) -> None:
             place, size = (column, row + 0.05), (len(piece.text), 0.9)
             axis.add_patch(Rectangle(place, *size, facecolor=piece.paper, alpha=piece.share, linewidth=0))
         style: dict[str, Any] = {"family": "monospace", "fontsize": FONT_SIZE, "color": piece.ink, "weight": piece.weight}
-        axis.text(column, row + 0.5, piece.text, va="center_baseline", parse_math=False, **style)
+        axis.text(column, row + 0.5, piece.text, va="center_baseline", **style)
         column += len(piece.text)
 
 

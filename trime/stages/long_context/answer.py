@@ -73,11 +73,16 @@ class Answer(ArtefactInParts):
         return {name: plain(self.config.model[name]) for name in READING}
 
     def settings(self) -> Any:
-        return super().settings() | {
-            "reading": self.reading(),
-            "model": None if self.small_model else model_fingerprint(self.config.model.name),
-            "files": self.questions.fingerprint(self.config.answering.split),
-        }
+        splits = [self.config.answering.split, *(["train"] if self.config.answering.examples else [])]
+        files = [self.questions.fingerprint(split) for split in splits]
+        return (
+            super().settings()
+            | {
+                "reading": self.reading(),
+                "model": None if self.small_model else model_fingerprint(self.config.model.name),
+            }
+            | ({"files": files} if any(files) else {})
+        )
 
     @cached_property
     def questions(self) -> Questions:

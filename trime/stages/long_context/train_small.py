@@ -44,16 +44,16 @@ class TrainSmall(Artefact):
 
     kind, format = "train_small", 2
     depends_on = ("seed", *LEARNED, "train.updates", "train.clip_norm")
-    unhashed = ("questions", *QUESTION_PLACES, "train.checkpoint_every", "train.log_every", "trainer", "callbacks")
+    unhashed = ("questions", "train.checkpoint_every", "train.log_every", "trainer", "callbacks")
 
     def settings(self) -> Any:
         files = instantiate(self.questions, _convert_="all").fingerprint("train")
-        added = {"files": files, "precision": resolved_precision(self.config)} | added_to_training(self.config)
-        return super().settings() | self.recipe() | added
+        added = {"precision": resolved_precision(self.config)} | added_to_training(self.config)
+        return super().settings() | self.recipe() | added | ({"files": files} if files else {})
 
     def recipe(self) -> dict[str, Any]:
         """Return what the model learned, and how: the settings that results report."""
-        return plain_settings(self.config, LEARNED) | {
+        return without(plain_settings(self.config, LEARNED), [f"small.{place}" for place in QUESTION_PLACES]) | {
             "training_questions": without({"questions": plain(self.questions)}, QUESTION_PLACES)["questions"],
             "updates": self.config.train.updates,
             "clip": self.config.train.clip_norm,
