@@ -70,7 +70,7 @@ def check(config: DictConfig) -> None:
 
 
 def check_formats(config: DictConfig) -> None:
-    """Raise UserError at a bad name, at an address without a port, and at settings of reports or translations that would fail."""
+    """Raise UserError at a bad name, an address without a port, and settings of reports or translations that would fail."""
     if not NAME.fullmatch(config.name):
         raise UserError(f"name={config.name}: it must be a name, not a path")
     check_report(config)
@@ -271,7 +271,7 @@ def check_model(config: DictConfig) -> None:
     """Raise UserError if the model cannot be built, with the memory inside it that evaluation uses."""
     if config.compatibility.padding is not None and config.task == "language_model" and not config.vocabulary.fairseq:
         raise UserError(
-            f"compatibility.padding={config.compatibility.padding} (compatibility=published) is <unk> in a vocabulary of our own: "
+            f"compatibility.padding={config.compatibility.padding} (compatibility=published) is <unk> in our vocabularies: "
             "add vocabulary.fairseq=true"
         )
     model = model_of(config)

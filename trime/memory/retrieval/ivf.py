@@ -71,7 +71,7 @@ class IVFSearch:
         first, last = (int(self.start[cell]) for cell in self.part)
         if last - first >= 2**31:
             raise UserError(
-                f"{last - first:,} entries in one part of an index, which takes fewer than 2^31: set index.engine=ray and index.parts"
+                f"{last - first:,} entries in one part of an index, more than 2^31: set index.engine=ray and index.parts"
             )
         self.slot = self.start - first  # of each cell's first key in this part
         with opened_cells(folder) as parts:
