@@ -153,7 +153,7 @@ def test_a_datastore_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(trime.Datastore.open(tmp_path / "store").token, store.token) and len(store) == 50
     window = trime.window_of(keys[:3] * 100, torch.zeros(3, 50), tokens[:3])
     assert trime.KNNMemory(store, k=1).entries(window.query)[1].flatten().tolist() == [0, 1, 2]
-    with pytest.raises(UserError, match="already"):
+    with pytest.raises(UserError, match="not empty"):
         trime.Datastore.from_tensors(tmp_path / "store", keys, tokens)
     monkeypatch.setattr("trime.memory.retrieval.datastore.SHARD", 20)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 
 from tests.conftest import NO_PICTURES
+from trime.config.messages import message_of
 from trime.errors import UserError
 from trime.plan.language_model import Plan
 from trime.run import command_line
@@ -67,9 +69,9 @@ def refused(tiny: Callable[..., DictConfig]) -> Callable[..., str]:
     """
 
     def line(*overrides: str) -> str:
-        with pytest.raises(UserError) as raised:
+        with pytest.raises((UserError, ConfigCompositionException)) as raised:
             run(tiny(*overrides))
-        return format_error(raised.value)
+        return format_error(raised.value) if isinstance(raised.value, UserError) else message_of(raised.value)
 
     return line
 
