@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 
@@ -69,9 +69,10 @@ def refused(tiny: Callable[..., DictConfig]) -> Callable[..., str]:
     """
 
     def line(*overrides: str) -> str:
-        with pytest.raises((UserError, ConfigCompositionException)) as raised:
+        with pytest.raises((UserError, HydraException)) as raised:
             run(tiny(*overrides))
-        return format_error(raised.value) if isinstance(raised.value, UserError) else message_of(raised.value)
+        of_override = isinstance(raised.value, ConfigCompositionException)
+        return message_of(raised.value) if of_override else format_error(raised.value)
 
     return line
 
