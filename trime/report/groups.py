@@ -114,7 +114,7 @@ def group_runs(runs: list[Run]) -> list[Group]:
 
 
 def seeds_differ(runs: list[Run]) -> bool:
-    """Return whether no seed occurs twice."""
+    """Return whether every run has a seed of its own."""
     return len({run["seed"] for run in runs}) == len(runs)
 
 

@@ -169,7 +169,7 @@ def report_answers(plan: Plan) -> Path:
     row |= {"eviction": policy_name(plain(config.eviction)), "max_prompt_tokens": config.answering.max_prompt_tokens}
     results = provenance(config) | {
         "questions": plain(config.questions),
-        "questions_text": plan.answer.questions.fingerprint(config.answering.split),
+        "questions_text": plan.answer.files[0],
         "answering": {
             name: plain(config.answering[name]) for name in ("split", "counts", "order", "chat_template", "examples")
         },

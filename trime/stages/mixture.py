@@ -58,7 +58,7 @@ class TuneMixture(TunedRows):
         given = given_mixture(self.config)
         if given:
             mixture = build_mixture(self.config, description["experts"])
-            load_mixture(given, description["experts"], row, mixture)
+            mixture.load(read_mixture(given, description["experts"], row, mixture))
             score = score_tokens(mixture, masses)
         else:
             mixture, score = fit_mixture(self.config, masses, description)
@@ -102,8 +102,8 @@ def given_mixture(config: DictConfig) -> Path | None:
     return file
 
 
-def load_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mixture: Mixture) -> None:
-    """Load a mixture that was fitted elsewhere; UserError if it is another kind of mixture, or of other memories."""
+def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mixture: Mixture) -> dict[str, Tensor]:
+    """Return the state of a mixture fitted elsewhere; UserError if it is another kind of mixture, or of other memories."""
     try:
         stored = json.loads(file.read_text())
         layout = stored["kind"], [*stored["experts"].items()], tuple(stored["temperatures"]), tuple(stored["history"])
@@ -116,7 +116,7 @@ def load_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mi
             f"mixture.path={file.parent} is {stored['kind']}, of {memories}, temperatures {stored['temperatures']}, history "
             f"{stored['history']}: use the same settings here, or fit it anew"
         )
-    mixture.load(state)
+    return state
 
 
 def build_mixture(config: DictConfig, experts: dict[str, int]) -> Mixture:

@@ -47,7 +47,7 @@ class TriviaQA:
             yield self.official(row) if self.path else from_hub(row)
 
     def sampled(self, rows: Any, draw: int = 0) -> list[dict[str, Any]]:
-        """Return ``count`` of the questions."""
+        """Return ``count`` rows of a split, drawn with ``seed`` and ``draw``; all of them, shuffled, if ``count`` is None."""
         order = list(range(len(rows)))
         random.Random(self.seed + draw).shuffle(order)
         return [rows[number] for number in order[: self.count]]

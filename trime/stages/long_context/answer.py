@@ -73,20 +73,21 @@ class Answer(ArtefactInParts):
         return {name: plain(self.config.model[name]) for name in READING}
 
     def settings(self) -> Any:
+        content = super().settings() | {
+            "reading": self.reading(),
+            "model": None if self.small_model else model_fingerprint(self.config.model.name),
+        }
+        return content | ({"files": self.files} if any(self.files) else {})
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Hashes of the files of the questions, and of the solved ones shown before them; empty where there are none."""
         splits = [self.config.answering.split, *(["train"] if self.config.answering.examples else [])]
-        files = [self.questions.fingerprint(split) for split in splits]
-        return (
-            super().settings()
-            | {
-                "reading": self.reading(),
-                "model": None if self.small_model else model_fingerprint(self.config.model.name),
-            }
-            | ({"files": files} if any(files) else {})
-        )
+        return [self.questions.fingerprint(split) for split in splits]
 
     @cached_property
     def questions(self) -> Questions:
-        """The set of questions."""
+        """The set of questions that ``questions=`` chooses; UserError where its files are missing."""
         return instantiate(self.config.questions, _convert_="all")
 
     def summary(self) -> Any:
