@@ -36,6 +36,10 @@ class EvictionPolicy:
     needs_keys: ClassVar[bool] = False  # True: scores depend on the stored keys, which a recorded run lacks
     keeps_newest: bool = False  # True: always keeps the last entries, without gaps
     can_be_guided: bool = False  # True: scores are of attention whenever it was paid, so that a question can decide them
+    # What the scores depend on as long as nothing is evicted: every step, as it came (steps); all queries, in whatever steps
+    # (queries); or the last step alone (last_step). A memory that is not full need not score step by step then.
+    scored_by: str = "steps"
+    free_slots: int = 1  # that it needs beside sinks and protected entries to choose between others
 
     def __init__(self, initial: Initial, newest_first: bool = True, sinks: int = 0):
         if sinks < 0:
@@ -69,6 +73,18 @@ class EvictionPolicy:
     def protected(self, size: int) -> int:
         """Return how many of the newest entries always stay in a memory of ``size`` slots; here none."""
         return 0
+
+    def check_size(self, size: int) -> None:
+        """Raise ValueError where a memory of ``size`` entries leaves no choice: all are sinks, or the newest ones."""
+        if size and size <= self.sinks:
+            raise ValueError(f"memory_size={size} has no room beside eviction.sinks={self.sinks}: raise it, or lower the sinks")
+        newest = self.protected(size)
+        if size and newest and size < self.sinks + newest + self.free_slots:
+            raise ValueError(
+                f"memory_size={size}: {type(self).__name__} always keeps the {newest} newest entries and needs "
+                f"{self.sinks + self.free_slots} more to choose between others, or it is FIFO: raise memory_size, or lower "
+                "eviction.window or eviction.recent"
+            )
 
     def for_questions(self) -> EvictionPolicy:
         """Return the policy for a step whose queries score entries without leaving entries of their own; here itself."""

@@ -31,6 +31,7 @@ class LFA(AttentionScorePolicy):
             raise ValueError(f"eviction.gamma={gamma}: older queries must not weigh more than newer ones: choose 0 or above")
         self.gamma, self.replaces = gamma, replaces
         self.can_be_guided = gamma == 0  # scores that decay belong to a position, and a question has none in the text
+        self.scored_by = "queries" if replaces else "steps"  # a first score may depend on those of the steps before
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last = last_position(summary, block)

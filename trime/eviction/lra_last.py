@@ -13,6 +13,8 @@ from trime.types import AttentionBlock
 class LRALast(AttentionScorePolicy):
     """Score entries by the last query of each step; ``heads``: the sum or the max over heads (else ValueError)."""
 
+    scored_by = "last_step"
+
     def __init__(
         self,
         initial: Initial,

@@ -11,6 +11,8 @@ from trime.types import AttentionBlock, Ranking
 class LRAMax(AttentionScorePolicy):
     """Score entries by the maximum over the queries and heads of a step; each step overwrites the one before."""
 
+    scored_by = "last_step"
+
     def begin(self, ranking: Ranking) -> Summary:
         empty = super().begin(ranking)
         return empty._replace(value=torch.full_like(empty.value, -torch.inf))

@@ -12,6 +12,8 @@ from trime.types import AttentionBlock
 class LRASum(AttentionScorePolicy):
     """Score entries by the sum over the queries and heads of a step; each step overwrites the one before."""
 
+    scored_by = "last_step"
+
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         score, seen = weighted_sums(block, self.score_transform(block), torch.ones_like(block.position, dtype=torch.float64))
         return summary._replace(

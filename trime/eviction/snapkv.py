@@ -21,6 +21,9 @@ class SnapKV(AttentionScorePolicy):
     weight in the paper. ValueError unless ``window`` is at least 1, and ``kernel`` at least 1 and odd.
     """
 
+    scored_by = "last_step"
+    free_slots = 2  # an entry that has just left the window has no score yet, and takes the first
+
     def __init__(
         self, score_transform: ScoreTransform, window: int = 64, kernel: int = 5, newest_first: bool = True, sinks: int = 0
     ):
@@ -41,8 +44,7 @@ class SnapKV(AttentionScorePolicy):
 
     def begin(self, ranking: Ranking) -> Summary:
         b, m = ranking.score.shape
-        window = ranking.clock.new_full((b, self.window), -1)
-        return super().begin(ranking)._replace(value=ranking.score.new_zeros(b, self.window, m), window=window)
+        return super().begin(ranking)._replace(value=ranking.score.new_zeros(b, 0, m))
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         """Return the summary with the values of the last queries, those of the block included, summed over heads."""
@@ -50,13 +52,12 @@ class SnapKV(AttentionScorePolicy):
             block = block.take(block.position.topk(self.window, dim=1).indices)
         value = self.score_transform(block).masked_fill(~block.visible, 0.0).sum(1, dtype=torch.float64)
         position = torch.cat([summary.window, block.position], 1)
-        newest = position.topk(self.window, dim=1).indices
-        rows = torch.arange(len(position), device=position.device)[:, None]
-        return summary._replace(
-            value=torch.cat([summary.value, value], 1)[rows, newest],
-            last=last_position(summary, block),
-            window=position[rows, newest],
-        )
+        value, last = torch.cat([summary.value, value], 1), last_position(summary, block)
+        if position.shape[1] > self.window:
+            newest = position.topk(self.window, dim=1).indices
+            rows = torch.arange(len(position), device=position.device)[:, None]
+            value, position = value[rows, newest], position[rows, newest]
+        return summary._replace(value=value, last=last, window=position)
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         queries = (summary.window >= 0).sum(1, keepdim=True).clamp(min=1)

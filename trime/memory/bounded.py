@@ -30,11 +30,12 @@ class MemoryState(NamedTuple):
 
 
 class BoundedMemory:
-    """A memory of the ``size`` entries that its policy scores highest; ValueError if ``size`` is negative."""
+    """A memory of the ``size`` entries that its policy scores highest; ValueError if that is negative or leaves no choice."""
 
     def __init__(self, size: int, policy: EvictionPolicy):
         if size < 0:
             raise ValueError(f"memory_size={size} must be at least 0: it is the number of entries that a memory holds")
+        policy.check_size(size)
         self.size, self.policy = size, policy
 
     def empty(self, columns: tuple[Tensor, ...]) -> MemoryState:

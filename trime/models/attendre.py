@@ -60,14 +60,6 @@ class AttendreState(NamedTuple):
         """Return a copy of the state with these rows, each as often as it is named."""
         return AttendreState(self.keys.take_rows(rows), self.queries.take_rows(rows))
 
-    def scored_as(self, larger: MemoryState) -> AttendreState:
-        """Return the state with the scores that its entries have in a larger memory, which holds them in the same slots."""
-        old, empty = self.keys.ranking, self.keys.ranking.position < 0
-        new = slots_of(larger.ranking, empty.shape[1])
-        assert torch.equal(new.position.masked_fill(empty, -1), old.position)
-        ranking = old._replace(score=new.score.masked_fill(empty, -torch.inf), attended=new.attended & ~empty)
-        return self._replace(keys=self.keys._replace(ranking=ranking))
-
 
 class Retrieved(NamedTuple):
     """The entries that queries could see (a logit of -inf: not), those they attended to, and positions and metadata of all."""
@@ -207,6 +199,15 @@ def retrieval_mask(logits: Float[Tensor, "b h q m"], top_k: int | None, search: 
     padded = F.pad(logits, (0, -logits.shape[-1] % top_k), value=-torch.inf)
     mask = torch.zeros_like(padded, dtype=torch.bool).scatter(-1, bucket_top(padded, top_k), True)
     return mask[..., : logits.shape[-1]]
+
+
+def scored_as(state: MemoryState, larger: MemoryState) -> MemoryState:
+    """Return the state with the scores that its entries have in a larger memory, which holds them in the same slots."""
+    old, empty = state.ranking, state.ranking.position < 0
+    new = slots_of(larger.ranking, empty.shape[1])
+    assert torch.equal(new.position.masked_fill(empty, -1), old.position)
+    score = new.score.masked_fill(empty, -torch.inf)
+    return state._replace(ranking=old._replace(score=score, attended=new.attended & ~empty))
 
 
 def slots_of(ranking: Ranking, count: int) -> Ranking:

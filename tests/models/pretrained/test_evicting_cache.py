@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ import trime
 from tests.helpers.pretrained import save_model
 from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy
+from trime.eviction.h2o import H2O
 from trime.eviction.initial import BelowMean, OwnPosition
+from trime.eviction.key_norm import KeyNorm
 from trime.eviction.score_transform import Raw, Softmax
 from trime.eviction.snapkv import SnapKV
 from trime.eviction.tova import TOVA
@@ -92,20 +96,90 @@ def test_a_text_that_its_question_guides_is_that_of_the_reader(policy: EvictionP
     assert any(not torch.equal(cache.positions(layer), plain.positions(layer)) for layer in range(len(cache.memories)))
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_padded_batches_are_those_of_the_reader(name: str, folder: Path) -> None:
+BATCHED: dict[str, Callable[[], EvictionPolicy]] = POLICIES | {
+    "tova": lambda: TOVA(Softmax()),
+    "h2o": lambda: H2O(Softmax()),
+    "snapkv": lambda: SnapKV(Softmax(), window=3),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", BATCHED)
+def test_a_row_of_a_batch_is_the_row_alone(name: str, folder: Path) -> None:
+    """Padded on the left by any number of tokens, in a prompt that is evicted from, a short one, and single steps after it."""
+    model, padding = load_pretrained(str(folder)), (0, 4, 13)
+    for length in (30, 11):
+        tokens, mask = torch.randint(3, 20, (3, length + 4)), torch.ones(3, length + 4, dtype=torch.long)
+        for row, count in enumerate(padding):
+            mask[row, : min(count, length - 1)] = 0
+        place = (mask.cumsum(1) - 1).clamp(min=0)
+        steps = [slice(0, length), *(slice(at, at + 1) for at in range(length, length + 4))]
+        cache = EvictingCache(model, SIZE, BATCHED[name](), chunk=CHUNK)
+        found = [
+            model(
+                tokens[:, part], attention_mask=mask[:, : part.stop], position_ids=place[:, part], past_key_values=cache
+            ).logits
+            for part in steps
+        ]
+        for row in range(3):
+            first, cache = int(mask[row].argmax()), EvictingCache(model, SIZE, BATCHED[name](), chunk=CHUNK)
+            alone = [
+                model(tokens[row : row + 1, max(first, part.start) : part.stop], past_key_values=cache).logits for part in steps
+            ]
+            together = torch.cat(found, 1)[row : row + 1, first:]
+            torch.testing.assert_close(together, torch.cat(alone, 1), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["h2o", "snapkv", "tova", "lra_sum"])
+def test_a_memory_that_fills_up_step_by_step_is_that_of_the_reader(name: str, folder: Path) -> None:
+    """Scores that are computed when the first entry has to go are those of every step."""
     model, other = load_pretrained(str(folder)), load_pretrained(str(folder))
-    tokens, mask = torch.randint(3, 20, (3, 30)), torch.ones(3, 30, dtype=torch.long)
-    for row, padding in enumerate((0, 4, 13)):
-        mask[row, :padding] = 0
-    position = (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)
-    reader = LongReader(RopeDecoder(other, "none", cached_keys="after_rope"), memories(other, POLICIES[name](), None), CHUNK)
-    with torch.no_grad():
-        expected = torch.cat([reader.stack.family.logits(hidden.x) for hidden in reader.feed(tokens, position)], 1)
-        ids = position.clamp(min=0)
-        cache = EvictingCache(model, SIZE, POLICIES[name](), chunk=CHUNK)
-        found = model(tokens, attention_mask=mask, position_ids=ids, past_key_values=cache).logits
-    torch.testing.assert_close(found[mask == 1], expected[mask == 1], atol=1e-5, rtol=1e-5)
+    tokens = torch.randint(3, 20, (2, 30))
+    reader = LongReader(RopeDecoder(other, "none", cached_keys="after_rope"), memories(other, BATCHED[name](), None), CHUNK)
+    cache, place = EvictingCache(model, SIZE, BATCHED[name](), chunk=CHUNK), torch.arange(30).expand(2, -1)
+    for part in (slice(0, 7), *(slice(at, at + 1) for at in range(7, 30))):
+        for hidden in reader.feed(tokens[:, part], place[:, part]):
+            expected = reader.stack.family.logits(hidden.x[:, -1:])
+        found = model(tokens[:, part], past_key_values=cache, logits_to_keep=1).logits
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for layer, kept in enumerate(reader.kept()):
+        assert torch.equal(cache.positions(layer).sort(1).values, kept.sort(1).values)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [64, 20])
+def test_padding_of_rows_that_ended_is_forgotten_in_the_next_turn(size: int, folder: Path) -> None:
+    """As transformers' own cache has it, whose mask hides it; 20 entries are full before the second turn."""
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (2, 21))
+    mask = torch.ones(2, 21, dtype=torch.long)
+    mask[0, 12:16] = 0  # row 0 ended, and read padding until row 1 had ended
+    place = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = EvictingCache(model, size, trime.FIFO(), chunk=4)
+    model(tokens[:, :16], attention_mask=torch.ones(2, 16, dtype=torch.long), past_key_values=cache)
+    rest = {"attention_mask": mask, "position_ids": place[:, 16:], "past_key_values": cache}
+    found = model(tokens[:, 16:], **rest).logits
+    alone = EvictingCache(model, size, trime.FIFO(), chunk=4)
+    row = torch.cat([tokens[:1, :12], tokens[:1, 16:]], 1)
+    for part in row.split([12, 5], 1):
+        expected = model(part, past_key_values=alone).logits
+    torch.testing.assert_close(found[:1], expected, atol=1e-5, rtol=1e-5)
+    assert cache.positions(0)[0].max() == 16
+    mask[1, 3] = 0
+    with pytest.raises(UserError, match="only a row's newest"):
+        model(tokens[:, :1], attention_mask=torch.cat([mask, mask[:, :1]], 1), past_key_values=cache)
+
+
+def test_a_cache_is_copied_with_gradients_on(folder: Path) -> None:
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 40))
+    for length in (8, 40):  # before and after the memory is full
+        cache = EvictingCache(model, SIZE, TOVA(Softmax()), chunk=CHUNK)
+        model(tokens[:, :length], past_key_values=cache).logits.sum().backward()
+        other = copy.deepcopy(cache)
+        kept = other.positions(0).clone()
+        model(tokens[:, :3], past_key_values=cache)
+        assert torch.equal(other.positions(0), kept) and other.get_seq_length() == length
+        assert all(not column.requires_grad for layer in other.memories for column in layer.columns)
 
 
 def test_a_memory_that_holds_everything_is_full_attention(folder: Path) -> None:
@@ -162,7 +236,70 @@ def test_what_is_not_supported_is_told(folder: Path) -> None:
         cache.crop(1)
     with pytest.raises(UserError, match="is not supported"):
         EvictingCache(torch.nn.Linear(2, 2), 4, trime.FIFO())
-    with pytest.raises(UserError, match="one token at a time"):
-        EvictingCache(model, 4, trime.FIFO(), chunk=0)
+    for chunk in (0, 5):
+        with pytest.raises(UserError, match=f"chunk={chunk}: choose 1 to 4 tokens"):
+            EvictingCache(model, 4, trime.FIFO(), chunk=chunk)
+    with pytest.raises(UserError, match="choose 1 to 2 tokens"):
+        EvictingCache(model, 4, trime.Sink(2), chunk=3)
+    with pytest.warns(UserWarning, match="each chunk replaces the one before it"):
+        EvictingCache(model, 8, TOVA(Softmax()), chunk=8)
+    with pytest.raises(UserError, match="no attention weights"):
+        model(torch.tensor([[3, 4]]), past_key_values=cache, output_attentions=True)
     cache.reset()
     assert cache.get_seq_length() == 0
+
+
+@torch.no_grad()
+def test_chunks_fit_the_memory_by_default(folder: Path) -> None:
+    """As long as nothing is evicted, every query sees all before it."""
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 60))
+    model.set_attn_implementation("sdpa")
+    expected = model(tokens).logits
+    for size, policy in ((40, trime.FIFO()), (41, trime.LFA(BelowMean(0.0), Raw()))):
+        cache = EvictingCache(model, size, policy)
+        assert cache.chunk == size // 4
+        found = model(tokens, past_key_values=cache).logits
+        torch.testing.assert_close(found[:, :40], expected[:, :40], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_texts_beyond_the_positions_of_the_model_are_told_once(folder: Path) -> None:
+    model = load_pretrained(str(folder))
+    longest = model.config.max_position_embeddings
+    tokens = torch.randint(3, 20, (1, longest + 2))
+    cache = EvictingCache(model, SIZE, trime.FIFO())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for part in (tokens[:, :longest], tokens[:, longest : longest + 1], tokens[:, longest + 1 :]):
+            model(part, past_key_values=cache)
+    assert sum(f"model of {longest:,} positions" in str(one.message) for one in caught) == 1
+
+
+def test_a_peft_model_is_unwrapped(folder: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = load_pretrained(str(folder))
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear"))
+    cache = EvictingCache(wrapped, SIZE, TOVA(Softmax()), chunk=CHUNK)
+    tokens = torch.randint(3, 20, (1, 20))
+    cache.read(wrapped, tokens, tokens[:, :3])
+    assert wrapped.generate(input_ids=torch.cat([tokens, tokens[:, :3]], 1), past_key_values=cache, max_new_tokens=2).shape == (
+        1,
+        25,
+    )
+
+
+@pytest.mark.parametrize(
+    "size, policy",
+    [
+        (64, SnapKV(Softmax())),
+        (65, SnapKV(Softmax())),
+        (67, SnapKV(Softmax(), sinks=2)),
+        (8, TOVA(Softmax(), recent=8)),
+        (8, KeyNorm(recent=8)),
+        (8, H2O(Softmax(), recent=1.0)),
+        (4, trime.Sink(4)),
+    ],
+)
+def test_a_policy_without_a_choice_is_refused(size: int, policy: EvictionPolicy) -> None:
+    with pytest.raises(ValueError, match=f"memory_size={size}.*raise"):
+        BoundedMemory(size, policy)

@@ -50,3 +50,8 @@ def model_class(model: Any, supported: Collection[str]) -> str:
     if name not in supported:
         raise UserError(f"{name} is not supported: choose one of {', '.join(supported)}")
     return name
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model that a PeftModel wraps, whose layers hold the updates already; any other as it is."""
+    return model.get_base_model() if type(model).__name__.startswith("Peft") else model

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre, AttendreState, AttentionOutput, Queries
+from trime.models.attendre import Attendre, AttendreState, AttentionOutput, Queries, scored_as
 from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.family import Family
@@ -173,7 +173,9 @@ class LongReader:
         other.replace_memories([memory.with_room(tokens.shape[1]) for memory in self.stack.memories])
         for _ in other.feed(tokens, position):
             pass
-        self.state = [mine.scored_as(theirs.keys) for mine, theirs in zip(self.state, other.state, strict=True)]
+        self.state = [
+            mine._replace(keys=scored_as(mine.keys, theirs.keys)) for mine, theirs in zip(self.state, other.state, strict=True)
+        ]
 
     def kept(self) -> list[Int[Tensor, "b m"]]:
         """Return the positions of the entries that each layer's memory holds; -1 is an empty slot.

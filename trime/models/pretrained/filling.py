@@ -1,0 +1,148 @@
+"""A memory before it is full: nothing has to go yet, so it is a plain cache and costs what one costs.
+
+Which entry goes first matters only once one has to. Until then the model's own attention reads all entries, and the queries
+that the policy has yet to see are kept aside: all of them, or those of the last step where that step alone decides.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.models.attendre import Attendre, Queries
+from trime.models.layers.rotary import dot_products
+from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
+
+CHUNKS_ASIDE = 4  # chunks of queries that are kept aside before the policy sees them, to bound what they take
+
+
+class Filling:
+    """The entries of a ``memory`` that is not full, in the order of reading: keys and values [b n g d], positions [b n].
+
+    Padding takes a place at position -1. ``chunk``: tokens of a step of the policy.
+    """
+
+    def __init__(self, memory: Attendre, chunk: int):
+        self.memory, self.chunk, self.count = memory, chunk, 0
+        self.columns: list[Tensor] = []  # keys, values and positions, with room after the first ``count``
+        self.ranking: Ranking | None = None  # of the entries whose queries the policy has seen
+        self.aside: list[Queries] = []
+
+    def takes(self, tokens: int) -> bool:
+        """Return True if so many tokens more fit, every query sees all before it, and the policy can score them later."""
+        memory, policy = self.memory, self.memory.keys.policy
+        room = min(memory.keys.size, memory.window or memory.keys.size) - self.count
+        return tokens <= room and memory.top_k is None and not (policy.uses_attention and policy.scored_by == "steps")
+
+    @property
+    def keys(self) -> Float[Tensor, "b n g d"]:
+        return self.columns[0][:, : self.count]
+
+    @property
+    def values(self) -> Float[Tensor, "b n g d"]:
+        return self.columns[1][:, : self.count]
+
+    @property
+    def position(self) -> Int[Tensor, "b n"]:
+        return self.columns[2][:, : self.count]
+
+    def append(
+        self, query: Float[Tensor, "b l h d"], key: Float[Tensor, "b l g d"], value: Tensor, position: Int[Tensor, "b l"]
+    ) -> None:
+        """Add entries, and put the queries at the same positions aside."""
+        new = (key, value, position)
+        self.columns = [self.written(old, part) for old, part in zip(self.columns or new, new, strict=True)]
+        self.count += position.shape[1]
+        policy = self.memory.keys.policy
+        if not policy.uses_attention:
+            return
+        queries = Queries((query,), position)
+        if policy.scored_by == "last_step" and bool((position >= 0).any(1).all()):
+            self.aside, queries = [], self.last_step(queries)
+        self.aside.append(queries)
+        if sum(part.position.shape[1] for part in self.aside) > CHUNKS_ASIDE * self.chunk:
+            self.rank()
+
+    def written(self, old: Tensor, new: Tensor) -> Tensor:
+        """Return a column with new entries after the first ``count``; where there is no room it doubles."""
+        end = self.count + new.shape[1]
+        if torch.is_grad_enabled() and (old.requires_grad or new.requires_grad):
+            return torch.cat([old[:, : self.count], new], 1)
+        if end > old.shape[1] or not self.count:
+            grown = new.new_zeros(len(new), min(self.memory.keys.size, max(2 * end, 64)), *new.shape[2:])
+            grown[:, : self.count] = old[:, : self.count]
+            old = grown
+        old[:, self.count : end] = new
+        return old
+
+    def last_step(self, queries: Queries) -> Queries:
+        """Return the queries of each row's last step; its steps count from the first token of a call."""
+        length = queries.position.shape[1]
+        if length == 1:
+            return queries
+        step = ((queries.position >= 0).cumsum(1) - 1) // self.chunk
+        live = (queries.position >= 0) & (step == step[:, -1:])
+        first = int(live.any(0).byte().argmax())
+        return Queries((queries.columns[0][:, first:],), queries.position.masked_fill(~live, -1)[:, first:])
+
+    def mask(self, position: Int[Tensor, "b l"], has_padding: bool) -> Bool[Tensor, "b 1 l n"] | None:
+        """Return what queries at the last positions see of all entries; None: what the model's causal attention sees."""
+        if not has_padding and position.shape[1] in (1, self.count):
+            return None
+        return seen_by(self.memory, position, self.position)
+
+    def rank(self) -> Ranking:
+        """Return the ranking of all entries, once the policy has seen the queries that were kept aside."""
+        policy, keys, position = self.memory.keys.policy, self.keys, self.position
+        old = self.ranking or BoundedMemory(0, policy).empty((keys,)).ranking
+        known = old.position.shape[1]
+        new = position[:, known:]
+        score = policy.enter((keys[:, known:], self.values[:, known:]), old, new).masked_fill(new < 0, -torch.inf)
+        ranking = Ranking(
+            position,
+            torch.cat([old.score, score], 1),
+            torch.cat([old.attended, torch.zeros_like(new, dtype=torch.bool)], 1),
+            old.clock,
+            old.written + (new >= 0).sum(1),
+        )
+        summary = policy.begin(ranking)
+        for queries in self.aside:
+            for query, at in zip(*(part.split(self.chunk, 1) for part in (*queries.columns, queries.position)), strict=True):
+                logits = dot_products(query, keys).masked_fill(~self.memory.visible(at, position), -torch.inf)
+                summary = policy.observe(summary, AttentionBlock(logits, at))
+        self.ranking, self.aside = policy.finalize(ranking, summary), []
+        return self.ranking
+
+    def state(self) -> MemoryState:
+        """Return the entries, without padding, as a state of the memory."""
+        return self.memory.keys.fit(MemoryState((self.keys, self.values), self.rank()))
+
+    def forget(self, length: Int[Tensor, " b"]) -> None:
+        """Take back each row's entries from position ``length`` on."""
+        self.columns[2] = self.columns[2].masked_fill(self.columns[2] >= length[:, None], -1)
+        self.aside = [
+            part._replace(position=part.position.masked_fill(part.position >= length[:, None], -1)) for part in self.aside
+        ]
+        self.ranking = self.ranking and forgotten(self.ranking, length)
+
+    def take_rows(self, rows: Int[Tensor, " r"]) -> None:
+        """Continue with these rows, each as often as it is named."""
+        self.columns = [column[rows] for column in self.columns]
+        self.aside = [part.take_rows(rows) for part in self.aside]
+        self.ranking = self.ranking and Ranking(*(column[rows] for column in self.ranking))
+
+
+def seen_by(memory: Attendre, query: Int[Tensor, "b l"], key: Int[Tensor, "b n"]) -> Bool[Tensor, "b 1 l n"]:
+    """Return which entries queries see; padding sees all, since attention to nothing is not a number."""
+    return memory.visible(query, key) | (query < 0)[:, None, :, None]
+
+
+def forgotten(ranking: Ranking, length: Int[Tensor, " b"]) -> Ranking:
+    """Return a ranking without each row's entries from position ``length`` on, whose slots are empty then."""
+    gone = ranking.position >= length[:, None]
+    return ranking._replace(
+        position=ranking.position.masked_fill(gone, -1),
+        score=ranking.score.masked_fill(gone, -torch.inf),
+        attended=ranking.attended & ~gone,
+        clock=torch.minimum(ranking.clock, length - 1),
+    )
