@@ -30,7 +30,7 @@ class LRALast(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last, query = block.position.max(1)
-        block = block.take(query[:, None])
+        block = block.take(query[:, None]) if block.position.shape[1] > 1 else block
         score, visible = self.score_transform(block).squeeze(2), block.visible.squeeze(2)
         pooled = (
             score.masked_fill(~visible, 0.0).sum(1, dtype=torch.float64)

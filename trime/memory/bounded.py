@@ -79,7 +79,7 @@ class BoundedMemory:
         kept = keep_mask(old.position, score, self.size, self.policy.newest_first)
         source, empty = first_true(kept, self.size), self.empty(state.columns)
         slot = torch.arange(source.shape[1], device=source.device).expand_as(source)
-        writes = SlotWrites(slot, source, kept.gather(1, source))
+        writes = SlotWrites.of(slot, source, kept.gather(1, source), self.size, kept.shape[1])
         moved = {name: writes.apply_(getattr(empty.ranking, name), getattr(old, name)) for name in BY_SLOT}
         return MemoryState(tuple(map(writes.apply_, empty.columns, state.columns)), old._replace(**moved))
 
@@ -89,7 +89,9 @@ class BoundedMemory:
         candidates = torch.cat([old.position, position], 1)
         competing = self.policy.compete(candidates, torch.cat([old.score, score], 1), self.size)
         choose = choose_on_cpu if position.device.type == "cpu" else choose_anywhere
-        writes = SlotWrites(*choose(candidates, competing, self.size, position.shape[1], self.policy.newest_first))
+        new = position.shape[1]
+        chosen = choose(candidates, competing, self.size, new, self.policy.newest_first)
+        writes = SlotWrites.of(*chosen, self.size, new)
         ranking = Ranking(
             writes.apply(old.position, position),
             writes.apply(old.score, score),
@@ -121,23 +123,34 @@ def choose_anywhere(
 
 
 class SlotWrites(NamedTuple):
-    """Writes of the new entries ``source`` to the slots ``slot``, where ``valid``; other slots stay as they are."""
+    """Writes of new entries to slots, both numbered over all rows; where ``valid`` is false the slot stays as it is."""
 
-    slot: Int[Tensor, "b n"]
-    source: Int[Tensor, "b n"]
-    valid: Bool[Tensor, "b n"]
+    slot: Int[Tensor, " w"]
+    source: Int[Tensor, " w"]
+    valid: Bool[Tensor, " w"] | None  # None: all
+
+    @classmethod
+    def of(
+        cls, slot: Int[Tensor, "b n"], source: Int[Tensor, "b n"], valid: Bool[Tensor, "b n"], size: int, new: int
+    ) -> SlotWrites:
+        """Return the writes of rows with ``size`` slots and ``new`` entries."""
+        row = torch.arange(len(slot), device=slot.device)[:, None]
+        slot, source = size * row + slot, new * row + source
+        if slot.device.type != "cpu":  # how many are valid is not known there without waiting
+            return cls(slot.flatten(), source.flatten(), valid.flatten())
+        return cls(slot.flatten(), source.flatten(), None) if valid.all() else cls(slot[valid], source[valid], None)
 
     def apply(self, old: Tensor, new: Tensor) -> Tensor:
-        """Return a copy of a column [b m ...] with the new entries written to it."""
+        """Return a copy of a column [b m ...] with the new entries [b n ...] written to it."""
         return self.apply_(old.clone(), new)
 
     def apply_(self, old: Tensor, new: Tensor) -> Tensor:
         """Write the new entries to a column in place, and return it."""
-        value = take_slots(new, self.source).to(old.dtype)  # new entries may be of half precision
-        if self.valid.device.type != "cpu" or not self.valid.all():
-            valid = self.valid.view(*self.valid.shape, *[1] * (old.dim() - 2))
-            value = torch.where(valid, value, take_slots(old, self.slot))
-        old[torch.arange(len(old), device=old.device)[:, None], self.slot] = value
+        slots = old.view(-1, *old.shape[2:]) if old.numel() else old.flatten(0, 1)
+        value = new.flatten(0, 1).index_select(0, self.source).to(old.dtype)  # new entries may be of half precision
+        if self.valid is not None:
+            value = torch.where(self.valid.view(-1, *[1] * (value.dim() - 1)), value, slots.index_select(0, self.slot))
+        slots.index_copy_(0, self.slot, value)
         return old
 
 

@@ -62,6 +62,8 @@ def attend(
     b, h, q, _ = logits.shape
     window = ANY_POSITION if reach.window is None else reach.window
     other = (logits, ANY_POSITION) if far is None or reach.longest is None else (far, reach.longest)
+    if top_k is None and q == 1 and far is None:
+        return CPUAttention(attend_to_all(logits, query_position, key_position, value, reach), None)
     seen = (*other, query_position.int(), key_position.int(), reach.causal, window)
     if top_k is None:
         weight = torch.empty_like(logits)
@@ -71,6 +73,28 @@ def attend(
     retrieved = torch.zeros_like(logits, dtype=torch.bool)
     run_kernel(topk_kernel, logits, *seen, value.contiguous(), top_k, attended, retrieved)
     return CPUAttention(attended.transpose(1, 2), retrieved)
+
+
+def attend_to_all(
+    logits: Float[Tensor, "b h 1 m"],
+    query_position: Int[Tensor, "b 1"],
+    key_position: Int[Tensor, "b m"],
+    value: Float[Tensor, "b m g d"],
+    reach: Reach,
+) -> Float[Tensor, "b h 1 d"]:
+    """Return what ``attend`` does for one query a row, which is soon done without a kernel of its own."""
+    hidden = (key_position < 0) | (query_position < 0)
+    if reach.causal:
+        hidden |= key_position > query_position
+    if reach.window is not None:
+        hidden |= (query_position - key_position).abs() >= reach.window
+    hidden = hidden[:, None, None]
+    weight = logits.masked_fill_(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)  # not a number where all are hidden
+    grouped, values = weight.unflatten(1, (value.shape[2], -1)).squeeze(3), value.transpose(1, 2)
+    rows = [
+        of_row @ entries for of_row, entries in zip(grouped, values, strict=True)
+    ]  # of all rows at once it would copy values
+    return torch.stack(rows).flatten(1, 2)[:, :, None]
 
 
 def weighted_values(weight: Float[Tensor, "b h q m"], value: Float[Tensor, "b m g d"]) -> Float[Tensor, "b h q d"]:

@@ -78,7 +78,8 @@ def dot_products(
     groups, heads = key.shape[2], query.shape[2]
     by_group = query.transpose(1, 2).unflatten(1, (groups, -1)).flatten(2, 3) / query.shape[-1] ** 0.5  # one product a group
     if query.shape[1] < FEW:  # each key is read once, where it lies
-        products = (key.transpose(1, 2) @ by_group.transpose(2, 3)).transpose(2, 3)
+        rows = zip(key.transpose(1, 2), by_group.transpose(2, 3), strict=True)
+        products = torch.stack([keys @ queries for keys, queries in rows]).transpose(2, 3)
     elif runs_on_cpu(query, key):  # head by head, since a batched product would first copy the keys
         products = by_group.new_empty(*by_group.shape[:3], key.shape[1])
         runs = [slice(None)] if needed is None else runs_of(needed)
