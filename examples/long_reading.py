@@ -21,7 +21,7 @@ prompt = torch.cat([text, question], 1)
 policies = {"fifo": trime.FIFO(), "sink": trime.Sink(4), "lra_sum": trime.LRASum(trime.BelowMean(0.0), trime.Raw())}
 guided = {"tova": trime.TOVA(trime.Softmax()), "snapkv": trime.SnapKV(trime.Softmax(), kernel=21)} if asked else {}
 for label, policy in {**policies, **guided}.items():
-    cache = trime.EvictingCache(model, size, policy, chunk=min(128, max(1, size // 4)))
+    cache = trime.EvictingCache(model, size, policy)
     if label in guided:
         cache.read(model, text, question)
     mask = torch.ones_like(prompt)

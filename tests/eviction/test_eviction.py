@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -19,11 +21,21 @@ from trime.types import AttentionBlock
 
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
 ROWS = 3
+FOR_SMALL_MEMORIES = {"snapkv": {"window": 3}, "sink": {"sinks": 2}}  # by default these keep more than the memories here hold
 
 
 def policy_of(name: str, **settings: int) -> EvictionPolicy:
     """Return the policy that conf/eviction/NAME.yaml describes, with other settings."""
+    settings = FOR_SMALL_MEMORIES.get(name, {}) | settings
     return instantiate(OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml"), _convert_="all", **settings)
+
+
+def least_size(policy: EvictionPolicy) -> int:
+    """Return the size of the smallest memory that leaves the policy a choice."""
+    for size in range(1, 100):
+        with contextlib.suppress(ValueError):
+            return BoundedMemory(size, policy).size
+    raise AssertionError("no size is large enough")
 
 
 def chunk(start: int, count: int, valid: float = 0.8) -> torch.Tensor:
@@ -61,11 +73,14 @@ def entries(position: list[list[int]]) -> set[tuple[int, int]]:
     return {(row, place) for row, places in enumerate(position) for place in places if place >= 0}
 
 
-@pytest.mark.parametrize("capacity", [0, 1, 7, 40])
+@pytest.mark.parametrize("size", [0, None, 7, 40])
 @pytest.mark.parametrize("name", POLICIES)
-def test_entries_either_stay_or_are_evicted(name: str, capacity: int) -> None:
+def test_entries_either_stay_or_are_evicted(name: str, size: int | None) -> None:
+    """In memories without room, of the smallest size that the policy takes, and larger ones."""
+    policy = policy_of(name)
+    capacity = least_size(policy) if size is None else size
     torch.manual_seed(capacity)
-    memory = BoundedMemory(capacity, policy_of(name))
+    memory = BoundedMemory(capacity, policy)
     state, came, went = read(memory, [5, 5, 0, 12, 3, 9, 5])  # 12 at once do not fit a memory of 7
     stays = entries(state.ranking.position.tolist())
     assert stays | went == came and not stays & went
