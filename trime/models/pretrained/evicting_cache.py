@@ -263,7 +263,7 @@ class EvictingLayer(CacheLayerMixin):
         length, before = query.shape[2], self.seen - query.shape[2]
         if mask is None and self.mask is not None:
             raise UserError("the texts read so far have padding: pass their attention_mask, with ones for the new tokens")
-        if mask is None:
+        if mask is None or (self.mask is None and bool(mask.all())):
             return torch.arange(before, self.seen, device=query.device).expand(len(query), -1)
         mask = mask.bool()
         if before and self.rows:

@@ -13,8 +13,6 @@ from trime.models.attendre import Attendre, Queries
 from trime.models.layers.rotary import dot_products
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
-CHUNKS_ASIDE = 4  # chunks of queries that are kept aside before the policy sees them, to bound what they take
-
 
 class Filling:
     """The entries of a ``memory`` that is not full, in the order of reading: keys and values [b n g d], positions [b n].
@@ -60,7 +58,7 @@ class Filling:
         if policy.scored_by == "last_step" and bool((position >= 0).any(1).all()):
             self.aside, queries = [], self.last_step(queries)
         self.aside.append(queries)
-        if sum(part.position.shape[1] for part in self.aside) > CHUNKS_ASIDE * self.chunk:
+        if sum(part.position.shape[1] for part in self.aside) > self.chunk:
             self.rank()
 
     def written(self, old: Tensor, new: Tensor) -> Tensor:

@@ -1,0 +1,137 @@
+"""Cost of an EvictingCache in transformers' generate, beside transformers' own cache.
+
+A Llama with random weights of SmolLM2-135M's shape decodes after a prompt: while the memory still holds everything, and once it
+is full, against a plain cache that holds as many entries; and it reads a long prompt at once, with and without a question that
+guides what is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+import torch
+
+import trime
+from benchmarks.measure import Claim, Measured, alternately, ratio
+from trime.eviction.base import EvictionPolicy
+
+UNTIL_FULL, WHEN_FULL, READ, GUIDED = "decode until full", "decode when full", "read a prompt", "read, guided by a question"
+BOUNDS = {UNTIL_FULL: 1.1, WHEN_FULL: 1.3}
+QUESTION = 20  # tokens
+
+
+def decoders(layers: int, vocabulary: int, device: str) -> tuple[Any, Any]:
+    """Return two equal models, for an EvictingCache sets the attention of its own."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            num_hidden_layers=layers,
+            max_position_embeddings=8192,
+            tie_word_embeddings=True,
+        )
+        models.append(LlamaForCausalLM(config).eval().to(device))
+    return models[0], models[1]
+
+
+def policies() -> dict[str, EvictionPolicy]:
+    """Return the policies that are measured."""
+    attention = trime.Softmax()
+    return {
+        "fifo": trime.FIFO(),
+        "sink": trime.Sink(),
+        "tova": trime.TOVA(attention),
+        "h2o": trime.H2O(attention),
+        "snapkv": trime.SnapKV(attention),
+    }
+
+
+@torch.no_grad()
+def feed(model: Any, cache: Any, tokens: torch.Tensor, each: int) -> None:
+    """Let a model read tokens [1 n], ``each`` at a time."""
+    for part in tokens.split(each, 1):
+        model(input_ids=part, past_key_values=cache, logits_to_keep=1)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layers", type=int, default=30, help="layers of the model")
+    parser.add_argument("--vocabulary", type=int, default=49_152, help="symbols of the model")
+    parser.add_argument("--size", type=int, default=512, help="M, entries of a full memory")
+    parser.add_argument("--decode", type=int, default=16, help="tokens decoded in a round")
+    parser.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt that is read")
+    parser.add_argument("--policies", nargs="+", default=list(policies()), choices=list(policies()))
+    parser.add_argument("--rounds", type=int, default=5)
+
+
+def measure(options: argparse.Namespace) -> Measured:
+    """Measure every policy beside a plain cache."""
+    from transformers import DynamicCache
+
+    plain, model = decoders(options.layers, options.vocabulary, options.device)
+    size, rows = options.size, []
+    tokens = torch.randint(2, options.vocabulary, (1, max(options.prompt, size) + options.decode), device=options.device)
+    prompt, new, question = tokens[:, :size], tokens[:, -options.decode :], tokens[:, :QUESTION]
+    for name in options.policies:
+        policy = policies()[name]
+
+        def holding(entries: int, read: int, policy: EvictionPolicy = policy) -> Any:
+            cache = trime.EvictingCache(model, entries, policy)
+            feed(model, cache, tokens[:, :read], read)
+            return cache
+
+        def decode(reader: Any, cache: Any) -> None:
+            cache = deep_copy(cache)
+            feed(reader, cache, new, 1)
+
+        own = DynamicCache(config=plain.config)
+        feed(plain, own, prompt, size)
+        filling, full = holding(4 * size, size), holding(size, 2 * size)
+        turns = {"plain": partial(decode, plain, own), UNTIL_FULL: partial(decode, model, filling)}
+        turns[WHEN_FULL] = partial(decode, model, full)
+        rows += rows_of(name, alternately(turns, options.rounds, warmup=1), options.decode)
+
+        long = tokens[:, : options.prompt]
+        guided = policy.can_be_guided
+        reads = {
+            "plain": lambda: feed(plain, DynamicCache(config=plain.config), long, long.shape[1]),
+            READ: lambda policy=policy: feed(model, trime.EvictingCache(model, size, policy), long, long.shape[1]),
+        }
+        if guided:
+            reads[GUIDED] = lambda policy=policy: trime.EvictingCache(model, size, policy).read(model, long, question)
+        rows += rows_of(name, alternately(reads, max(1, options.rounds // 2), warmup=0), options.prompt)
+    worst = {what: max(row["over plain"] for row in rows if row["what"] == what) for what in BOUNDS}
+    return Measured(
+        rows, [Claim(f"{what}: time a token over a plain cache", worst[what], bound) for what, bound in BOUNDS.items()]
+    )
+
+
+def deep_copy(cache: Any) -> Any:
+    """Return a copy of a cache, so that each round decodes from the same state."""
+    import copy
+
+    return copy.deepcopy(cache)
+
+
+def rows_of(policy: str, results: dict[str, dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
+    """Return a row for each way, with its time over that of the plain cache in the same round."""
+    plain = results.pop("plain")
+    return [
+        {
+            "what": what,
+            "policy": policy,
+            "ms a token": float(f"{1000 * result['median_seconds'] / tokens:.3g}"),
+            "plain, ms a token": float(f"{1000 * plain['median_seconds'] / tokens:.3g}"),
+            "over plain": ratio(result["rounds"], plain["rounds"]),
+            "peak MB": result["peak_memory_mb"],
+        }
+        for what, result in results.items()
+    ]
