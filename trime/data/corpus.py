@@ -190,8 +190,10 @@ def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
 
 
 def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None:
-    """Tokenise every split and write the corpus to ``folder``."""
+    """Tokenise every split and write the corpus to ``folder``; UserError where there is none."""
     splits = dataset.splits()
+    if not splits:
+        raise UserError(f"dataset {dataset.name} holds no text: put files for train, valid and test into {dataset.location}")
     statistics = {split: write_split(dataset, split, vocabulary, folder) for split in splits}
     vocabulary.save(folder / "vocabulary.json")
     content = {
@@ -238,9 +240,8 @@ def lines_and_documents(counts: dict[str, int]) -> str:
 
 def script_warnings(tokenizer: Tokenizer, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield a warning where much of a text has no spaces between words, but is split into words at spaces."""
-    share = sum(split.get("unspaced", 0) for split in statistics.values()) / sum(
-        split["bytes"] for split in statistics.values()
-    )
+    splits = statistics.values()
+    share = sum(split.get("unspaced", 0) for split in splits) / sum(split["bytes"] for split in splits)
     if share > MAX_UNSPACED and any(PHRASE in symbols for symbols in tokenizer.tokens([PHRASE.encode()])):
         yield (
             f"{100 * share:.0f} % of the text is in a script without spaces between words (Chinese, Japanese, Thai …), so that "

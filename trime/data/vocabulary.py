@@ -56,7 +56,10 @@ class Vocabulary:
         ranked = sorted(((s, c) for s, c in counts.items() if c >= minimum), key=lambda pair: (-pair[1], pair[0]))
         chosen = ranked if limit is None else ranked[: max(limit - 2, 0)]
         if not chosen:
-            raise UserError(f"no symbol occurs {minimum} times: lower vocabulary.min_count, or train on more text")
+            raise UserError(
+                f"no symbol occurs {minimum} times: lower vocabulary.min_count, train on more text, or take "
+                "dataset=folder_pieces (byte pairs) for a script without spaces between words"
+            )
         unknown += sum(counts.values()) - sum(count for _, count in chosen)
         symbols = [EOS, UNKNOWN, *(symbol for symbol, _ in chosen)]
         return Vocabulary(symbols, [eos, unknown, *(count for _, count in chosen)])

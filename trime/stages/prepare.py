@@ -31,8 +31,7 @@ from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.config_hash import DATASET_PLACES
-from trime.pipeline.settings import without
+from trime.pipeline.config_hash import identify_text
 from trime.places import Place
 from trime.progress import Progress
 
@@ -64,8 +63,7 @@ class PreparedText(Artefact):
 
     def content(self) -> dict[str, Any]:
         """Return what decides which text it is: the settings of the dataset, and a hash of its files."""
-        dataset = without(plain(self.dataset_config), DATASET_PLACES)
-        return {"dataset": dataset, "content": self.dataset.fingerprint()}
+        return {"dataset": identify_text(plain(self.dataset_config)), "content": self.dataset.fingerprint()}
 
     def corpus(self) -> Corpus:
         """Return the finished corpus."""

@@ -111,7 +111,8 @@ class Folder(Dataset):
             raise UserError(f"{self.location}: {names} hold {self.described(0, entries, left_out)}put text there")
         by_split = {split: [file for path in paths for file in found[path].files] for split, paths in taken.items()}
         names = ", ".join(f"{split} is {printable(path.name)}" for split, paths in taken.items() for path in paths)
-        return Layout(by_split, names, left_out)
+        missing = ", no ".join(["", *(split for split in SPLITS if not taken[split])])
+        return Layout(by_split, names + missing, left_out)
 
     def is_readable(self, path: Path) -> bool:
         """Return True for a folder, and for a file with the suffix of the dataset's files."""
