@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from trime.data.tokenizers import EOS
 from trime.errors import UserError, install_command
+
+LONG = re.compile(r"\S{256}(?=\S)")
 
 
 class BytePairs:
@@ -60,7 +63,8 @@ def train_pieces(texts: Iterable[str], size: int, **options: Any) -> Any:
     pieces.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False, **options)
-    pieces.train_from_iterator(texts, trainer)
+    # Training takes time quadratic in the length of a word, and a script without spaces has words of any length.
+    pieces.train_from_iterator((LONG.sub(r"\g<0>\n", text) for text in texts), trainer)
     return pieces
 
 

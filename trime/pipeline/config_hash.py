@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -27,6 +28,13 @@ IGNORED = (  # settings and sections that no result depends on
 VALIDATION = ("train.validate_every", "train.validate_tokens")  # they decide which weights are best, not the last ones
 
 
+def identify_text(dataset: dict[str, Any]) -> dict[str, Any]:
+    """Remove from a dataset's settings what does not decide which text it is, and return them."""
+    if dataset.get("suffix") == ".txt":
+        del dataset["suffix"]  # as before it was a setting: what was made from such a folder is found again
+    return without(dataset, DATASET_PLACES)
+
+
 def config_hash(config: DictConfig) -> str:
     """Return the hash of what determines a run's results: its configuration without paths, loggers, devices and seeds.
 
@@ -41,7 +49,7 @@ def config_hash(config: DictConfig) -> str:
         content.pop("callbacks")
     for part in (content, content["evaluate"], content["datastore"]):
         if part.get("dataset"):
-            without(part["dataset"], DATASET_PLACES)
+            identify_text(part["dataset"])
     text = json.dumps(content, sort_keys=True)
     if packaged := content["model"].get("hub"):  # wherever the folder made from the package lies
         text = text.replace(json.dumps(content["model"]["folder"]), json.dumps(packaged))

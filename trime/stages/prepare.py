@@ -31,8 +31,7 @@ from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.config_hash import DATASET_PLACES
-from trime.pipeline.settings import without
+from trime.pipeline.config_hash import identify_text
 from trime.places import Place
 from trime.progress import Progress
 
@@ -64,8 +63,7 @@ class PreparedText(Artefact):
 
     def content(self) -> dict[str, Any]:
         """Return what decides which text it is: the settings of the dataset, and a hash of its files."""
-        dataset = without(plain(self.dataset_config), DATASET_PLACES)
-        return {"dataset": dataset, "content": self.dataset.fingerprint()}
+        return {"dataset": identify_text(plain(self.dataset_config)), "content": self.dataset.fingerprint()}
 
     def corpus(self) -> Corpus:
         """Return the finished corpus."""
@@ -91,6 +89,7 @@ class Prepare(PreparedText):
         dataset = instantiate(self.dataset_config, _convert_="all")
         if not isinstance(dataset, Dataset):
             raise UserError(f"{type(dataset).__name__} is parallel text, for experiment=mt_vanilla, knn_mt or trime_mt")
+        dataset.lab_folders = lab_folders(self.config.paths)
         if self.vocabulary_source and self.vocabulary_source.tokenizer:
             dataset.tokenizer, dataset.characters = self.vocabulary_source.tokenizer, False
         elif isinstance(dataset.tokenizer, LearnedTokenizer):
@@ -128,6 +127,13 @@ class Prepare(PreparedText):
     def source(self) -> VocabularySource:
         given = self.vocabulary_source
         return super().source()._replace(tokenizer=given.tokenizer if given else self.learned)
+
+
+def lab_folders(paths: DictConfig) -> tuple[Path, ...]:
+    """Return the folders in which the lab writes; a user's text may lie beside them in ``paths.outputs`` or ``paths.data``."""
+    outputs, data = Place(paths.outputs).local, Place(paths.data).local
+    inside = [outputs / name for name in ("runs", "artefacts", "reports", "sweeps", "plans")]
+    return (outputs, *inside, *(data / name for name in ("prepared", "packed", "raw")))
 
 
 def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: DictConfig) -> None:
