@@ -11,8 +11,8 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from trime.eviction.initial import Initial
-from trime.eviction.score_transform import ScoreTransform
+from trime.eviction.initial import BelowMean, Initial
+from trime.eviction.score_transform import Raw, ScoreTransform
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
 
@@ -104,13 +104,22 @@ class EvictionPolicy:
 
 
 class AttentionScorePolicy(EvictionPolicy):
-    """A policy over attention scores, which ``score_transform`` transforms before they are pooled over heads."""
+    """A policy over attention scores, which ``score_transform`` transforms before they are pooled over heads.
+
+    By default, as in Attendre, new entries start at the mean score of the stored ones, and scores are taken before the softmax.
+    """
 
     can_be_guided = True
 
-    def __init__(self, initial: Initial, score_transform: ScoreTransform, newest_first: bool = True, sinks: int = 0):
-        super().__init__(initial, newest_first, sinks)
-        self.score_transform = score_transform
+    def __init__(
+        self,
+        initial: Initial | None = None,
+        score_transform: ScoreTransform | None = None,
+        newest_first: bool = True,
+        sinks: int = 0,
+    ):
+        super().__init__(initial or BelowMean(), newest_first, sinks)
+        self.score_transform = score_transform or Raw()
 
 
 def check_recent(recent: int, name: str = "recent") -> int:

@@ -38,7 +38,7 @@ class Constant:
 class BelowMean:
     """The mean of the scores in the row's memory, sinks excepted, minus ``c`` standard deviations; 0 where there are none."""
 
-    def __init__(self, c: float):
+    def __init__(self, c: float = 0.0):
         self.c = c
 
     def __call__(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:

@@ -19,8 +19,8 @@ class LFA(AttentionScorePolicy):
 
     def __init__(
         self,
-        initial: Initial,
-        score_transform: ScoreTransform,
+        initial: Initial | None = None,
+        score_transform: ScoreTransform | None = None,
         gamma: float = 0.0,
         replaces: bool = False,
         newest_first: bool = True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trime.eviction.base import EvictionPolicy, Summary, last_position, retrieved_entries
-from trime.eviction.initial import Initial
+from trime.eviction.initial import Constant, Initial
 from trime.types import AttentionBlock, Float, Ranking, Tensor
 
 UNITS = ("step", "query", "query_head")
@@ -21,14 +21,14 @@ class LFU(EvictionPolicy):
 
     def __init__(
         self,
-        initial: Initial,
+        initial: Initial | None = None,
         top_k: int | None = None,
         count: str = "query",
         newest_first: bool = True,
-        fallback_top_k: int | None = None,
+        fallback_top_k: int | None = 32,
         sinks: int = 0,
     ):
-        super().__init__(initial, newest_first, sinks)
+        super().__init__(initial or Constant(), newest_first, sinks)
         if count not in UNITS:
             raise ValueError(f"eviction.count={count}: choose one of {', '.join(UNITS)}")
         self.top_k, self.count, self.fallback_top_k = top_k, count, fallback_top_k

@@ -15,8 +15,8 @@ class LRALast(AttentionScorePolicy):
 
     def __init__(
         self,
-        initial: Initial,
-        score_transform: ScoreTransform,
+        initial: Initial | None = None,
+        score_transform: ScoreTransform | None = None,
         heads: str = "sum",
         newest_first: bool = True,
         sinks: int = 0,

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from trime.eviction.base import AttentionScorePolicy, Summary, check_recent, last_position, newest_slots
 from trime.eviction.initial import OwnPosition
-from trime.eviction.score_transform import ScoreTransform
+from trime.eviction.score_transform import ScoreTransform, Softmax
 from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 
@@ -17,14 +17,19 @@ class SnapKV(AttentionScorePolicy):
     """Score entries by the mean of what the last ``window`` queries of a step gave them, averaged over ``kernel`` neighbours.
 
     The ``window`` newest entries always stay, count as neighbours of none, and are scored by the first step after which they
-    are no longer among them: until then they come before all others, as new entries do. ``score_transform`` is the attention
-    weight in the paper. ValueError unless ``window`` is at least 1, and ``kernel`` at least 1 and odd.
+    are no longer among them: until then they come before all others, as new entries do. ``score_transform`` is by default the
+    attention weight, as in the paper. ValueError unless ``window`` is at least 1, and ``kernel`` at least 1 and odd.
     """
 
     def __init__(
-        self, score_transform: ScoreTransform, window: int = 64, kernel: int = 5, newest_first: bool = True, sinks: int = 0
+        self,
+        score_transform: ScoreTransform | None = None,
+        window: int = 64,
+        kernel: int = 5,
+        newest_first: bool = True,
+        sinks: int = 0,
     ):
-        super().__init__(OwnPosition(), score_transform, newest_first, sinks)
+        super().__init__(OwnPosition(), score_transform or Softmax(), newest_first, sinks)
         if kernel < 1 or kernel % 2 == 0:
             raise ValueError(f"eviction.kernel={kernel} must be odd: an entry has as many neighbours before it as after it")
         self.window, self.kernel = check_recent(window, "window"), kernel
