@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import trime
+from trime.errors import UserError
 
 
 def windows() -> Iterator[trime.Window]:
@@ -28,5 +29,5 @@ def test_memories_may_have_different_sizes() -> None:
 
 
 def test_two_folds_are_too_few() -> None:
-    with pytest.raises(ValueError, match="3 or more"):
+    with pytest.raises(UserError, match="at least 3"):
         trime.MemoryMixture({"near": trime.LongMemory([16], trime.FIFO())}, folds=2)
