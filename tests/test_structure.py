@@ -59,7 +59,7 @@ BELOW = {
     "inspection": (
         "errors config types io places progress metrics quantities data evaluation memory models pipeline stages plan report"
     ),
-    "bundle": "errors config types io places progress data evaluation pipeline stages plan report inspection",
+    "bundle": "errors checks config types io places progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
     "run": (
         "errors config types io places remote metrics kernels engines data evaluation models pipeline stages plan report "

@@ -24,7 +24,7 @@ from trime.data.module import batches_by_length, sequential_batches
 from trime.data.segments import Segments
 from trime.engines.base import Advance
 from trime.errors import UserError
-from trime.io import check_room, write_atomically, write_tensors
+from trime.io import check_room, write_json, write_tensors
 from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys, stored_numbers
 from trime.metrics import ResourceUsage, Usage
@@ -97,7 +97,7 @@ class Encode(ArtefactInParts):
             "peak_memory_mb": usage.peak_memory_mb,
             "width": network.width,
         }
-        (folder / "encode.json").write_text(json.dumps(content | self.origin(shards.corpus), indent=1))
+        write_json(folder / "encode.json", content | self.origin(shards.corpus))
 
     def open_parts(self, folder: Path) -> EncodedShards:
         """Load corpus and model; UserError if the model cannot read these windows."""
@@ -260,7 +260,7 @@ def write_shard(file: Path, note: Path, reader: Reader, batches: Iterator[dict[s
     order = torch.cat([part["segment"] for part in parts]).argsort(stable=True)
     columns = {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
     save_reader_state(reader, file)
-    write_atomically(note, json.dumps(meter.note()))
+    write_json(note, meter.note(), indent=None)
     write_tensors(file, columns)
 
 

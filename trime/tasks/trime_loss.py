@@ -67,7 +67,8 @@ def trime_loss(
     divisor = contexts.g.new_tensor([math.sqrt(g.shape[-1])], dtype=torch.promote_types(g.dtype, torch.float32))
     memory = InBatch(visibility or Local(), temperature=temperature).mass(contexts, contexts, divisor)
     losses = -joint(vocabulary, [Mass(memory.target[0], memory.total[0])])
-    if losses.isnan().any():
+    # The kernels pass over entries of NaN, whose loss would look sound.
+    if losses.isnan().any() or not contexts.g.isfinite().all():
         raise UserError("the loss is NaN: g or logits hold NaN or infinity, or g is so large that inner products overflow")
     return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
 
