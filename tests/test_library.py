@@ -237,7 +237,7 @@ def test_a_finished_run_scores_and_explains_text(
     with pytest.raises(UserError, match="no setting temprature"):
         model.generate("import os", 2, temprature=1)
     for wrong in ({"temperature": -1}, {"top_p": 0}, {"max_new_tokens": 0}, {"temperature": math.nan}, {"seed": 0.5}):
-        with pytest.raises(UserError, match=f"{[*wrong][0]}="):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))}="):
             model.generate("import os", **wrong)
     with pytest.raises(UserError, match="pass a str"):
         model.score([b"import os"])  # type: ignore[list-item]

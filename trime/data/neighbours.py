@@ -97,9 +97,7 @@ class Fast:
             if not isinstance(segment, np.ndarray) or segment.ndim != 1 or segment.dtype.kind not in "iu":
                 raise UserError(f"segment {number} is {shown(segment)}: it must be a one-dimensional array of token numbers")
             if len(segment) and not 0 <= segment.min() <= segment.max() < 2**31:
-                raise UserError(
-                    f"segment {number} has tokens {segment.min()} to {segment.max()}: they must lie in 0 to 2^31 - 1"
-                )
+                raise UserError(f"segment {number} has tokens {segment.min()} to {segment.max()}: they must be below 2^31")
         self.segments = len(segments)
         self.index = index_of(segments, self.k1, self.b, self.okapi)
 
