@@ -57,6 +57,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a metric that is none": lambda: trime.KNNMemory(store, k=1, metric="dot"),
     "a folder as a store": lambda: trime.KNNMemory("folder", k=1),
     "a query of another width": lambda: trime.KNNMemory(store, k=1).entries(window_with(g=g[:, :3]).query),
+    "a query of NaN": lambda: trime.KNNMemory(store, k=1).entries(window.query._replace(g=g * NAN)),
+    "a query too large for products": lambda: trime.KNNMemory(store, k=1).entries(window.query._replace(g=g.abs() * 3e38)),
     "a window as a query": lambda: trime.KNNMemory(store, k=1).entries(window),
     "float tokens": lambda: new_store(tokens=targets.float()),
     "negative tokens": lambda: new_store(tokens=targets - 1),

@@ -196,7 +196,7 @@ class Encode(ArtefactInParts):
 
     def context_columns(self, contexts: Contexts, first: int) -> dict[str, Tensor]:
         """Return contexts as columns on the host; ``first`` is the number of the shard's first window."""
-        columns = stored_keys(contexts.g, self.portion.dtype) | {
+        columns = stored_keys(contexts.g, self.portion.dtype, f"{self.portion.section}.dtype") | {
             "token": stored_numbers(contexts.token),
             "document": stored_numbers(contexts.positions.document),
             "segment": stored_numbers(contexts.positions.segment + first),

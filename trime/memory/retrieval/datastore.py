@@ -61,10 +61,10 @@ class Shards:
 DTYPE_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors files
 
 
-def stored_keys(g: Float[Tensor, "n d"], dtype: str) -> dict[str, Tensor]:
+def stored_keys(g: Float[Tensor, "n d"], dtype: str, setting: str = "dtype") -> dict[str, Tensor]:
     """Return the columns that store keys: in a floating-point type, or in 8 bits with a scale for each key.
 
-    Raises UserError for keys that are not finite, or that the type cannot hold.
+    Raises UserError for keys that are not finite, or that the type cannot hold; ``setting`` is the one that names it.
     """
     read_as = torch.float16 if dtype == "int8" else getattr(torch, dtype)  # see Keys.blocks
     largest = float(g.abs().max()) if len(g) else 0.0
@@ -74,8 +74,8 @@ def stored_keys(g: Float[Tensor, "n d"], dtype: str) -> dict[str, Tensor]:
         raise UserError(f"keys reach {largest:.3g}, so that their inner products overflow: scale keys and queries down")
     if not g.to(read_as).isfinite().all():
         raise UserError(
-            f"keys reach {largest:,.0f}, and dtype={dtype} holds numbers up to {torch.finfo(read_as).max:,.0f}: store them "
-            'with dtype="float32" (datastore.dtype=float32)'
+            f"keys reach {largest:,.0f}, and {setting}={dtype} holds numbers up to {torch.finfo(read_as).max:,.0f}: set "
+            f'{setting}="float32"'
         )
     if dtype != "int8":
         return {"g": g.to(read_as)}
@@ -232,6 +232,8 @@ class KNNMemory:
         check_object("query", query, Contexts, "the query of a Window")
         if query.g.shape[1] != self.store.keys.width:
             raise UserError(f"queries have width {query.g.shape[1]}, and the datastore's keys {self.store.keys.width}")
+        if not query.g.isfinite().all():
+            raise UserError("queries hold NaN or infinity: see what computed them")
         return partial(self.entries_from, query, begin(self.search, query.g, self.k))
 
     def entries_from(
@@ -239,6 +241,8 @@ class KNNMemory:
     ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Return the entries of which ``wait`` returns similarities and numbers."""
         score, index = wait()
+        if not (score < math.inf).all():
+            raise UserError("similarities overflow: scale keys and queries down, or store float32 in an index that holds it")
         index = index.cpu().clamp(min=0)  # missing entries have number -1 and similarity -inf
         if self.rescore:
             score = torch.where(score.isinf(), score, self.similarities(query.g, index))
