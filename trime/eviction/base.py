@@ -39,7 +39,7 @@ class EvictionPolicy:
     can_be_guided: bool = False  # True: scores are of attention whenever it was paid, so that a question can decide them
 
     def __init__(self, initial: Initial, newest_first: bool = True, sinks: int = 0):
-        check_object("initial", initial, Initial, "BelowMean()")
+        check_object("eviction.initial", initial, Initial, "BelowMean()")
         check_number("eviction.sinks", sinks, at_least=0, whole=True)
         self.initial, self.newest_first, self.sinks = initial, newest_first, sinks
 
@@ -121,7 +121,7 @@ class AttentionScorePolicy(EvictionPolicy):
     ):
         super().__init__(BelowMean() if initial is None else initial, newest_first, sinks)
         self.score_transform = Raw() if score_transform is None else score_transform
-        check_object("score_transform", self.score_transform, ScoreTransform, "Raw()")
+        check_object("eviction.score_transform", self.score_transform, ScoreTransform, "Raw()")
 
 
 def check_recent(recent: int, name: str = "recent") -> int:
