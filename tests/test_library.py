@@ -166,6 +166,34 @@ def test_a_datastore_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         trime.Datastore.from_tensors(tmp_path / "other", keys, tokens[1:])
 
 
+def test_keys_that_fit_no_float16_are_found_in_float32(tmp_path: Path) -> None:
+    keys, tokens = torch.randn(50, 8) * 1e6, torch.arange(50)
+    with pytest.raises(UserError, match='dtype="float32"'):
+        trime.Datastore.from_tensors(tmp_path / "half", keys, tokens)
+    store = trime.Datastore.from_tensors(tmp_path / "store", keys, tokens, dtype="float32")
+    found = trime.KNNMemory(store, k=1).entries(trime.window_of(keys, torch.zeros(50, 50), tokens).query)[1]
+    assert found.flatten().tolist() == (keys @ keys.T).argmax(1).tolist()
+
+
+def test_documents_may_have_numbers_of_64_bits(tmp_path: Path) -> None:
+    """A hash or a time stamp neither wraps nor hides another document's entries."""
+    keys, tokens, number = torch.randn(20, 8), torch.arange(20), 2**31 + 5
+    documents = torch.where(tokens < 10, number, number - 2**32)
+    store = trime.Datastore.from_tensors(tmp_path / "store", keys, tokens, documents)
+    window = trime.window_of(keys[:3], torch.zeros(3, 20), tokens[:3], document=number)
+    score, token, _ = trime.KNNMemory(store, k=20, hide_own=True).entries(window.query)
+    assert (token[score > -torch.inf] >= 10).all() and int((score > -torch.inf).sum()) == 30
+
+
+def test_misuse_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Every wrong call of tests/helpers/misuse.py."""
+    command = [sys.executable, str(ROOT / "tests" / "helpers" / "misuse.py"), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    said = json.loads(done.stdout or "{}")
+    assert len(said) > 80, done.stderr
+    assert not {name: text for name, text in said.items() if not text.startswith("UserError: ") or "\n" in text}
+
+
 def test_a_mixture_of_memories_learns_what_to_trust() -> None:
     """Text that repeats itself is predicted by the long memory where the model knows nothing."""
     torch.manual_seed(0)
@@ -208,6 +236,17 @@ def test_a_finished_run_scores_and_explains_text(
     assert model.generate("import os", 8, seed=1) != model.generate("import os", 8, seed=2), "no setting of a call stays"
     with pytest.raises(UserError, match="no setting temprature"):
         model.generate("import os", 2, temprature=1)
+    for wrong in ({"temperature": -1}, {"top_p": 0}, {"max_new_tokens": 0}, {"temperature": math.nan}, {"seed": 0.5}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))}="):
+            model.generate("import os", **wrong)
+    with pytest.raises(UserError, match="pass a str"):
+        model.score([b"import os"])  # type: ignore[list-item]
+    assert model.generate("import os", 5, until=["", "\0"], temperature=0) == model.generate("import os", 5, temperature=0)
+    writing = model.start(temperature=0).write()
+    next(writing)
+    assert model.score("import os\n") == [scored]
+    with pytest.raises(UserError, match="another text was begun"):
+        next(writing)
     assert len(model.explain("import os", 3, entries=1, temperature=0)[0].entries) >= 1
     shown = example("loaded_run", str(plan.run_folder))
     assert "vocabulary" in shown and " from " in shown

@@ -16,6 +16,7 @@ from tests.conftest import ROOT
 BELOW = {
     "errors": "",
     "types": "",
+    "checks": "errors",
     "metrics": "",
     "choices": "",
     "quantities": "",
@@ -26,26 +27,27 @@ BELOW = {
     "remote": "errors io",
     "places": "errors io progress remote",
     "kernels": "types",
-    "eviction": "types kernels",
+    "eviction": "errors checks types kernels",
     "optim": "",
-    "mixtures": "types",
-    "data": "errors types io progress kernels quantities",
+    "mixtures": "errors checks types",
+    "data": "errors checks types io progress kernels quantities",
     "data.batching": "errors data.segments",
     "data.datasets": "errors types io places progress data.segments data.tokenizers",
     "data.parallel": "errors types io data.datasets data.tokenizers data.corpus data.module data.segments",
     "data.questions": "errors types io places choices data.datasets data.tokenizers",
-    "memory": "errors types choices kernels eviction",
+    "memory": "errors checks types choices kernels eviction",
     "memory.objective": "errors types kernels memory.similarity memory.visibility",
     "memory.retrieval": (
-        "errors types io places kernels engines.ray_cluster engines.worker memory.similarity memory.objective.entries_cpu"
+        "errors checks types choices io places kernels engines.ray_cluster engines.worker memory.similarity "
+        "memory.objective.entries_cpu"
     ),
     "models": "errors types io kernels eviction memory",
     "models.layers": "errors types kernels memory.objective",
     "models.backbones": "errors types kernels eviction memory models.layers models.attention_trace",
     "models.checkpoints": "errors types models.network",
     "models.pretrained": "errors types choices eviction memory models.layers models.attendre models.attention_trace",
-    "evaluation": "errors types metrics data memory mixtures models",
-    "tasks": "errors types io metrics quantities memory mixtures models",
+    "evaluation": "errors checks types metrics data memory mixtures models",
+    "tasks": "errors checks types io metrics quantities memory mixtures models",
     "pipeline": "errors config types io places progress engines data evaluation memory models tasks",
     "stages": (
         "errors config types io places progress metrics engines data eviction memory models mixtures optim evaluation tasks "
@@ -57,7 +59,7 @@ BELOW = {
     "inspection": (
         "errors config types io places progress metrics quantities data evaluation memory models pipeline stages plan report"
     ),
-    "bundle": "errors config types io places progress data evaluation pipeline stages plan report inspection",
+    "bundle": "errors checks config types io places progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
     "run": (
         "errors config types io places remote metrics kernels engines data evaluation models pipeline stages plan report "

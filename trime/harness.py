@@ -7,6 +7,7 @@ Python: ``import trime.harness``, then ``lm_eval.simple_evaluate(model="trime", 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -18,6 +19,7 @@ try:
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
 except ImportError:
     message = f"the evaluation harness needs the package lm_eval: {install_command('harness')}"
     if __name__ == "__main__":
@@ -25,13 +27,57 @@ except ImportError:
     raise UserError(message) from None
 
 
+FOLLOWED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "seed")
+NEUTRAL = {  # settings of other models, and the values under which they change nothing
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0),
+    "typical_p": (None, 1),
+    "repetition_penalty": (None, 1),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "num_beams": (None, 1),
+    "num_return_sequences": (None, 1),
+    "n": (None, 1),
+    "use_cache": (None, True, False),
+}
+
+
 @register_model("trime")
 class TrimeLM(LM):  # type: ignore[misc]
     """The model of a bundle or of a run's folder; every request is a text of its own, with memories that have read nothing."""
 
-    def __init__(self, bundle: str, trusted: bool = False, **_: Any):
+    def __init__(
+        self,
+        bundle: str,
+        trusted: bool = False,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        **unknown: Any,
+    ):
+        """Open a bundle. The harness's sizes of batches change no result; UserError for arguments that would be dropped."""
         super().__init__()
+        if unknown:
+            raise UserError(f"--model_args: trime has no {', '.join(unknown)}: it takes bundle and trusted")
         self.model = load(bundle, trusted)
+        of_model = self.model.writer.continuation.device
+        if device is not None and device.partition(":")[0] != of_model.type:
+            raise UserError(f"--device {device}: the bundle runs on {of_model.type}: leave --device out")
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Return a name of the vocabulary, by which the harness tells kept requests apart."""
+        return f"trime-{self.model.writer.vocabulary.fingerprint}"
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Return the empty template where none is asked for; UserError where one is."""
+        if chat_template:
+            raise UserError("--apply_chat_template: this model continues plain text and has no chat template: leave it out")
+        return ""
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Raise UserError: a model of running text has no chat template."""
+        return self.chat_template(True)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation after its context, and whether it is the greedy one."""
@@ -47,16 +93,40 @@ class TrimeLM(LM):  # type: ignore[misc]
 
     def generate(self, prompt: str, settings: dict[str, Any]) -> str:
         """Return the continuation of a prompt under a task's settings."""
-        until = settings.get("until", [])
-        temperature = settings.get("temperature", 0.0) if settings.get("do_sample") else 0.0
-        return self.model.generate(
-            prompt,
-            int(settings.get("max_gen_toks", 64)),
-            until=[until] if isinstance(until, str) else until,
-            temperature=temperature,
-            top_p=settings.get("top_p", 1.0),
-        )
+        return self.model.generate(prompt, **generation_settings(settings))
+
+
+def generation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task's settings as arguments of ``LoadedModel.generate``; UserError for one that it does not follow.
+
+    As for the harness's own models, max_new_tokens, max_tokens and max_completion_tokens are other names of max_gen_toks, a
+    temperature above 0 samples unless do_sample is false, and do_sample without a temperature samples at 1.
+    """
+    task = dict(normalize_gen_kwargs(without_nulls(settings)))
+    for name, value in task.items():
+        if name not in FOLLOWED and value not in NEUTRAL.get(name, ()):
+            raise UserError(f"the task sets {name}={value}, which trime does not follow: it follows {', '.join(FOLLOWED)}")
+    return {
+        "max_new_tokens": task["max_gen_toks"],
+        "until": [text for text in task["until"] if text],
+        "temperature": float(task.get("temperature", 1.0)) if task["do_sample"] else 0.0,
+        "top_p": float(task.get("top_p", 1.0)),
+        "seed": task.get("seed", 0),
+    }
+
+
+def without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that have a value."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def main() -> int | str | None:
+    """Run the harness's command line; return an error of the user's as one line."""
+    try:
+        return cli_evaluate()
+    except UserError as error:
+        return f"error: {error}"
 
 
 if __name__ == "__main__":
-    sys.exit(cli_evaluate())
+    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -55,9 +56,34 @@ def plain(config: Any) -> Any:
     return omegaconf.OmegaConf.to_container(config, resolve=True)
 
 
-def compact_json(content: Any) -> str:
-    """Return indented JSON with every list of numbers on one line."""
-    text = json.dumps(content, indent=1, ensure_ascii=False)  # strings have escaped line breaks: only the layout has real ones
+def to_json(content: Any, place: str | Path, indent: int | None = 1, ensure_ascii: bool = True) -> str:
+    """Return content as JSON for the file ``place``; UserError where a number is not finite, which JSON cannot say."""
+    try:
+        return json.dumps(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+    except ValueError:
+        for key, value in numbers_in(content):
+            if not math.isfinite(value):
+                raise UserError(f"{place}: {key} is {value}, which is no result: see the values it is computed from") from None
+        raise
+
+
+def numbers_in(content: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the floating-point numbers of nested dictionaries and lists, each with its place, such as rows.0.loss."""
+    if isinstance(content, float):
+        yield key, content
+    elif isinstance(content, Mapping | list | tuple):
+        for name, value in content.items() if isinstance(content, Mapping) else enumerate(content):
+            yield from numbers_in(value, f"{key}.{name}" if key else str(name))
+
+
+def write_json(path: Path, content: Any, indent: int | None = 1, ensure_ascii: bool = True) -> None:
+    """Write a JSON file whole or not at all; UserError where a number is not finite."""
+    write_atomically(path, to_json(content, path, indent, ensure_ascii))
+
+
+def compact_json(content: Any, place: str | Path) -> str:
+    """Return indented JSON with every list of numbers on one line; UserError where a number is not finite."""
+    text = to_json(content, place, ensure_ascii=False)  # strings have escaped line breaks: only the layout has real ones
     return re.sub(r"\[\n\s+([-+.\deE,\s]+?)\n\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
 
 

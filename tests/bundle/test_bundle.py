@@ -230,6 +230,28 @@ def test_a_bundle_is_uploaded(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(trime.load(tmp_path / "two"), LoadedModel)
 
 
+def test_the_harness_settings_are_followed_or_refused() -> None:
+    """As lm_eval's own models follow them."""
+    pytest.importorskip("lm_eval", reason="the extra harness")
+    from trime.harness import generation_settings
+
+    for name in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
+        assert generation_settings({name: 3, "until": ["", "."]}) == {
+            "max_new_tokens": 3,
+            "until": ["."],
+            "temperature": 0,
+            "top_p": 1,
+            "seed": 0,
+        }
+    sampled = ({"temperature": 0.5}, {"do_sample": True, "temperature": 0.5}, {"do_sample": True}, {"temperature": 1})
+    assert [generation_settings(one)["temperature"] for one in sampled] == [0.5, 0.5, 1, 1]
+    assert generation_settings({"do_sample": False, "temperature": 0.5})["temperature"] == 0
+    assert generation_settings({"until": None, "top_k": 0, "num_beams": 1})["until"] == []
+    for wrong in ({"top_k": 5}, {"num_beams": 4}, {"repetition_penalty": 1.2}, {"stop": "a"}, {"min_p": 0.1}):
+        with pytest.raises(UserError, match=f"sets {next(iter(wrong))}="):
+            generation_settings(wrong)
+
+
 TASK = """\
 task: trime_documents
 dataset_path: json

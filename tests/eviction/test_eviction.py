@@ -177,3 +177,15 @@ def test_an_entry_that_enters_carries_its_gradient() -> None:
     state = memory.update(memory.empty((column,)), (column,), torch.arange(4).expand(ROWS, -1))
     state.columns[0].sum().backward()
     assert column.grad is not None and torch.equal(column.grad[0, :, 0], torch.tensor([0.0, 1.0, 1.0, 1.0]))
+
+
+def settings_of(policy: object) -> object:
+    """Return the class and the settings of a policy, and those of its parts."""
+    is_part = type(policy).__module__.startswith("trime.")
+    return (type(policy), {name: settings_of(value) for name, value in vars(policy).items()}) if is_part else policy
+
+
+@pytest.mark.parametrize("name", sorted({*POLICIES} - {"lfa_gamma"}))
+def test_a_policy_without_arguments_is_that_of_its_yaml(name: str) -> None:
+    configured = policy_of(name)
+    assert settings_of(type(configured)()) == settings_of(configured)

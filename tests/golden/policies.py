@@ -32,8 +32,8 @@ def policy_of(parameters: dict[str, Any]) -> EvictionPolicy:
     factories = {
         "fifo": FIFO,
         "sink": lambda: Sink(parameters["n_sink"]),
-        "lru": lambda: LRU(start, parameters["topk"], newest_first),
-        "lfu": lambda: LFU(start, parameters["topk"], parameters["count"], newest_first),
+        "lru": lambda: LRU(start, parameters["topk"], newest_first, fallback_top_k=None),
+        "lfu": lambda: LFU(start, parameters["topk"], parameters["count"], newest_first, fallback_top_k=None),
         "lra_last": lambda: LRALast(start, score_transform, heads, newest_first),
         "lra_max": lambda: LRAMax(start, score_transform, newest_first),
         "lra_sum": lambda: LRASum(start, score_transform, newest_first),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from trime.errors import UserError
 from trime.memory import ngrams
 from trime.memory.base import Window
 from trime.memory.ngrams import DocumentNgrams, Ngrams, SuffixArray, TextNgrams
@@ -138,5 +139,5 @@ def test_the_suffix_array_is_sorted(dtype: type) -> None:
 
 
 def test_orders_must_rise() -> None:
-    with pytest.raises(ValueError, match="rising"):
+    with pytest.raises(UserError, match="rising"):
         DocumentNgrams([2, 1])

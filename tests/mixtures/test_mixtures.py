@@ -83,6 +83,25 @@ def test_constant_weights_are_the_best_ones() -> None:
         assert slope(weights, tokens) < 1e-3 < 1e-2 < slope(torch.zeros(3), tokens)
 
 
+def test_constant_weights_are_finite_where_only_a_token_that_is_held_out_lacks_a_memory() -> None:
+    """A memory that is always better leaves the vocabulary no weight but for the first token, of another fold."""
+    log_probability = torch.tensor([[-5.0, 0.0]] * 9)
+    log_probability[0, 1] = -60.0
+    known, training = torch.ones(9, 2, dtype=torch.bool), torch.ones(3, 9, dtype=torch.bool)
+    known[0, 1] = training[0, 0] = False
+    weights = constant_log_weights(log_probability, known, training).exp()
+    assert weights.isfinite().all() and weights[0, 1] > 0.999 and weights[1, 0] == weights[2, 0] > 1e-3
+
+
+@pytest.mark.parametrize("kind", [Adaptive, Calibrated])
+def test_two_tokens_are_too_few_for_a_fit(kind: type[Mixture]) -> None:
+    mixture = kind([1.0])  # type: ignore[call-arg]
+    mixture.memories = {"local": 1}
+    masses = ExpertMasses(torch.zeros(2, 2), torch.ones(2, 2), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(UserError, match="needs more text"):
+        mixture.fit(masses, torch.arange(2), [False, False], 0)
+
+
 def test_a_memory_that_deserves_a_small_share_gets_it() -> None:
     """One of 21 memories is right where the vocabulary is wrong, at one token in a hundred, which nothing foretells."""
     generator = torch.Generator().manual_seed(0)

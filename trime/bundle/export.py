@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import trime
 from trime.bundle.model_card import model_card
 from trime.errors import UserError, install_command
-from trime.io import checksum_of, megabytes, partial_of, plain, size_of, write_atomically
+from trime.io import checksum_of, megabytes, partial_of, plain, size_of, write_atomically, write_json
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import MANIFEST, write_manifest
 from trime.pipeline.pretrained import is_pretrained
@@ -79,7 +79,7 @@ def export(plan: Plan) -> Path:
         "config": portable_config(plan),
         "artefacts": {role: artefact.name for role, of in ROLES.items() if (artefact := of(plan)) is not None},
     }
-    write_atomically(partial / BUNDLE, json.dumps(content | {"checksum": checksum_of(content)}, indent=1))
+    write_json(partial / BUNDLE, content | {"checksum": checksum_of(content)})
     write_results(partial / "results.json", results)
     write_atomically(partial / "README.md", model_card(results, disclosed))
     partial.replace(folder)
@@ -125,7 +125,7 @@ def copy_parts(parts: list[Part], target: Path) -> None:
                 bar.update(copy.stat().st_size)
             if artefact.kind == "prepare":  # of the text's place on this machine, only its name
                 statistics = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
-                write_atomically(folder / "statistics.json", json.dumps(statistics | {"place": statistics["name"]}, indent=1))
+                write_json(folder / "statistics.json", statistics | {"place": statistics["name"]})
             write_manifest(folder, artefact.name)
 
 

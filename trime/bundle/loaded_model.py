@@ -13,9 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.bundle.export import BUNDLE
 from trime.bundle.open import open_bundle
+from trime.checks import check_number, shown
+from trime.config.check import check_sections
 from trime.errors import UserError
 from trime.evaluation.generation import AttributedToken
 from trime.inspection.writers import GeneratedToken, Writer
+from trime.io import plain
 from trime.places import Place, local_copy
 from trime.plan.language_model import Plan
 
@@ -28,6 +31,8 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     A bundle runs no code but the lab's unless it is ``trusted``. The folder of a run, ``outputs/runs/NAME/seedN-HASH``, is one
     of your own. Raises UserError if the folder is neither, or if its artefacts are gone.
     """
+    if not isinstance(folder, str | Path):
+        raise UserError(f"load takes the folder of a run or a bundle, not {shown(folder)}")
     place = local_copy(folder).resolve()
     if (place / BUNDLE).is_file():
         return LoadedModel(open_bundle(place, trusted))
@@ -60,19 +65,26 @@ class LoadedModel:
         generate = self.plan.config.generate
         if unknown := settings.keys() - generate.keys():
             raise UserError(f"there is no setting {', '.join(sorted(unknown))}: choose from {', '.join(generate)}")
+        check_sections({"generate": plain(generate) | settings}, "generate")
         self.writer.restart(OmegaConf.merge(generate, settings))  # type: ignore[arg-type]
         return self.writer
 
     def score(self, texts: str | Iterable[str]) -> list[list[GeneratedToken]]:
         """Return each text's tokens, with the probability of each after the ones before and its parts by memory."""
-        return [self.writer.score(self.writer.token_ids(text)) for text in ([texts] if isinstance(texts, str) else texts)]
+        return [self.writer.score(self.token_ids(text)) for text in ([texts] if isinstance(texts, str) else texts)]
+
+    def token_ids(self, text: str) -> list[int]:
+        """Return the tokens of a text; UserError for anything else."""
+        if not isinstance(text, str):
+            raise UserError(f"a text is of type {type(text).__name__}: pass a str")
+        return self.writer.token_ids(text)
 
     @torch.no_grad()
     def attribute(self, text: str, entries: int = 3) -> list[GeneratedToken]:
         """Return the tokens of a text as ``score`` does, each with the memory entries that contributed most; this is slower."""
-        writer = self.start()
-        scored = []
-        for token in writer.token_ids(text):
+        check_number("entries", entries, at_least=0, whole=True)
+        ids, writer, scored = self.token_ids(text), self.start(), []
+        for token in ids:
             attribution, seen = writer.continuation.next()
             scored.append(writer.describe_step(AttributedToken(token, attribution, seen), entries))
             writer.continuation.read([token])
@@ -86,7 +98,7 @@ class LoadedModel:
     def log_likelihood_after(self, context: str, continuation: str) -> tuple[float, bool]:
         """Return the log-probability of a continuation in nats, and whether each of its tokens is the most probable one."""
         writer = self.start()
-        ids, before = writer.token_ids(context + continuation), writer.token_ids(context)
+        ids, before = self.token_ids(context + continuation), self.token_ids(context)
         shared = len([*takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False))])
         writer.continuation.read(ids[:shared])
         total, is_greedy = 0.0, True
@@ -100,19 +112,21 @@ class LoadedModel:
     def generate(self, prompt: str, max_new_tokens: int = 50, seed: int = 0, until: Sequence[str] = (), **settings: Any) -> str:
         """Return a continuation of a prompt; another ``seed`` samples another; ``settings``: temperature and top_p.
 
-        It ends before the first of the texts ``until`` that it reaches.
+        It ends before the first of the texts ``until`` that it reaches; empty ones are ignored.
         """
+        check_number("seed", seed, whole=True)
+        ends = [end for end in ([until] if isinstance(until, str) else until) if end]
         writer = self.start(max_new_tokens=max_new_tokens, **settings)
-        writer.read(prompt)
+        writer.continuation.read(self.token_ids(prompt))
         text = ""
         for _ in writer.write(seed=seed):
             text = writer.text(writer.written)
-            if ends := [text.index(end) for end in until if end in text]:
-                return text[: min(ends)]
+            if reached := [text.index(end) for end in ends if end in text]:
+                return text[: min(reached)]
         return text
 
     def explain(self, prompt: str, max_new_tokens: int = 20, entries: int = 3, **settings: Any) -> list[GeneratedToken]:
         """Return the generated tokens with the parts of their probability and the entries that contributed most."""
         writer = self.start(max_new_tokens=max_new_tokens, entries=entries, **settings)
-        writer.read(prompt)
+        writer.continuation.read(self.token_ids(prompt))
         return [*writer.write(explain=True)]

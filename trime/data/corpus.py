@@ -17,6 +17,7 @@ from trime.data.datasets import Dataset, Document
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
+from trime.io import write_json
 from trime.progress import Progress
 
 FLUSH = 2**20  # tokens buffered before they are written
@@ -174,7 +175,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     if not written:
         raise UserError(f"split {split!r} of dataset {dataset.name} holds no tokens: put text into {dataset.location}")
     np.save(folder / f"{split}.offsets.npy", np.array([*offsets, written], np.int64))
-    (folder / f"{split}.names.json").write_text(json.dumps(names, ensure_ascii=False))
+    write_json(folder / f"{split}.names.json", names, indent=None, ensure_ascii=False)
     mean = round(written / len(offsets), 1)
     statistics = {"tokens": written, "bytes": counts.bytes, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
     found = {"unreadable": dict(counts.unreadable), "binary": dict(counts.binary), "unspaced": counts.unspaced}
@@ -212,7 +213,7 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
             *script_warnings(dataset.tokenizer, statistics),
         ],
     }
-    (folder / "statistics.json").write_text(json.dumps(content, indent=1))
+    write_json(folder / "statistics.json", content)
 
 
 def quality_warnings(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:

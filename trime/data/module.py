@@ -22,7 +22,7 @@ from trime.data.datasets import Dataset
 from trime.data.segments import Segments, collate, cut, document_offsets, parse_token_count, training_segments
 from trime.data.vocabulary import SpecialIds
 from trime.errors import UserError
-from trime.io import lock_of, locked, partial_of, write_atomically
+from trime.io import lock_of, locked, partial_of, write_json
 from trime.types import Batch
 
 
@@ -186,7 +186,7 @@ class TextDataModule(pl.LightningDataModule):
             if not (self.folder / "statistics.json").is_file():  # another process may have finished it
                 partial = partial_of(self.folder)
                 partial.mkdir(exist_ok=True)
-                write_atomically(partial / READING, json.dumps(reading_of(self.dataset)))
+                write_json(partial / READING, reading_of(self.dataset), indent=None)
                 build_corpus(self.dataset, partial, training_vocabulary(self.dataset))
                 partial.replace(self.folder)
 

@@ -13,9 +13,11 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from trime.checks import check_number, shown
 from trime.data.bm25 import idf_of, index_of, nearest, self_ranges
 from trime.data.corpus import Split
 from trime.data.segments import Segments
+from trime.errors import UserError
 
 SCORES = 2**24  # maximum number of scores that Sparse holds at a time
 NEAR = 0.5  # share of a segment's score with itself: segments that score more are near copies
@@ -82,14 +84,31 @@ class Fast:
     """BM25 with compiled loops on all of PyTorch's threads; Lucene's variant, or ``okapi``."""
 
     def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw", exclude: str = "none"):
+        check_number("k1", k1, at_least=0)
+        check_number("b", b, at_least=0, at_most=1)
         self.k1, self.b, self.okapi, self.analyzer, self.exclude = k1, b, okapi, analyzer, exclude
+        self.segments = 0
 
     def fit(self, segments: list[np.ndarray]) -> None:
+        """Index the segments; UserError unless they are one-dimensional arrays of token numbers."""
+        if not len(segments):
+            raise UserError("segments is empty: BM25 needs at least one segment")
+        for number, segment in enumerate(segments):
+            if not isinstance(segment, np.ndarray) or segment.ndim != 1 or segment.dtype.kind not in "iu":
+                raise UserError(f"segment {number} is {shown(segment)}: it must be a one-dimensional array of token numbers")
+            if len(segment) and not 0 <= segment.min() <= segment.max() < 2**31:
+                raise UserError(f"segment {number} has tokens {segment.min()} to {segment.max()}: they must be below 2^31")
+        self.segments = len(segments)
         self.index = index_of(segments, self.k1, self.b, self.okapi)
 
     def nearest(
         self, queries: list[int], k: int, excluded: np.ndarray | None = None, max_ratio: float = math.inf
     ) -> np.ndarray:
+        if not self.segments:
+            raise UserError("no segments have been indexed: call fit(segments) first")
+        check_number("k", k, at_least=1, whole=True)
+        for query in queries:
+            check_number("queries", query, at_least=0, at_most=self.segments - 1, whole=True)
         return nearest(self.index, np.array(queries), k, excluded, max_ratio)[0]
 
 

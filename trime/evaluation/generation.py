@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trime.errors import UserError
 from trime.evaluation.attribution import (
     Attribution,
     ExpertDistributions,
@@ -194,8 +195,12 @@ class Continuation:
 
     def generate(self, count: int, sampler: TokenSampler, seed: int) -> Iterator[AttributedToken]:
         """Generate ``count`` tokens."""
-        generator = torch.Generator().manual_seed(seed)
+        generator, text = torch.Generator().manual_seed(seed), self.tokens
         for _ in range(count):
+            if self.tokens is not text:
+                raise UserError(
+                    "another text was begun while this one was written: write it to its end first, or load it twice"
+                )
             attribution, entries = self.next()
             token = sampler(attribution.probability[: self.vocabulary], generator)
             yield AttributedToken(token, attribution, entries, self.network.attention_trace())

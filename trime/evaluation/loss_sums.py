@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trime.errors import UserError
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.memory.base import Window
@@ -29,7 +30,12 @@ class LossSums:
         self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
 
     def put(self, key: tuple[int, int], loss: Tensor, count: int) -> None:
-        """Add a summed loss of ``count`` tokens to a part of a document."""
+        """Add a summed loss of ``count`` tokens to a part of a document; UserError where it is NaN."""
+        if loss.isnan().any():
+            raise UserError(
+                f"the loss of document {key[0]}, from token {key[1] * PART_TOKENS:,} on, is not a number (NaN): the model, a "
+                "memory or a mixture computes values that are not finite"
+            )
         before, counted = self.losses.get(key, (torch.zeros(()), 0))
         self.losses[key] = before + loss, counted + count
 

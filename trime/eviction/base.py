@@ -11,8 +11,9 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from trime.eviction.initial import Initial
-from trime.eviction.score_transform import ScoreTransform
+from trime.checks import check_number, check_object
+from trime.eviction.initial import BelowMean, Initial
+from trime.eviction.score_transform import Raw, ScoreTransform
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 
 
@@ -42,8 +43,8 @@ class EvictionPolicy:
     free_slots: int = 1  # that it needs beside sinks and protected entries to choose between others
 
     def __init__(self, initial: Initial, newest_first: bool = True, sinks: int = 0):
-        if sinks < 0:
-            raise ValueError(f"eviction.sinks={sinks} must not be negative: it is a number of entries")
+        check_object("eviction.initial", initial, Initial, "BelowMean()")
+        check_number("eviction.sinks", sinks, at_least=0, whole=True)
         self.initial, self.newest_first, self.sinks = initial, newest_first, sinks
 
     def admit(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
@@ -120,20 +121,36 @@ class EvictionPolicy:
 
 
 class AttentionScorePolicy(EvictionPolicy):
-    """A policy over attention scores, which ``score_transform`` transforms before they are pooled over heads."""
+    """A policy over attention scores, which ``score_transform`` transforms before they are pooled over heads.
+
+    By default, as in Attendre, new entries start at the mean score of the stored ones, and scores are taken before the softmax.
+    """
 
     can_be_guided = True
 
-    def __init__(self, initial: Initial, score_transform: ScoreTransform, newest_first: bool = True, sinks: int = 0):
-        super().__init__(initial, newest_first, sinks)
-        self.score_transform = score_transform
+    def __init__(
+        self,
+        initial: Initial | None = None,
+        score_transform: ScoreTransform | None = None,
+        newest_first: bool = True,
+        sinks: int = 0,
+    ):
+        super().__init__(BelowMean() if initial is None else initial, newest_first, sinks)
+        self.score_transform = Raw() if score_transform is None else score_transform
+        check_object("eviction.score_transform", self.score_transform, ScoreTransform, "Raw()")
 
 
 def check_recent(recent: int, name: str = "recent") -> int:
-    """Return a number of newest entries that always stay; ValueError with its ``name`` unless it is at least 1."""
-    if recent < 1:
-        raise ValueError(f"eviction.{name}={recent} must be at least 1: a query sees its own entry")
+    """Return a number of newest entries that always stay; UserError unless it is at least 1, for a query sees its own entry."""
+    check_number(f"eviction.{name}", recent, at_least=1, whole=True)
     return recent
+
+
+def check_top_k(top_k: int | None, fallback_top_k: int | None) -> None:
+    """Raise UserError unless each is null or a number of retrieved entries."""
+    for name, count in (("top_k", top_k), ("fallback_top_k", fallback_top_k)):
+        if count is not None:
+            check_number(f"eviction.{name}", count, at_least=1, whole=True)
 
 
 def protect_newest(position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], count: int) -> Float[Tensor, "b c"]:

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from trime.checks import check_number
 from trime.types import Float, Int, Ranking, Tensor
 
 
@@ -29,6 +30,7 @@ class Constant:
     """The same score for every entry."""
 
     def __init__(self, value: float = 0.0):
+        check_number("eviction.initial.value", value)
         self.value = value
 
     def __call__(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
@@ -38,7 +40,8 @@ class Constant:
 class BelowMean:
     """The mean of the scores in the row's memory, sinks excepted, minus ``c`` standard deviations; 0 where there are none."""
 
-    def __init__(self, c: float):
+    def __init__(self, c: float = 0.0):
+        check_number("eviction.initial.c", c)
         self.c = c
 
     def __call__(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:

@@ -10,7 +10,7 @@ from trime.types import Float, Int, Ranking, Tensor
 class KeyNorm(EvictionPolicy):
     """Score entries by minus the norm of their keys, over all heads; ``recent`` newest entries always stay.
 
-    Where a memory stores keys before and after rotation, whose norms are the same, both count. ValueError if recent < 1.
+    Where a memory stores keys before and after rotation, whose norms are the same, both count. UserError if recent < 1.
     """
 
     uses_attention, needs_keys = False, True

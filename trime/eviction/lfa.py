@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from trime.checks import check_number
 from trime.eviction.base import AttentionScorePolicy, Summary, last_position
 from trime.eviction.initial import Initial
 from trime.eviction.score_transform import ScoreTransform
@@ -14,21 +15,20 @@ from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 class LFA(AttentionScorePolicy):
     """Sum exp(-``gamma`` (p - q)) score over queries and heads, at positions q up to the last one, p.
 
-    ``replaces``: the first attention replaces the initial score instead of adding to it. ValueError if gamma < 0.
+    ``replaces``: the first attention replaces the initial score instead of adding to it. UserError if gamma < 0.
     """
 
     def __init__(
         self,
-        initial: Initial,
-        score_transform: ScoreTransform,
+        initial: Initial | None = None,
+        score_transform: ScoreTransform | None = None,
         gamma: float = 0.0,
         replaces: bool = False,
         newest_first: bool = True,
         sinks: int = 0,
     ):
         super().__init__(initial, score_transform, newest_first, sinks)
-        if gamma < 0:
-            raise ValueError(f"eviction.gamma={gamma}: older queries must not weigh more than newer ones: choose 0 or above")
+        check_number("eviction.gamma", gamma, at_least=0)  # older queries must not weigh more than newer ones
         self.gamma, self.replaces = gamma, replaces
         self.can_be_guided = gamma == 0  # scores that decay belong to a position, and a question has none in the text
         self.scored_by = "queries" if replaces else "steps"  # a first score may depend on those of the steps before

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from trime.eviction.base import EvictionPolicy, Summary, last_position, retrieved_entries
-from trime.eviction.initial import Initial
+from trime.checks import check_choice
+from trime.eviction.base import EvictionPolicy, Summary, check_top_k, last_position, retrieved_entries
+from trime.eviction.initial import Constant, Initial
 from trime.types import AttentionBlock, Float, Ranking, Tensor
 
 UNITS = ("step", "query", "query_head")
@@ -14,23 +15,23 @@ UNITS = ("step", "query", "query_head")
 class LFU(EvictionPolicy):
     """Count the retrievals of each entry; ``count`` names the unit: steps, queries, or queries of each head.
 
-    ``top_k`` and ``fallback_top_k`` decide what counts as retrieved (see ``retrieved_entries``). ValueError for another unit.
+    ``top_k`` and ``fallback_top_k`` decide what counts as retrieved (see ``retrieved_entries``). UserError for another unit.
     """
 
     can_be_guided = True
 
     def __init__(
         self,
-        initial: Initial,
+        initial: Initial | None = None,
         top_k: int | None = None,
         count: str = "query",
         newest_first: bool = True,
-        fallback_top_k: int | None = None,
+        fallback_top_k: int | None = 32,
         sinks: int = 0,
     ):
-        super().__init__(initial, newest_first, sinks)
-        if count not in UNITS:
-            raise ValueError(f"eviction.count={count}: choose one of {', '.join(UNITS)}")
+        super().__init__(Constant() if initial is None else initial, newest_first, sinks)
+        check_choice("eviction.count", count, UNITS)
+        check_top_k(top_k, fallback_top_k)
         self.top_k, self.count, self.fallback_top_k = top_k, count, fallback_top_k
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from trime.checks import check_choice
 from trime.eviction.base import AttentionScorePolicy, Summary, last_position
 from trime.eviction.initial import Initial
 from trime.eviction.score_transform import ScoreTransform
@@ -11,21 +12,20 @@ from trime.types import AttentionBlock
 
 
 class LRALast(AttentionScorePolicy):
-    """Score entries by the last query of each step; ``heads``: the sum or the max over heads (else ValueError)."""
+    """Score entries by the last query of each step; ``heads``: the sum or the max over heads (else UserError)."""
 
     scored_by = "last_step"
 
     def __init__(
         self,
-        initial: Initial,
-        score_transform: ScoreTransform,
+        initial: Initial | None = None,
+        score_transform: ScoreTransform | None = None,
         heads: str = "sum",
         newest_first: bool = True,
         sinks: int = 0,
     ):
         super().__init__(initial, score_transform, newest_first, sinks)
-        if heads not in ("sum", "max"):
-            raise ValueError(f"eviction.heads={heads}: choose sum or max")
+        check_choice("eviction.heads", heads, ("sum", "max"))
         self.heads = heads
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trime.eviction.base import EvictionPolicy, Summary, last_position, retrieved_entries
-from trime.eviction.initial import Initial
+from trime.eviction.base import EvictionPolicy, Summary, check_top_k, last_position, retrieved_entries
+from trime.eviction.initial import Initial, OwnPosition
 from trime.types import AttentionBlock
 
 
@@ -14,13 +14,14 @@ class LRU(EvictionPolicy):
 
     def __init__(
         self,
-        initial: Initial,
+        initial: Initial | None = None,
         top_k: int | None = None,
         newest_first: bool = True,
-        fallback_top_k: int | None = None,
+        fallback_top_k: int | None = 32,
         sinks: int = 0,
     ):
-        super().__init__(initial, newest_first, sinks)
+        super().__init__(OwnPosition() if initial is None else initial, newest_first, sinks)
+        check_top_k(top_k, fallback_top_k)
         self.top_k, self.fallback_top_k = top_k, fallback_top_k
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:

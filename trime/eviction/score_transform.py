@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from trime.checks import check_number
+from trime.errors import UserError
 from trime.types import AttentionBlock, Float, Tensor
 
 
@@ -33,11 +35,13 @@ class Softmax:
 
 
 class Clipped:
-    """The raw score clamped to the range from ``low`` to ``high``; ValueError unless ``low`` is smaller."""
+    """The raw score clamped to the range from ``low`` to ``high``; UserError unless ``low`` is smaller."""
 
     def __init__(self, low: float, high: float):
+        for name, limit in (("low", low), ("high", high)):
+            check_number(f"eviction.score_transform.{name}", limit)
         if low >= high:
-            raise ValueError(f"eviction.score_transform: low={low} must lie below high={high}")
+            raise UserError(f"eviction.score_transform: low={low} must lie below high={high}")
         self.low, self.high = low, high
 
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:

@@ -7,9 +7,11 @@ import copy
 import torch
 from torch.nn import functional as F
 
+from trime.checks import check_number
+from trime.errors import UserError
 from trime.eviction.base import AttentionScorePolicy, Summary, check_recent, last_position, newest_slots
 from trime.eviction.initial import OwnPosition
-from trime.eviction.score_transform import ScoreTransform
+from trime.eviction.score_transform import ScoreTransform, Softmax
 from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 
@@ -17,19 +19,25 @@ class SnapKV(AttentionScorePolicy):
     """Score entries by the mean of what the last ``window`` queries of a step gave them, averaged over ``kernel`` neighbours.
 
     The ``window`` newest entries always stay, count as neighbours of none, and are scored by the first step after which they
-    are no longer among them: until then they come before all others, as new entries do. ``score_transform`` is the attention
-    weight in the paper. ValueError unless ``window`` is at least 1, and ``kernel`` at least 1 and odd.
+    are no longer among them: until then they come before all others, as new entries do. ``score_transform`` is by default the
+    attention weight, as in the paper. UserError unless ``window`` is at least 1, and ``kernel`` at least 1 and odd.
     """
 
     scored_by = "last_step"
     free_slots = 2  # an entry that has just left the window has no score yet, and takes the first
 
     def __init__(
-        self, score_transform: ScoreTransform, window: int = 64, kernel: int = 5, newest_first: bool = True, sinks: int = 0
+        self,
+        score_transform: ScoreTransform | None = None,
+        window: int = 64,
+        kernel: int = 5,
+        newest_first: bool = True,
+        sinks: int = 0,
     ):
-        super().__init__(OwnPosition(), score_transform, newest_first, sinks)
-        if kernel < 1 or kernel % 2 == 0:
-            raise ValueError(f"eviction.kernel={kernel} must be odd: an entry has as many neighbours before it as after it")
+        super().__init__(OwnPosition(), Softmax() if score_transform is None else score_transform, newest_first, sinks)
+        check_number("eviction.kernel", kernel, at_least=1, whole=True)
+        if kernel % 2 == 0:
+            raise UserError(f"eviction.kernel={kernel} must be odd: an entry has as many neighbours before it as after it")
         self.window, self.kernel = check_recent(window, "window"), kernel
         self.is_for_questions = False
 

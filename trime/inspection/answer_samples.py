@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import torch
 
 from trime.data.questions.base import Example
-from trime.io import read_json_lines
+from trime.io import read_json_lines, write_json
 from trime.pipeline.artefact import Artefact
 from trime.plan.language_model import Plan
 
@@ -53,7 +52,7 @@ class AnswerSamples(Artefact):
                     "excerpt": excerpt(example),
                 }
             )
-        (folder / "answer_samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
+        write_json(folder / "answer_samples.json", samples, ensure_ascii=False)
 
 
 def kept_shares(kept: list[torch.Tensor], length: int) -> list[float]:

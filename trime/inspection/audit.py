@@ -12,7 +12,6 @@ searched for the test text. A violation raises UserError; all measurements are i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -24,7 +23,7 @@ from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
-from trime.io import write_atomically
+from trime.io import write_json
 from trime.memory.base import Carried, Window
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import Datastore, KNNMemory
@@ -203,7 +202,7 @@ def audit(plan: Plan) -> dict[str, Any]:
         "tolerance": TOLERANCE,
     }
     plan.run_folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(plan.run_folder / "audit.json", json.dumps(results, indent=1))
+    write_json(plan.run_folder / "audit.json", results)
     if violated := violations(results):
         raise UserError(f"audit: {'; '.join(violated)} (see {plan.run_folder / 'audit.json'})")
     print(verdict(results, uses_datastore=plan.index is not None))

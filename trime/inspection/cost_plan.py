@@ -17,7 +17,6 @@ Sizes that were run as well (``plan.check``) show the error of the forecast.
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import shutil
 import time
@@ -32,7 +31,7 @@ from trime.data.segments import parse_token_count
 from trime.errors import UserError
 from trime.inspection.growth import CONSTANT, LINEAR, SHARED, Growth, Law
 from trime.inspection.searching import cost_by_cells, cost_by_rows, searching
-from trime.io import partial_of, write_atomically
+from trime.io import partial_of, write_json
 from trime.memory.retrieval.datastore import Keys, Shards, check_k
 from trime.memory.retrieval.factories import AUTO, EXACT_UP_TO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ivf import SAMPLE, STEPS, nearest_centroid
@@ -353,6 +352,6 @@ def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
     }
     kind = f"{costs.config.name}-{costs.entries}-{nodes}-{costs.factory or 'exact'}-{provenance['config_hash'][:8]}"
     file = Place(costs.config.paths.outputs).local / "plans" / f"{kind}.json"
-    write_atomically(file, json.dumps(content, indent=1))
+    write_json(file, content)
     print(f"\nplan: {file}\nThe small runs lie in {costs.folder}, for further plans; delete it when there are none.")
     return file

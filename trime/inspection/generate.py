@@ -10,7 +10,7 @@ from pathlib import Path
 from trime.data.datasets.base import lines_of
 from trime.errors import UserError
 from trime.inspection.writers import GeneratedToken, open_writer
-from trime.io import plain, write_atomically
+from trime.io import plain, write_json
 from trime.plan.language_model import Plan
 
 
@@ -38,7 +38,7 @@ def generate(plan: Plan) -> None:
     settings = {name: plain(plan.config[name]) for name in ("generate", "seed", "model", "eviction", "explain")}
     file = writer.folder / f"generated-{sha256(json.dumps([prompt, settings]).encode()).hexdigest()[:8]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, json.dumps(content, indent=1, ensure_ascii=False))
+    write_json(file, content, ensure_ascii=False)
     print(f"\n\ngenerated: {file}")
 
 

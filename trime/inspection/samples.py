@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from trime.evaluation.generation import AttributedToken
 from trime.inspection.annotated import annotate
 from trime.inspection.translation_samples import TranslationSamples
 from trime.inspection.writers import GeneratedToken, Writer, last_row_memories
-from trime.io import plain
+from trime.io import plain, write_json
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.pretrained import is_pretrained
 from trime.plan.language_model import Plan
@@ -42,7 +41,7 @@ class Samples(Artefact):
             self.passage(document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
             for document, begin, middle, end in passages(text.offsets, settings)
         ]
-        (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
+        write_json(folder / "samples.json", samples, ensure_ascii=False)
 
     def before(self) -> int:
         """Return the number of tokens read before a passage; by default enough to fill the memories."""

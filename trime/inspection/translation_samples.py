@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from trime.data.corpus import evenly_spaced
 from trime.inspection.annotated import annotate
 from trime.inspection.stored_text import DatastoreText
 from trime.inspection.writers import describe_step
+from trime.io import write_json
 from trime.memory.retrieval.datastore import Datastore
 from trime.pipeline.artefact import Artefact
 from trime.plan.translation import TranslationPlan
@@ -36,7 +36,7 @@ class TranslationSamples(Artefact):
         pairs = PairText(self.plan, translator.nearest.store)
         count, wanted = self.translations.scores()[-1]["sentences"], self.config.report.samples.passages
         samples = [self.translation(translator, pairs, number, rows[-1].label) for number in evenly_spaced(count, wanted)]
-        (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
+        write_json(folder / "samples.json", samples, ensure_ascii=False)
 
     def translation(self, translator: Translator, pairs: PairText, number: int, row: str) -> dict[str, Any]:
         """Return a sentence's translation, whose pieces are annotated with their attribution."""

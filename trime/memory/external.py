@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from trime.checks import check_number, check_object
 from trime.memory.base import Entries, Memory, Window
 from trime.memory.retrieval.datastore import KNNMemory, retrieved_mass
 from trime.types import Contexts, Float, Mass, Tensor
@@ -16,7 +17,13 @@ class ExternalMemory(Memory):
     supports_batched_queries = True
 
     def __init__(self, nearest: KNNMemory, size: int = 0):
+        check_object("nearest", nearest, KNNMemory, "KNNMemory(store)")
+        check_number("size", size, at_least=0, whole=True)
         self.nearest, self.size = nearest, size
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExternalMemory:
+        """Return a memory of the same datastore, which holds nothing of the text that is read."""
+        return ExternalMemory(self.nearest, self.size)
 
     @property
     def bytes(self) -> int:

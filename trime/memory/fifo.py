@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 
+from trime.checks import check_number, shown
+from trime.errors import UserError
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import Everything, SameDocument
 from trime.types import Contexts, Float, Mass, Tensor
@@ -70,7 +73,11 @@ class FifoTokenMemory:
 
 
 def check_sizes(sizes: list[int]) -> list[int]:
-    """Return the sizes of a memory as a list; ValueError unless they are positive and rising."""
-    if not sizes or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
-        raise ValueError(f"sizes={list(sizes)} must be positive and rising: set tune.memory_size")
+    """Return the sizes of a memory as a list; UserError unless they are positive and rising."""
+    if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not sizes:
+        raise UserError(f"sizes={shown(sizes)}: it must be a list of numbers of entries, such as [1024]")
+    for size in sizes:
+        check_number("sizes", size, at_least=1, whole=True)
+    if sorted(set(sizes)) != list(sizes):
+        raise UserError(f"sizes={list(sizes)} must be rising: set tune.memory_size")
     return list(sizes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trime.choices import Metric
+from trime.checks import check_choice
+from trime.choices import METRICS, Metric
 from trime.memory.base import Entries, Memory, Window
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.similarity import similarity
@@ -16,6 +17,7 @@ class LocalMemory(Memory):
     """The earlier contexts of each window; ``metric``: ip, l2 or cosine."""
 
     def __init__(self, metric: Metric = "ip"):
+        check_choice("metric", metric, METRICS)
         self.metric = metric
         self.window_bytes = 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trime.choices import Metric
+from trime.checks import check_choice, check_object
+from trime.choices import METRICS, Metric
 from trime.eviction.base import EvictionPolicy
 from trime.memory.base import Carried, Entries, Memory, Window
 from trime.memory.bounded import MemoryState
@@ -18,7 +19,7 @@ class LongMemory(Memory):
     """The contexts that ``policy`` keeps.
 
     A policy that keeps the last entries is served by one memory for all sizes (``fifo``), unless ``selective``; others need
-    a memory for each size (``evicting``).
+    a memory for each size (``evicting``). UserError unless ``sizes`` are positive and rising.
     """
 
     def __init__(
@@ -30,6 +31,8 @@ class LongMemory(Memory):
         metric: Metric = "ip",
         selective: bool = False,
     ):
+        check_object("policy", policy, EvictionPolicy, "FIFO()")
+        check_choice("metric", metric, METRICS)
         self.carries = Carried.TEXT if across_documents else Carried.DOCUMENT
         self.memory: FifoTokenMemory | EvictingTokenMemory
         if policy.keeps_newest and not selective:

@@ -6,12 +6,14 @@ is searched by a suffix array, so that contexts may be of any length (infini-gra
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from trime.errors import UserError
 from trime.memory.base import Carried, Entries, Memory, Window
 from trime.memory.ngrams_cpu import counts_in_document, counts_in_text, rehash, suffix_range
 from trime.types import Float, Mass, Tensor
@@ -80,7 +82,7 @@ class Followers(NamedTuple):
 
 
 class Ngrams(Memory):
-    """n-grams of several context lengths; ``orders`` must rise, else ValueError.
+    """n-grams of several context lengths; ``orders`` must rise, else UserError.
 
     Counts have no temperature: ``mass`` is that of the longest context that occurred.
     """
@@ -89,7 +91,7 @@ class Ngrams(Memory):
 
     def __init__(self, orders: list[int]):
         if not orders or sorted(set(orders)) != list(orders) or orders[0] < 1:
-            raise ValueError(f"orders={list(orders)}: context lengths must be positive and rising")
+            raise UserError(f"orders={list(orders)}: context lengths must be positive and rising")
         self.orders = np.array(orders, np.int64)
         self.expert_names = [str(order) for order in orders]
         self.recent_tokens = RecentTokens(int(self.orders[-1]))
@@ -144,6 +146,12 @@ class TextNgrams(Ngrams):
     def __init__(self, suffixes: SuffixArray, orders: list[int]):
         super().__init__(orders)
         self.array = suffixes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TextNgrams:
+        """Return n-grams of the same text that have read nothing."""
+        other = copy.copy(self)
+        other.recent_tokens = RecentTokens(self.recent_tokens.limit)
+        return other
 
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         before, target = self.recent_tokens.before(window), window.query.token.cpu().numpy().astype(np.int64)

@@ -11,11 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from trime.choices import METRICS
+from trime.errors import UserError
 from trime.types import Float, Tensor
 
 
 def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> Float[Tensor, "*n q m"]:
-    """Return the similarity of every query to every key; ValueError for an unknown metric."""
+    """Return the similarity of every query to every key; UserError for an unknown metric."""
     if metric == "l2":  # without a copy of the keys
         return 2 * query @ key.transpose(-1, -2) - query.square().sum(-1, keepdim=True) - key.square().sum(-1).unsqueeze(-2)
     query, key = as_inner_products(query, key, metric)
@@ -35,7 +36,7 @@ def as_inner_products(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d
         ones = torch.ones_like(query_norm), torch.ones_like(key_norm)
         return torch.cat([2 * query, query_norm, ones[0]], -1), torch.cat([key, ones[1], key_norm], -1)
     if metric != "ip":
-        raise ValueError(f"metric={metric}: choose one of {', '.join(METRICS)}")
+        raise UserError(f"metric={metric}: choose one of {', '.join(METRICS)}")
     return query, key
 
 

@@ -14,13 +14,23 @@ from typing import Any
 
 import torch
 
-from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, ExpertMasses, History, Mixture
+from trime.checks import check_number
+from trime.mixtures.experts import (
+    LOG_PROBABILITY_FLOOR,
+    ExpertMasses,
+    History,
+    Mixture,
+    Parameters,
+    check_folds,
+    check_temperatures,
+)
 from trime.types import Bool, Float, Int, Tensor
 
 LEARNED = ("w1", "b1", "w2", "b2")  # names of the trained parameters
 FEATURE_LIMIT = 4.0  # standard deviations at which features are clamped; also the value for an expert without entries
 BATCH = 2**14  # tokens that are scored at once
 STEPS = 50  # to find the constant weights
+WEIGHT_IN_STEPS = 1e-20  # the least constant weight on the way
 WEIGHT_FLOOR = -8.0  # the least log-weight that networks start from
 MIN_IMPROVEMENT = 1e-4  # nats
 
@@ -29,7 +39,7 @@ class Adaptive(Mixture):
     """A mixture of networks with ``hidden`` units, one for each fold of documents.
 
     Each network is trained without its own fold, on which it is scored, and without the next fold, on which it is stopped,
-    starting from the constant weights that are best on the rest.
+    starting from the constant weights that are best on the rest. UserError for settings out of range.
     ``online``: training continues on tokens after they are scored, at ``online_rate``.
     """
 
@@ -45,10 +55,22 @@ class Adaptive(Mixture):
         online: bool = False,
         online_rate: float = 0.001,
     ):
+        check_temperatures(temperatures)
+        for name, count, least in (
+            ("hidden", hidden, 1),
+            ("batch", batch, 1),
+            ("epochs", epochs, 0),
+            ("patience", patience, 0),
+        ):
+            check_number(name, count, at_least=least, whole=True)
+        for name, rate in (("learning_rate", learning_rate), ("online_rate", online_rate)):
+            check_number(name, rate, above=0)
+        for decay in history:
+            check_number("history", decay, at_least=0, at_most=1)
         self.temperatures, self.hidden, self.decays = tuple(temperatures), hidden, tuple(history)
         self.epochs, self.patience, self.batch, self.learning_rate = epochs, patience, batch, learning_rate
         self.learns, self.online_rate = online, online_rate
-        self.parameters = {}
+        self.parameters = Parameters()
         self.optimizer: torch.optim.Optimizer | None = None
 
     def features(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n x"]:
@@ -87,6 +109,7 @@ class Adaptive(Mixture):
 
     @torch.enable_grad()
     def fit(self, masses: ExpertMasses, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
+        check_folds(fold)
         generator = torch.Generator().manual_seed(seed)
         history, total = History(self.decays).text_features(masses), masses.total
         self.initialize(total, history, torch.tensor(counts), int(fold.max()) + 1, generator)
@@ -182,7 +205,8 @@ def constant_log_weights(
         chosen = probability.T @ (tokens / (probability @ weight.T).clamp(min=torch.finfo(weight.dtype).tiny))
         possible = is_known.T @ (tokens / (is_known @ weight.T))
         weight = weight * (chosen / possible.clamp(min=1e-12)).T
-        weight = weight / weight.sum(1, keepdim=True)
+        # A token that only one expert knows may be held out: weights of 0 would divide 0 by 0 there.
+        weight = (weight / weight.sum(1, keepdim=True)).clamp(min=WEIGHT_IN_STEPS)
     return weight.clamp(min=math.exp(WEIGHT_FLOOR)).log()
 
 

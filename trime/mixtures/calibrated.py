@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from trime.mixtures.experts import LOG_PROBABILITY_FLOOR, ExpertMasses, Mixture, log_mixture
+from trime.mixtures.experts import (
+    LOG_PROBABILITY_FLOOR,
+    ExpertMasses,
+    Mixture,
+    Parameters,
+    check_folds,
+    check_temperatures,
+    log_mixture,
+)
 from trime.types import Float, Int, Tensor
 
 ROUNDS, STEPS = 3, 12  # passes over all memories; steps of the quasi-Newton method for the log-weights
@@ -19,13 +27,15 @@ class Calibrated(Mixture):
     """A mixture with one of ``temperatures`` and a log-weight for each memory."""
 
     def __init__(self, temperatures: list[float]):
+        check_temperatures(temperatures)
         self.temperatures = tuple(temperatures)
-        self.parameters = {}
+        self.parameters = Parameters()
 
     def log_weights(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n e"]:
         return (total + self.parameters["weight"]).log_softmax(-1)
 
     def fit(self, masses: ExpertMasses, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
+        check_folds(fold)
         sizes, experts = list(self.memories.values()), masses.total.shape[1]
         scores = masses.total.new_empty(len(fold))
         for number in range(int(fold.max()) + 1):

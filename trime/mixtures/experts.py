@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -15,11 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trime.checks import check_number, shown
+from trime.errors import UserError
 from trime.types import Float, Int, Mass, Tensor
 
 LOG_PROBABILITY_FLOOR = -60.0  # nats: smaller log-probabilities are clamped to it in training
 HISTORY_FLOOR = -12.0  # nats: smaller log-probabilities are clamped to it in histories
 HISTORY_DEFAULT = -6.0  # nats: the value of a history before the first token
+FEWEST_FOLDS = 3  # to fit to some, stop at one and score another
 CHUNK = 256  # tokens of a document whose history is computed at once
 
 
@@ -64,7 +68,7 @@ class History:
     """
 
     decays: tuple[float, ...]
-    document: int = -1
+    document: int | None = None
 
     def features(self, document: int, log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "n f"]:
         """Return the features before each of a document's next tokens, whose log-probabilities then enter the history."""
@@ -94,6 +98,27 @@ def decay_powers(decays: tuple[float, ...], size: int, dtype: torch.dtype, devic
     age = torch.arange(size)[None] - torch.arange(size)[:, None]
     power = torch.tensor(decays, dtype=torch.float64)[:, None, None] ** age.clamp(min=0)
     return torch.where(age >= 0, power, 0).to(device, dtype)
+
+
+class Parameters(dict[str, Tensor]):
+    """Fitted tensors by name; UserError where there are none yet."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise UserError("the mixture has not been fitted yet: fit it first")
+
+
+def check_temperatures(temperatures: Sequence[float]) -> None:
+    """Raise UserError unless there are temperatures, all of them positive."""
+    if not isinstance(temperatures, Sequence) or isinstance(temperatures, str) or not temperatures:
+        raise UserError(f"temperatures={shown(temperatures)}: name at least one, as in [0.5, 1.0]")
+    for temperature in temperatures:
+        check_number("temperatures", temperature, above=0)
+
+
+def check_folds(fold: Int[Tensor, " n"]) -> None:
+    """Raise UserError where too few tokens leave fewer than three folds."""
+    if len(fold.unique()) < FEWEST_FOLDS:
+        raise UserError(f"a mixture cannot be fitted to {len(fold)} tokens in {len(fold.unique())} folds: it needs more text")
 
 
 class Mixture(ABC):

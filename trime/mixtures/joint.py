@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import torch
 
+from trime.checks import check_broadcast, check_object
 from trime.types import Float, Mass, Tensor
 
 
 def joint(vocabulary: Mass, masses: list[Mass]) -> Float[Tensor, "*s n"]:
-    """Return log P(target) by one logsumexp over all masses, of which the vocabulary's is always finite."""
+    """Return log P(target) by one logsumexp over all masses, of which the vocabulary's is always finite.
+
+    Raises UserError for shapes that cannot be broadcast.
+    """
+    for mass in (vocabulary, *masses):
+        check_object("masses", mass, Mass, "[Mass(target, total)], a list")
+    check_broadcast(vocabulary=vocabulary.target, **{f"memory {n}": mass.target for n, mass in enumerate(masses, 1)})
     masses = apply_gate(vocabulary, masses)
     target = torch.logsumexp(stack_broadcast([vocabulary.target, *(mass.target for mass in masses)]), 0)
     return target - torch.logsumexp(stack_broadcast([vocabulary.total, *(mass.total for mass in masses)]), 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 import xxhash
 
 from trime.errors import UserError
-from trime.io import FileState, checksum_of, remove_half_written, write_atomically
+from trime.io import FileState, checksum_of, remove_half_written, write_json
 from trime.progress import Progress
 
 MANIFEST = "manifest.json"
@@ -36,7 +36,7 @@ def write_manifest(folder: Path, artefact: str, seconds: float = 0.0) -> None:
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     states = {name: [size, total] for (name, size), total in zip(sizes.items(), checksums(folder, sizes), strict=True)}
     content = {"artefact": artefact, "seconds": round(seconds, 2), "files": states}
-    write_atomically(folder / MANIFEST, json.dumps(content | {"checksum": checksum_of(content)}, indent=1))
+    write_json(folder / MANIFEST, content | {"checksum": checksum_of(content)})
 
 
 def part_files(folder: Path) -> list[Path]:

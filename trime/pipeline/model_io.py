@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.config.registry import GROUPS, unregistered
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import plain, write_atomically
+from trime.io import plain, write_json
 from trime.models.network import Network, load_network
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.pretrained import is_pretrained, model_fingerprint
@@ -67,7 +67,7 @@ def write_description(
     if source is not None:
         content["source_fingerprint"] = source.fingerprint
     content["trained"] = trained or model
-    write_atomically(folder / "model.json", json.dumps(content, indent=1))
+    write_json(folder / "model.json", content)
 
 
 def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, Any]]:

@@ -21,7 +21,7 @@ PLACES = ("path", "babi", "background")  # settings of texts and questions that 
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write the results of a run with their checksum."""
     content = {key: value for key, value in results.items() if key != CHECKSUM}
-    write_atomically(path, compact_json(content | {CHECKSUM: checksum_of(content)}))
+    write_atomically(path, compact_json(content | {CHECKSUM: checksum_of(content)}, path))
 
 
 def portable(results: dict[str, Any]) -> dict[str, Any]:

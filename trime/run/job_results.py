@@ -54,11 +54,11 @@ def in_worker_process() -> bool:
 
 def write_job_result(result: JobResult) -> None:
     """Write one job's result atomically."""
-    from trime.io import write_atomically  # imported late: it needs torch, and --help is to answer at once
+    from trime.io import write_json
 
     folder = Path(os.environ[FOLDER])
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f"{result.number:06d}.json", json.dumps(result._asdict()))
+    write_json(folder / f"{result.number:06d}.json", result._asdict(), indent=None)
 
 
 def read_job_results() -> Iterator[JobResult]:

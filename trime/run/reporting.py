@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from omegaconf import OmegaConf
 
 from trime.inspection.answer_samples import AnswerSamples
 from trime.inspection.samples import samples_of
-from trime.io import copy_file, plain, write_atomically
+from trime.io import copy_file, plain, write_atomically, write_json
 from trime.plan.language_model import Plan
 from trime.plan.translation import TranslationPlan
 from trime.report.answers import answers_table, judged, kept_panel, sample_note
@@ -156,7 +155,7 @@ def report_replay(plan: Plan) -> None:
     folder, results = plan.run_folder, plan.replay.summary()
     folder.mkdir(parents=True, exist_ok=True)
     text = replay_text(results)
-    write_atomically(folder / "replay.json", json.dumps(results, indent=1))
+    write_json(folder / "replay.json", results)
     write_atomically(folder / "replay.md", text)
     print(f"\n{text}\nreplay: {replay_picture(results, folder / 'replay.png')}")
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from trime.data.corpus import content_hash
 from trime.engines.base import Advance
 from trime.errors import UserError, install_command
+from trime.io import write_json
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.factories import AUTO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ivf import CELLS, CENTROIDS, assign_cells, cells_file
@@ -111,7 +112,7 @@ class BuildIndex(ArtefactInParts):
         }
         if index.factory == AUTO:
             content |= self.choose_nprobe(parts)
-        (folder / "datastore.json").write_text(json.dumps(content, indent=1))
+        write_json(folder / "datastore.json", content)
         for file in folder.glob("learned.*"):
             file.unlink()
 

@@ -24,9 +24,9 @@ from trime.data.module import batches_by_length, sequential_batches
 from trime.data.segments import Segments
 from trime.engines.base import Advance
 from trime.errors import UserError
-from trime.io import check_room, write_atomically, write_tensors
+from trime.io import check_room, write_json, write_tensors
 from trime.memory.base import Window
-from trime.memory.retrieval.datastore import Shards, stored_keys
+from trime.memory.retrieval.datastore import Shards, stored_keys, stored_numbers
 from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
@@ -97,7 +97,7 @@ class Encode(ArtefactInParts):
             "peak_memory_mb": usage.peak_memory_mb,
             "width": network.width,
         }
-        (folder / "encode.json").write_text(json.dumps(content | self.origin(shards.corpus), indent=1))
+        write_json(folder / "encode.json", content | self.origin(shards.corpus))
 
     def open_parts(self, folder: Path) -> EncodedShards:
         """Load corpus and model; UserError if the model cannot read these windows."""
@@ -189,16 +189,18 @@ class Encode(ArtefactInParts):
         columns = {name: part for name, part in parts.items() if part is not None}
         masses = torch.zeros(len(columns), len(scored), device=scored.device)
         masses[:, scored] = torch.stack(list(columns.values())).float()
+        if masses.isnan().any():
+            raise UserError("the model gives tokens of this text a probability that is not a number (NaN): train it anew")
         token_masses = dict(zip(columns, masses[:, tokens].cpu().unbind(), strict=True))
         return self.context_columns(contexts.take(tokens), first) | {"scored": scored[tokens].cpu()} | token_masses
 
     def context_columns(self, contexts: Contexts, first: int) -> dict[str, Tensor]:
         """Return contexts as columns on the host; ``first`` is the number of the shard's first window."""
-        columns = stored_keys(contexts.g, self.portion.dtype) | {
-            "token": contexts.token.int(),
-            "document": contexts.positions.document.int(),
-            "segment": (contexts.positions.segment + first).int(),
-            "position": contexts.positions.position.int(),
+        columns = stored_keys(contexts.g, self.portion.dtype, f"{self.portion.section}.dtype") | {
+            "token": stored_numbers(contexts.token),
+            "document": stored_numbers(contexts.positions.document),
+            "segment": stored_numbers(contexts.positions.segment + first),
+            "position": stored_numbers(contexts.positions.position),
         }
         return {name: column.cpu() for name, column in columns.items()}
 
@@ -258,7 +260,7 @@ def write_shard(file: Path, note: Path, reader: Reader, batches: Iterator[dict[s
     order = torch.cat([part["segment"] for part in parts]).argsort(stable=True)
     columns = {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
     save_reader_state(reader, file)
-    write_atomically(note, json.dumps(meter.note()))
+    write_json(note, meter.note(), indent=None)
     write_tensors(file, columns)
 
 

@@ -5,7 +5,6 @@ The pass is made in parts, each of them a file until the artefact is finished.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from trime.evaluation.frequency import TokenMeans, dev_frequency
 from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
-from trime.io import plain, write_tensors
+from trime.io import plain, write_json, write_tensors
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.metrics import ResourceUsage, Usage
@@ -64,7 +63,7 @@ class Evaluate(TestResults, ArtefactInParts):
         with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"evaluate {self.encoded.split}") as bar:
             self.run_parts(self, parts, bar)
         results = [self.row_result(row, files) for row, files in zip(parts.rows, parts.files_by_row(), strict=True)]
-        (folder / "rows.json").write_text(json.dumps(results, indent=1))
+        write_json(folder / "rows.json", results)
 
     def row_result(self, row: MixtureSpec | FittedMixtureSpec, files: list[Path]) -> dict[str, Any]:
         """Return the results of one row over the whole split, from the files of its parts."""

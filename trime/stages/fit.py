@@ -21,7 +21,7 @@ from torch import distributed
 from trime.data.corpus import Corpus, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import partial_of, write_atomically
+from trime.io import partial_of, write_json
 from trime.metrics import ResourceUsage
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
@@ -132,7 +132,7 @@ class Fit(Artefact):
             "parameters": network.parameter_count,
             "devices": world_size(self.config),
         }
-        write_atomically(folder / "train.json", json.dumps(report, indent=1))
+        write_json(folder / "train.json", report)
 
     def run_updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int, int]:
         """Train, resuming where a killed training stopped; return the network, the updates made and that of its weights."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from abc import abstractmethod
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any
 from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import write_atomically
+from trime.io import write_json
 from trime.models.checkpoints.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
@@ -51,7 +50,7 @@ class ImportedModel(Artefact):
         history = {name: value for name, value in released.history.items() if value is not None}
         content = {"file": self.file.name, "content": self.content, "parameters": network.parameter_count}
         content |= arguments | history
-        write_atomically(folder / "imported.json", json.dumps(content, indent=1))
+        write_json(folder / "imported.json", content)
         log.info(
             f"import: {content['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}"
         )

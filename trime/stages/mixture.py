@@ -18,7 +18,7 @@ from trime.errors import UserError
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.loss_sums import PART_TOKENS, LossSums, summarize_row
 from trime.evaluation.mixture_spec import MixtureSpec
-from trime.io import write_tensors
+from trime.io import write_json, write_tensors
 from trime.metrics import ResourceUsage
 from trime.mixtures.experts import ExpertMasses, History, Mixture, log_mixture
 from trime.mixtures.folds import folds
@@ -67,7 +67,7 @@ class TuneMixture(TunedRows):
         write_tensors(folder / "mixture.safetensors", mixture.state())
         content = {"row": result, "crossfitted": not given, "seconds": round(meter.seconds, 1), **description}
         content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}
-        (folder / "mixture.json").write_text(json.dumps(content, indent=1))
+        write_json(folder / "mixture.json", content)
 
     def row(self) -> FittedMixtureSpec:
         """Return the row of the mixture, not fitted."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
+from trime.io import write_json
 from trime.memory.ngrams import SuffixArray
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
@@ -38,7 +38,7 @@ class Suffixes(Artefact):
         np.save(folder / "order.npy", array.suffixes)
         np.save(folder / "starts.npy", array.starts)
         content = {"tokens": len(tokens), "text": corpus.fingerprint(self.split), "seconds": round(meter.seconds, 1)}
-        (folder / "suffixes.json").write_text(json.dumps(content, indent=1))
+        write_json(folder / "suffixes.json", content)
 
     def array(self) -> SuffixArray:
         """Return the suffix array, memory-mapped."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, MassCollecto
 from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
-from trime.io import write_tensors
+from trime.io import write_json, write_tensors
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
@@ -118,7 +117,7 @@ class Tune(TunedRows, ArtefactInParts):
             assert self.fitted_row
             write_tensors(folder / "expert_masses.safetensors", concat_masses(masses)._asdict())
             in_order = {name: experts[name] for name in self.fitted_row.memory_order}
-            (folder / "expert_masses.json").write_text(json.dumps({"experts": in_order, "counts": counts}))
+            write_json(folder / "expert_masses.json", {"experts": in_order, "counts": counts}, indent=None)
         results = [summarize_row(row, row_sums) for row, row_sums in zip(rows, sums, strict=True)]
         for result in results:
             result["at_grid_edge"] = at_grid_edge(result["tuned"], self.config.tune)
@@ -132,7 +131,7 @@ class Tune(TunedRows, ArtefactInParts):
             external = parts.scorer.memories["external"]
             assert isinstance(external, ExternalMemory)
             content["recall"] = recall(external.nearest, self.encoded.path())
-        (folder / "tuned.json").write_text(json.dumps(content, indent=1))
+        write_json(folder / "tuned.json", content)
 
     def tuned(self) -> dict[str, Any]:
         return self.read("tuned.json")

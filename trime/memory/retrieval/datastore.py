@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from trime.checks import check_choice, check_floats, check_number, check_object, check_whole_numbers
+from trime.choices import METRICS
 from trime.errors import UserError
 from trime.io import partial_of, write_tensors
 from trime.memory.objective.entries_cpu import entry_masses
@@ -40,8 +42,11 @@ class Shards:
             raise UserError(f"{path} is truncated or not a shard ({error}): delete its folder and run again") from None
 
     def column(self, name: str) -> Tensor:
-        """Return a column of all shards."""
-        return torch.cat([file.get_tensor(name) for file in self.files])
+        """Return a column of all shards; UserError where they have none of this name."""
+        try:
+            return torch.cat([file.get_tensor(name) for file in self.files])
+        except SafetensorError:
+            raise UserError(f"{self.paths[0].parent} is no datastore: its shards have no column {name}") from None
 
     def iter_columns(self, *names: str, first: int = 0, last: int | None = None) -> Iterator[tuple[Tensor, ...]]:
         """Yield the named columns, shard by shard; of the entries ``first`` to ``last``."""
@@ -53,15 +58,36 @@ class Shards:
                 yield tuple(file.get_slice(name)[low:high] for name in names)
 
 
-DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors files
+DTYPE_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors files
 
 
-def stored_keys(g: Float[Tensor, "n d"], dtype: str) -> dict[str, Tensor]:
-    """Return the columns that store keys: in a floating-point type, or in 8 bits with a scale for each key."""
+def stored_keys(g: Float[Tensor, "n d"], dtype: str, setting: str = "dtype") -> dict[str, Tensor]:
+    """Return the columns that store keys: in a floating-point type, or in 8 bits with a scale for each key.
+
+    Raises UserError for keys that are not finite, or that the type cannot hold; ``setting`` is the one that names it.
+    """
+    read_as = torch.float16 if dtype == "int8" else getattr(torch, dtype)  # see Keys.blocks
+    largest = float(g.abs().max()) if len(g) else 0.0
+    if not math.isfinite(largest):
+        raise UserError(f"{int((~g.isfinite()).any(1).sum())} of {len(g)} keys hold NaN or infinity: see what computed them")
+    if g.shape[1] * largest**2 > torch.finfo(torch.float32).max:
+        raise UserError(f"keys reach {largest:.3g}, so that their inner products overflow: scale keys and queries down")
+    if not g.to(read_as).isfinite().all():
+        raise UserError(
+            f"keys reach {largest:,.0f}, and {setting}={dtype} holds numbers up to {torch.finfo(read_as).max:,.0f}: set "
+            f'{setting}="float32"'
+        )
     if dtype != "int8":
-        return {"g": g.to(getattr(torch, dtype))}
+        return {"g": g.to(read_as)}
     scale = g.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
     return {"g": (g.float() / scale).round().to(torch.int8), "scale": scale.squeeze(1)}
+
+
+def stored_numbers(numbers: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return whole numbers in 32 bits, which halves their size on disk, or in 64 where they do not fit."""
+    limits = torch.iinfo(torch.int32)
+    fit = not len(numbers) or (numbers.min() >= limits.min and numbers.max() <= limits.max)
+    return numbers.int() if fit else numbers.long()
 
 
 SHARD = 2**17  # keys of a file that from_tensors writes
@@ -83,7 +109,7 @@ class Keys:
     @property
     def dtype(self) -> str:
         """Return the type of stored keys, by its name in ``datastore.dtype``."""
-        return DTYPES[self.shards.files[0].get_slice("g").get_dtype()]
+        return DTYPE_NAMES[self.shards.files[0].get_slice("g").get_dtype()]
 
     def blocks(self) -> Iterator[Float[Tensor, "m d"]]:
         """Yield all keys in order, a shard at a time."""
@@ -129,17 +155,26 @@ class Datastore:
         documents: Int[Tensor, " _"] | None = None,
         dtype: str = "float16",
     ) -> Datastore:
-        """Write keys and the tokens that followed into a new folder and open it; ``dtype``: float16, float32 or int8.
+        """Write keys and the tokens that followed into a new folder and open it.
 
-        Raises UserError where the folder holds files already, or lengths differ.
+        ``dtype``: float16, bfloat16, float32 or int8. Raises UserError where the folder holds files already, lengths differ, or
+        keys are not finite or too large for the type.
         """
         folder = Path(folder)
+        check_choice("dtype", dtype, DTYPE_NAMES.values())
+        check_floats("keys", keys, 2)
+        check_whole_numbers("tokens", tokens, 1)
         documents = torch.zeros(len(tokens), dtype=torch.long) if documents is None else documents
+        check_whole_numbers("documents", documents, 1)
         if not len(keys) == len(tokens) == len(documents):
             raise UserError(
                 f"{len(keys)} keys, {len(tokens)} tokens, {len(documents)} documents: there must be as many of each"
             )
-        if folder.exists() and any(folder.iterdir()):
+        if not len(keys):
+            raise UserError("a datastore needs at least one key")
+        if tokens.min() < 0:
+            raise UserError(f"tokens has {int(tokens.min())}: tokens are numbered from 0")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} is not empty: open the datastore in it, or name another folder")
         partial = partial_of(folder)
         shutil.rmtree(partial, ignore_errors=True)
@@ -147,7 +182,7 @@ class Datastore:
         for number, first in enumerate(range(0, len(keys), SHARD)):
             rows = slice(first, first + SHARD)
             columns = stored_keys(keys[rows].detach().cpu(), dtype)
-            columns |= {"token": tokens[rows].cpu().int(), "document": documents[rows].cpu().int()}
+            columns |= {"token": stored_numbers(tokens[rows].cpu()), "document": stored_numbers(documents[rows].cpu())}
             write_tensors(partial / f"{number:05d}.safetensors", columns)
         partial.replace(folder)
         return cls(folder)
@@ -173,7 +208,12 @@ class KNNMemory:
         rescore: bool = False,
         hide_own: bool = False,
     ):
+        check_object("store", store, Datastore, "Datastore.open(folder)")
+        check_number("k", k, at_least=1, whole=True)
         check_k(k, len(store))
+        check_choice("metric", metric, METRICS)
+        if search is not None:
+            check_object("search", search, Search, "None for exact search")
         search = search or ExactSearch(store.keys.blocks, metric)
         self.store, self.search, self.k, self.metric = store, search, k, metric
         self.rescore, self.hide_own = rescore, hide_own
@@ -189,6 +229,11 @@ class KNNMemory:
 
     def request(self, query: Contexts) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
         """Return what returns ``entries``; where other processes search, they begin now."""
+        check_object("query", query, Contexts, "the query of a Window")
+        if query.g.shape[1] != self.store.keys.width:
+            raise UserError(f"queries have width {query.g.shape[1]}, and the datastore's keys {self.store.keys.width}")
+        if not query.g.isfinite().all():
+            raise UserError("queries hold NaN or infinity: see what computed them")
         return partial(self.entries_from, query, begin(self.search, query.g, self.k))
 
     def entries_from(
@@ -196,6 +241,8 @@ class KNNMemory:
     ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Return the entries of which ``wait`` returns similarities and numbers."""
         score, index = wait()
+        if not (score < math.inf).all():
+            raise UserError("similarities overflow: scale keys and queries down, or store float32 in an index that holds it")
         index = index.cpu().clamp(min=0)  # missing entries have number -1 and similarity -inf
         if self.rescore:
             score = torch.where(score.isinf(), score, self.similarities(query.g, index))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trime.evaluation.scorer import ScoredWindow
+from trime.io import to_json
 from trime.pipeline.artefact import Artefact
 from trime.stages.encode import Encode
 from trime.stages.scoring import SCORING, build_scorer, with_progress
@@ -42,7 +42,9 @@ class PerToken(Artefact):
             for scored in scorer.scored(with_progress(self.test, "write tokens of")):
                 for line in token_lines(scored):
                     token, document = symbols[line["token"]], names[line["document"]] if names else None
-                    file.write(json.dumps(line | {"token": token, "document": document}, ensure_ascii=False) + "\n")
+                    file.write(
+                        to_json(line | {"token": token, "document": document}, file.name, None, ensure_ascii=False) + "\n"
+                    )
 
 
 def token_lines(scored: ScoredWindow) -> Iterator[dict[str, Any]]:

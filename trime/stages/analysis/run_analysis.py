@@ -5,7 +5,6 @@ TRIME Table 14 (buckets by frequency on dev), Table 13 (is the target among thos
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from trime.evaluation.frequency import BUCKETS, TokenMeans, dev_frequency
 from trime.evaluation.mixture_spec import MixtureSpec
+from trime.io import write_json
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
@@ -47,7 +47,7 @@ class RunAnalysis(Artefact):
 
     def build(self, folder: Path) -> None:
         content = {"valid": self.analyse(self.tune.encoded), "test": self.analyse(self.test)}
-        (folder / "analysis.json").write_text(json.dumps(content, indent=1, ensure_ascii=False))
+        write_json(folder / "analysis.json", content, ensure_ascii=False)
 
     def analyse(self, encoded: Encode) -> dict[str, Any]:
         """Return the analysis of one split."""

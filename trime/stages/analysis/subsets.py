@@ -5,7 +5,6 @@ The model is not needed: the masses on valid are stored already, and one pass ov
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +23,7 @@ from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.memory_cost import MeteredMemory, now
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
-from trime.io import write_tensors
+from trime.io import write_json, write_tensors
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import ExpertMasses
@@ -67,7 +66,7 @@ class SubsetMixtures(Artefact):
                 loss = summarize_row(self.row_of(names), sum_by_document(masses.document, -score))["loss"]
             fitted.append({"memories": names, "valid_loss": loss})
         write_tensors(folder / "subset_mixtures.safetensors", states)
-        (folder / "subset_mixtures.json").write_text(json.dumps(fitted, indent=1))
+        write_json(folder / "subset_mixtures.json", fitted)
 
     def row_of(self, names: Sequence[str]) -> FittedMixtureSpec:
         """Return the row of a subset of memories, before its mixture is fitted."""
@@ -130,7 +129,7 @@ class Subsets(ArtefactInParts):
                 for row, subset, row_sums, row_seconds in zip(parts.rows, self.mixtures.summary(), sums, seconds, strict=True)
             ],
         }
-        (folder / "subsets.json").write_text(json.dumps(content, indent=1))
+        write_json(folder / "subsets.json", content)
 
 
 class SubsetParts(Parts):

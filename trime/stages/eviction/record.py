@@ -6,7 +6,6 @@ can be replayed from them exactly, without the model.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
-from trime.io import write_tensors
+from trime.io import write_json, write_tensors
 from trime.models.backbones.memorizing.transformer import KNNAttention
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
@@ -83,7 +82,7 @@ class Record(Artefact):
             "segment": int(evaluate.block),
             "as_replayed": same_search and resolved_precision(self.config) == "32-true",  # so that a replay equals a run
         }
-        (folder / "record.json").write_text(json.dumps(content, indent=1))
+        write_json(folder / "record.json", content)
 
     def unlimited(self, windows: Segments) -> DictConfig:
         """Return the configuration with a first-in-first-out memory so large that no document fills it."""

@@ -23,7 +23,7 @@ from trime.engines.base import Advance
 from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy, topk_mask
 from trime.eviction.clairvoyant import Clairvoyant
-from trime.io import plain, write_atomically
+from trime.io import plain, write_json
 from trime.memory.bounded import BoundedMemory
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
@@ -94,7 +94,7 @@ class Replay(ArtefactInParts):
             self.run_parts(self, parts, bar)
         memories = [{"memory": memory, "rows": replay_rows(parts.documents(memory))} for memory in self.memories()]
         content = {"exact": self.exact(), "unit": self.unit(), "memories": memories}
-        (folder / "replay.json").write_text(json.dumps(content, indent=1))
+        write_json(folder / "replay.json", content)
 
     @abstractmethod
     def exact(self) -> bool:
@@ -136,7 +136,7 @@ class ReplayedPieces(Parts):
             policies = self.policies | {ORACLE: Clairvoyant(document.mass, document.starts)}
             results = {name: document.replay(policy, sizes) for name, policy in policies.items()}
             documents.append({"mass": float(document.mass.sum()), "sizes": sizes, "results": results})
-        write_atomically(self.file(number), json.dumps(documents))
+        write_json(self.file(number), documents, indent=None)
         advance(1)
 
     def documents(self, memory: str) -> list[dict[str, Any]]:

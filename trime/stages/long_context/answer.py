@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.data.questions.base import Example, Questions, contains_answer, exact_match
 from trime.engines.base import Advance
 from trime.errors import UserError
-from trime.io import plain, read_json_lines, write_atomically
+from trime.io import plain, read_json_lines, to_json, write_atomically, write_json
 from trime.metrics import ResourceUsage, Usage
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
@@ -106,7 +106,8 @@ class Answer(ArtefactInParts):
             content = json.loads(file.read_text())
             done += content["answers"]
             usage.add(content)
-        write_atomically(folder / "answers.jsonl", "".join(json.dumps(line) + "\n" for line in done))
+        file = folder / "answers.jsonl"
+        write_atomically(file, "".join(to_json(line, file, None) + "\n" for line in done))
         tokens = sum(line["read"] for line in done)
         content = {
             "exact_match": sum(line["right"] for line in done) / len(done),
@@ -118,7 +119,7 @@ class Answer(ArtefactInParts):
         }
         if missing := getattr(self.questions, "missing_evidence", 0):
             content["missing_evidence"] = missing  # number of missing files, which makes some contexts shorter
-        (folder / "answer.json").write_text(json.dumps(content, indent=1))
+        write_json(folder / "answer.json", content)
 
     def examples(self) -> list[Example]:
         """Return the questions of the split; UserError if there are none."""
@@ -193,7 +194,7 @@ class AnswerParts(Parts):
             answers = self.answer.answer(groups, tokenizer, answerer)
             lines += answers
             advance(len(answers))
-        write_atomically(self.file(number), json.dumps({"answers": lines} | meter.note()))
+        write_json(self.file(number), {"answers": lines} | meter.note(), indent=None)
 
 
 def by_text(asked: Iterable[Asked]) -> Iterator[list[Asked]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import shutil
@@ -18,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.data.questions.base import Example, Questions, prompt
 from trime.errors import UserError
-from trime.io import plain, write_atomically
+from trime.io import plain, write_json
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.pipeline.artefact import Artefact
@@ -84,7 +83,7 @@ class TrainSmall(Artefact):
             run_training(self.stage, trainer, task, loader, folder)
         model.save_pretrained(folder)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        write_atomically(folder / "train.json", json.dumps(metrics | {"seconds": round(meter.seconds, 1)}, indent=1))
+        write_json(folder / "train.json", metrics | {"seconds": round(meter.seconds, 1)})
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from trime.io import write_json
 from trime.pipeline.artefact import Artefact
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.translation.translate import Translate
@@ -29,7 +29,7 @@ class EvaluateTranslations(TestResults):
         results = [row | bleu for row, bleu in zip(self.losses.rows(), self.translations.scores(), strict=True)]
         for row in results:
             row["tuned"] |= {"k": row["k"]} if row["k"] else {}
-        (folder / "rows.json").write_text(json.dumps(results, indent=1))
+        write_json(folder / "rows.json", results)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the results of every row, with the statistics that a paired bootstrap of BLEU needs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
+from trime.io import write_json
 from trime.stages.prepare import PreparedText, log_statistics
 from trime.stages.translation.import_checkpoint import Dictionaries
 
@@ -62,14 +62,14 @@ class PreparePairs(PreparedText):
         build_corpus(target, folder, vocabularies.target)
         for split in available_splits(text):
             references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
-            (folder / f"{split}.references.json").write_text(json.dumps(references, ensure_ascii=False))
+            write_json(folder / f"{split}.references.json", references, indent=None, ensure_ascii=False)
         log_statistics(folder)
 
     def tokenizer(self, folder: Path) -> Tokenizer:
         """Return the tokenizer of the text, after writing it to ``folder``."""
         if self.text.cut:
             detokenizer = {"moses": self.text.languages[1] if self.text.detokenize else None}
-            (folder / CUT).write_text(json.dumps(detokenizer))
+            write_json(folder / CUT, detokenizer, indent=None)
             return PresegmentedText(**detokenizer)
         if self.dictionaries:
             raise UserError(

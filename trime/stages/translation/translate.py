@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from trime.data.corpus import evenly_spaced
 from trime.data.parallel.corpus import ParallelCorpus
 from trime.engines.base import Advance
-from trime.io import read_json_lines, write_atomically
+from trime.io import read_json_lines, write_atomically, write_json
 from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Network
 from trime.pipeline.artefact import Artefact
@@ -81,7 +81,7 @@ class Translate(ArtefactInParts):
             )
             rate = round(len(texts) / usage.seconds, 1)
             results.append(score_translations(texts, parts.references) | {"sentences_per_second": rate})
-        (folder / "bleu.json").write_text(json.dumps({"rows": results}, indent=1))
+        write_json(folder / "bleu.json", {"rows": results})
 
     def translator(self, number: int) -> Translator:
         """Return what translates the split by a row of the table, with the settings tuned for it."""
@@ -150,7 +150,7 @@ class TranslatedBatches(Parts):
         translator = self.translator(row)
         meter = ResourceUsage()
         (texts,) = translator.translate(self.source, low, high)
-        write_atomically(self.file(number), json.dumps({"texts": texts} | meter.note()))
+        write_json(self.file(number), {"texts": texts} | meter.note(), indent=None)
         advance(high - low)
 
 

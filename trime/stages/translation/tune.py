@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from omegaconf import DictConfig
 
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.mixture_spec import MixtureSpec
+from trime.io import write_json
 from trime.pipeline.artefact import Artefact
 from trime.stages.translation.translate import Translate
 from trime.stages.tune import TunedRows
@@ -55,7 +55,7 @@ class TuneByBleu(TunedRows):
             content["k"].append(best)
             if len(by_k) > 2 and best in (min(by_k), max(by_k)):
                 log.warning(f"tune: {row['memories']}: K={best} is at the edge of the grid: widen translation.k")
-        (folder / "tuned.json").write_text(json.dumps(content, indent=1))
+        write_json(folder / "tuned.json", content)
 
     def tuned(self) -> dict[str, Any]:
         return self.read("tuned.json")

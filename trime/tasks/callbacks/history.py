@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+
+from trime.errors import UserError
 
 COLUMNS = [
     "update",
@@ -81,6 +84,9 @@ class History(pl.Callback):
         if not trainer.is_global_zero:
             return
         metrics = {name: round(float(value), 6) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise UserError(f"{name} is {value} after update {trainer.global_step}: lower schedule.peak")
         with open(self.path, "a", newline="") as file:
             writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
             writer.writerow({"update": trainer.global_step, **metrics, **row})

@@ -6,7 +6,6 @@ the current weights, and the share of the entries retrieved by current queries t
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from trime.io import write_atomically
+from trime.io import write_json
 from trime.memory.bounded import MemoryState, take_slots
 from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
 from trime.models.backbones.memorizing.transformer import KNNAttention
@@ -49,7 +48,7 @@ class Staleness(pl.Callback):
             # On every process: weights may be sharded.
             measurement = measure_staleness(network, state, list(self.batches), batch, self.segment)
             if trainer.is_global_zero:
-                write_atomically(self.path, json.dumps(measurement, indent=1))
+                write_json(self.path, measurement)
         self.batches.append(StreamBatch(batch, state.position.masked_fill(batch.fresh, 0)))
 
 

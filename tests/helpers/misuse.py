@@ -1,0 +1,165 @@
+"""Wrong calls of the library, each in a line; printed as a JSON dictionary of what each call said or raised.
+
+A process of its own runs them, because the shape checks of the tests would refuse most of them before the library does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trime
+from trime.errors import UserError
+from trime.types import Mass
+
+FOLDER = Path(sys.argv[1])
+NAN, INFINITE = float("nan"), float("inf")
+draw = torch.Generator().manual_seed(0)
+g, logits, targets = torch.randn(6, 4, generator=draw), torch.randn(6, 9, generator=draw), torch.arange(6)
+rows, row_logits, row_targets = g.view(2, 3, 4), logits.view(2, 3, 9), targets.view(2, 3)
+store = trime.Datastore.from_tensors(FOLDER / "store", g, targets)
+window = trime.window_of(g, logits, targets)
+mass = Mass(torch.zeros(3), torch.zeros(3))
+local = trime.LocalMemory()
+
+
+def new_store(keys: Any = g, tokens: Any = targets, **settings: Any) -> Any:
+    """Store keys in a folder of their own."""
+    return trime.Datastore.from_tensors(FOLDER / f"store{len([*FOLDER.iterdir()])}", keys, tokens, **settings)
+
+
+def loss(g: Any = rows, logits: Any = row_logits, targets: Any = row_targets, **settings: Any) -> Any:
+    """Return the loss of rows of which some are wrong."""
+    return trime.trime_loss(g, logits, targets, **settings)
+
+
+def window_with(g: Any = g, logits: Any = logits, targets: Any = targets, **settings: Any) -> Any:
+    """Return a window of which a part is wrong."""
+    return trime.window_of(g, logits, targets, **settings)
+
+
+def bm25() -> Any:
+    """Return an index of two segments."""
+    index = trime.BM25Neighbours()
+    index.fit([targets.numpy(), targets.numpy()])
+    return index
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "k of 0": lambda: trime.KNNMemory(store, k=0),
+    "k of 2.5": lambda: trime.KNNMemory(store, k=2.5),
+    "k above the entries": lambda: trime.KNNMemory(store, k=7),
+    "a metric that is none": lambda: trime.KNNMemory(store, k=1, metric="dot"),
+    "a folder as a store": lambda: trime.KNNMemory("folder", k=1),
+    "a query of another width": lambda: trime.KNNMemory(store, k=1).entries(window_with(g=g[:, :3]).query),
+    "a query of NaN": lambda: trime.KNNMemory(store, k=1).entries(window.query._replace(g=g * NAN)),
+    "a query too large for products": lambda: trime.KNNMemory(store, k=1).entries(window.query._replace(g=g.abs() * 3e38)),
+    "a window as a query": lambda: trime.KNNMemory(store, k=1).entries(window),
+    "float tokens": lambda: new_store(tokens=targets.float()),
+    "negative tokens": lambda: new_store(tokens=targets - 1),
+    "three-dimensional keys": lambda: new_store(keys=rows, tokens=targets[:2]),
+    "keys of whole numbers": lambda: new_store(keys=g.long()),
+    "keys of no width": lambda: new_store(keys=g[:, :0]),
+    "no keys": lambda: new_store(keys=g[:0], tokens=targets[:0]),
+    "a list of keys": lambda: new_store(keys=g.tolist()),
+    "float64": lambda: new_store(dtype="float64"),
+    "fewer documents": lambda: new_store(documents=targets[1:]),
+    "keys too large for float16": lambda: new_store(keys=g * 1e6),
+    "keys too large for 8 bits": lambda: new_store(keys=g * 1e6, dtype="int8"),
+    "keys too large for products": lambda: new_store(keys=g * 1e30, dtype="float32"),
+    "a file as a folder": lambda: trime.Datastore.from_tensors(__file__, g, targets),
+    "a folder without a store": lambda: trime.Datastore.open(FOLDER / "none"),
+    "a memory of a store": lambda: trime.ExternalMemory(store),
+    "a local metric that is none": lambda: trime.LocalMemory("dot"),
+    "sizes that are a number": lambda: trime.LongMemory(16, trime.FIFO()),
+    "sizes of 0": lambda: trime.LongMemory([0], trime.FIFO()),
+    "no sizes": lambda: trime.LongMemory([], trime.FIFO()),
+    "falling sizes": lambda: trime.LongMemory([8, 4], trime.FIFO()),
+    "a policy's class": lambda: trime.LongMemory([8], trime.FIFO),
+    "a policy's name": lambda: trime.LongMemory([8], "fifo"),
+    "negative sinks": lambda: trime.FIFO(-1),
+    "a window in place of a transform": lambda: trime.SnapKV(32),
+    "a transform's class": lambda: trime.TOVA(trime.Raw),
+    "an even kernel": lambda: trime.SnapKV(kernel=4),
+    "a gamma that is NaN": lambda: trime.LFA(gamma=NAN),
+    "a share of recent entries above 1": lambda: trime.H2O(recent=1.5),
+    "no retrieved entries": lambda: trime.LRU(top_k=0),
+    "a unit that is none": lambda: trime.LFU(count="token"),
+    "an infinite score": lambda: trime.Constant(INFINITE),
+    "limits in the wrong order": lambda: trime.Clipped(2, 1),
+    "a share above 1": lambda: trime.interpolate(torch.zeros(3), mass, share=1.5),
+    "a share that is NaN": lambda: trime.interpolate(torch.zeros(3), mass, share=NAN),
+    "shares below 0": lambda: trime.interpolate(torch.zeros(3), mass, share=torch.tensor([0.5, -0.1, 0.5])),
+    "a share in words": lambda: trime.interpolate(torch.zeros(3), mass, share="half"),
+    "log-probabilities of another shape": lambda: trime.interpolate(torch.zeros(4), mass, share=0.5),
+    "masses as tensors": lambda: trime.joint(mass, [torch.zeros(3)]),
+    "masses of other shapes": lambda: trime.joint(mass, [Mass(torch.zeros(2), torch.zeros(2))]),
+    "a mass that is NaN": lambda: trime.joint(mass, [Mass(torch.full((3,), NAN), torch.zeros(3))]),
+    "reduction=avg": lambda: loss(reduction="avg"),
+    "a temperature of -1": lambda: loss(temperature=-1),
+    "a temperature of 0": lambda: loss(temperature=0),
+    "a visibility's class": lambda: loss(visibility=trime.Local),
+    "a visibility's name": lambda: loss(visibility="local"),
+    "targets of another shape": lambda: loss(targets=row_targets[:, :2]),
+    "targets outside": lambda: loss(targets=row_targets + 5),
+    "float targets": lambda: loss(targets=row_targets.float()),
+    "g of two axes": lambda: loss(g=g),
+    "g that is NaN": lambda: loss(g=rows * NAN),
+    "nothing but ignored targets": lambda: loss(targets=torch.full((2, 3), -100)),
+    "documents of other rows": lambda: loss(document=targets),
+    "window: targets outside": lambda: window_with(targets=targets + 5),
+    "window: negative targets": lambda: window_with(targets=targets - 1),
+    "window: float targets": lambda: window_with(targets=targets.float()),
+    "window: fewer targets": lambda: window_with(targets=targets[1:]),
+    "window: more logits than targets": lambda: window_with(g=g[1:], targets=targets[1:]),
+    "window: no logits": lambda: window_with(logits=logits[:0]),
+    "window: three-dimensional g": lambda: window_with(g=rows),
+    "window: g of NaN": lambda: window_with(g=g * NAN),
+    "window: logits of NaN": lambda: window_with(logits=logits * NAN),
+    "window: a document by its name": lambda: window_with(document="a.txt"),
+    "window: a negative start": lambda: window_with(start=-1),
+    "no temperatures": lambda: trime.Adaptive([]),
+    "one temperature without a list": lambda: trime.Calibrated(0.5),
+    "a negative temperature": lambda: trime.Calibrated([-1.0]),
+    "no hidden units": lambda: trime.Adaptive([1.0], hidden=0),
+    "no memories": lambda: trime.MemoryMixture({}),
+    "a list of memories": lambda: trime.MemoryMixture([local]),
+    "a memory's class": lambda: trime.MemoryMixture({"local": trime.LocalMemory}),
+    "a memory of two sizes": lambda: trime.MemoryMixture({"long": trime.LongMemory([4, 8], trime.FIFO())}),
+    "a memory called vocabulary": lambda: trime.MemoryMixture({"vocabulary": local}),
+    "two folds": lambda: trime.MemoryMixture({"local": local}, folds=2),
+    "an unfitted mixture": lambda: trime.MemoryMixture({"local": local}).score([window]),
+    "an unfitted Adaptive": lambda: trime.Adaptive([1.0]).log_weights(torch.zeros(1, 2), torch.zeros(1, 4)),
+    "no windows": lambda: trime.MemoryMixture({"local": local}).fit([]),
+    "one window without a list": lambda: trime.MemoryMixture({"local": local}).fit(window),
+    "one token": lambda: trime.MemoryMixture({"local": local}).fit([window_with(logits=logits[:1])]),
+    "windows of two widths": lambda: trime.MemoryMixture({"local": local}).fit([window, window_with(g=g[:, :2])]),
+    "BM25 of nothing": lambda: trime.BM25Neighbours().fit([]),
+    "BM25 of floats": lambda: trime.BM25Neighbours().fit([g[0].numpy()]),
+    "BM25 of tensors": lambda: trime.BM25Neighbours().fit([targets]),
+    "BM25 before fit": lambda: trime.BM25Neighbours().nearest([0], 1),
+    "BM25 of no neighbours": lambda: bm25().nearest([0], 0),
+    "BM25 of a segment that is none": lambda: bm25().nearest([2], 1),
+    "b above 1": lambda: trime.BM25Neighbours(b=2),
+    "loading a number": lambda: trime.load(3),
+    "loading nothing": lambda: trime.load(FOLDER / "none"),
+}
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """Return the message of a UserError, or what else a call did."""
+    try:
+        return f"no error, but {call()}"
+    except UserError as error:
+        return f"UserError: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: outcome(call) for name, call in CALLS.items()}))
