@@ -88,7 +88,15 @@ def test_tuned_sizes_do_not_part_seeds() -> None:
     for run in runs:
         run["metrics"]["test"][0]["tuned"] = {"memory_size": run["metrics"]["test"][0]["memory_size"]}
     assert [group.seeds for group in group_runs(runs)] == ["0, 1"]
-    assert len(group_runs([*runs, *(run | {"seed": 0} for run in runs)])) == 2
+    assert len(group_runs([*runs, runs[1] | {"seed": 0}])) == 2
+
+
+def test_the_same_seed_run_again_is_no_second_seed() -> None:
+    """As when a run is repeated by other code: its losses differ a little, which says nothing of seeds."""
+    again = made("m", 0, [4.1]) | {"commit": "abcdef012345"}
+    groups = group_runs([made("m", 0, [4.0]) | {"commit": "123456789abc"}, again])
+    assert [group.seeds for group in groups] == ["0", "0"]
+    assert group_labels(groups) == ["m (made at 1234567)", "m (made at abcdef0)"]
 
 
 def test_the_opponent_is_the_policy_at_the_same_size_or_the_experiment() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -105,10 +106,13 @@ def rank_groups(groups: list[Group]) -> tuple[str, list[Group]]:
 
 
 def group_runs(runs: list[Run]) -> list[Group]:
-    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice."""
+    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice.
+
+    The same seed run again is no further seed: such runs are groups of their own.
+    """
     groups = split_by(runs, experiment_key)
     groups = [part for group in groups for part in split_by(group, settings_key(group))]
-    for key in (memory_size, hash_of):
+    for key in (memory_size, hash_of, made_at, id):
         groups = [part for group in groups for part in ([group] if seeds_differ(group) else split_by(group, key))]
     return [Group(sorted(group, key=lambda run: run["seed"])) for group in groups]
 
@@ -157,14 +161,23 @@ def hash_of(run: Run) -> str:
     return str(run.get("config_hash"))
 
 
+def made_at(run: Run) -> str:
+    """Return the commit and the time at which a run was made."""
+    return ", ".join(filter(None, [str(run.get("commit"))[:7], run.get("created")]))
+
+
 def group_labels(groups: list[Group]) -> list[str]:
-    """Return the groups' names; groups that share one also get the overrides, or the texts, that distinguish them."""
+    """Return the groups' names; groups that share one also get what distinguishes them: overrides, texts, commit and time."""
     overrides = [(group.first["name"], [*overrides_of(group.first), *text_words(group.first)]) for group in groups]
     labels = []
     for name, words in overrides:
         namesakes = [others for other, others in overrides if other == name]
         labels.append(" ".join([name, *(word for word in words if any(word not in others for others in namesakes))]))
-    return labels
+    count = Counter(labels)
+    return [
+        label if count[label] == 1 else f"{label} (made at {made_at(group.first)})"
+        for label, group in zip(labels, groups, strict=True)
+    ]
 
 
 def text_words(run: Run) -> list[str]:
