@@ -10,7 +10,16 @@ import numpy as np
 
 from trime.report.bootstrap import bleu_difference, difference
 from trime.report.groups import Group, baseline_of, comparable, group_labels, memory_size, rank_groups, size_text
-from trime.report.tables import EDGE, TableRows, edge_settings, mark_edge, metric_names
+from trime.report.tables import (
+    EDGE,
+    PROCESSOR_KEY,
+    PROCESSOR_TIME,
+    TableRows,
+    edge_settings,
+    mark_edge,
+    metric_names,
+    processor_text,
+)
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
 PublishedResults = dict[str, dict[str, list[float]]]
@@ -88,8 +97,8 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
         "params": count_text(run["parameters"]) if run["parameters"] else "",
         "search": row["search"] or "",
         "recall": format_optional(recall, ".2f"),
-        "train tok/s": format_optional(group.average(lambda run: run["train"].get("tokens_per_second")), ",.0f"),
-        "eval tok/s": format_optional(group.average_cell("tokens_per_second"), ",.0f"),
+        f"train {PROCESSOR_TIME}": processor_text({PROCESSOR_KEY: group.average(lambda run: run["train"].get(PROCESSOR_KEY))}),
+        PROCESSOR_TIME: processor_text({PROCESSOR_KEY: group.average_cell(PROCESSOR_KEY)}),
         "memory MB": format_optional(group.average_cell("peak_memory_mb"), ",.0f"),
         f"tuned to an edge {EDGE}": edge_settings(group.dev),
     }

@@ -55,6 +55,16 @@ def plain_columns(title: str, cells: list[str]) -> list[tuple[str, list[str]]]:
     return [(title, [cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells])]
 
 
+PROCESSOR_KEY = "processor_ms_per_token"
+PROCESSOR_TIME = "processor ms/token"  # elapsed time would count what else the machine was doing
+
+
+def processor_text(row: dict[str, Any]) -> str:
+    """Return the processor time of a row as tables print it; nothing for results of earlier versions, which lack it."""
+    milliseconds = row.get(PROCESSOR_KEY)
+    return "" if milliseconds is None else f"{milliseconds:,.3f}"
+
+
 def metric_value(row: dict[str, Any]) -> float:
     """Return a row's bits per character if its tokens are characters, else its perplexity."""
     return row.get("bits_per_character", row["perplexity"])
@@ -116,6 +126,7 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
     """Return header and lines of a run's table: each row on test and dev, with dev's tokens where rows have other ones."""
     pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
     translated, differ = "bleu" in pairs[0][1], len({valid["tokens"] for valid, _ in pairs}) > 1  # by mixture.tokens
+    timed = any(processor_text(test) for _, test in pairs)
     header = [
         "memories",
         *(["test BLEU", "dev BLEU"] if translated else []),
@@ -124,7 +135,7 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
         "tokens",
         *(["dev tokens"] if differ else []),
         "search",
-        "tokens/s",
+        *([PROCESSOR_TIME] if timed else []),
         "tuned on dev",
     ]
     return header, [
@@ -136,7 +147,7 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
             f"{test['tokens']:,}",
             *([f"{valid['tokens']:,}"] if differ else []),
             test["search"] or "",
-            f"{test['tokens_per_second']:,.0f}",
+            *([processor_text(test)] if timed else []),
             tuned_text(test, valid.get("at_grid_edge", [])),
         ]
         for valid, test in pairs
