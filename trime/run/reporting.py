@@ -125,7 +125,11 @@ def run_page(results: dict[str, Any], table: Table, history: Path, figures: list
         [
             Section("Results", note, [table], footnotes=run_footnotes(results)),
             *memories_section(results),
-            *(section for figure in figures for section in picture_sections(figure.title, figure.panels(results, history))),
+            *(
+                section
+                for figure in figures
+                for section in picture_sections(figure.title, figure.panels(results, history), figure.note)
+            ),
             *examples,
             commands_section([results]),
         ],
