@@ -80,7 +80,8 @@ def label_runs(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
 def settings_of(run: dict[str, Any]) -> dict[str, Any]:
     """Return a run's settings of model, questions and reading, without those that have columns of their own."""
     model = run.get("small_model") or {"model": run["model"]}
-    questions = {key: value for key, value in run["questions"].items() if key not in ("seed", "words")}
+    questions = {key: value for key, value in run["questions"].items() if key not in ("seed", "words", "_target_")}
+    questions |= {"questions": run["questions"]["_target_"].rpartition(".")[2]} if "_target_" in run["questions"] else {}
     reading = {key: value for key, value in result_row(run).items() if key not in RESULTS | OWN_COLUMNS}
     return model | questions | run.get("answering", {}) | reading
 

@@ -122,8 +122,10 @@ def answers_panel(
         ]
         sizes = [size * BESIDE ** (place - (len(drawn) - 1) / 2) for size, _ in cells]
         shares = [100 * cell.share for _, cell in cells]
-        axis.errorbar(sizes, shares, np.abs(errors).T, label=policy, lw=1.2, elinewidth=0.8, **styles[policy])
+        axis.errorbar(sizes, shares, np.abs(errors).T, label=policy, lw=1.2, elinewidth=0.8, clip_on=False, **styles[policy])
     if level:
+        low, high = share_interval(level.share, level.questions)
+        axis.axhspan(100 * low, 100 * high, color="black", alpha=0.08, lw=0)
         axis.axhline(100 * level.share, color="black", lw=1, ls="--", label="everything kept")
     axis.set(xlabel="entries M per layer; lines: 95 %", ylabel=labels[1], ylim=(0, 105))
     axis.set_title(textwrap.fill(labels[0], TITLE_WIDTH), fontsize=9)
