@@ -244,3 +244,12 @@ def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
     assert {line[0]: line[header.index(f"tuned to an edge {EDGE}")] for line in lines} == {"edge": "τ", "inside": ""}
     assert not any(EDGE in name for name in compare_table(group_runs([inside]), "inside", {})[0])
     assert order_table(groups, {"paper": {"edge": [1.0], "inside": [2.0]}})[1][0][1:3] == ["inside", f"edge {EDGE}"]
+
+
+def test_a_model_as_it_is_was_not_trained_and_has_no_seed() -> None:
+    trained = [made("a", seed, [4.0 + seed]) for seed in (0, 1)]
+    read = made("b", 0, [4.0]) | {"train": {"updates": 0}}
+    header, lines = compare_table([Group(trained), Group([read]), Group([made("c", 3, [4.0])])], "a", {})
+    found = {line[0]: (line[header.index("trained on")], line[header.index("seeds")]) for line in lines}
+    assert found["a"] == ("text", "2 seeds: 0, 1") and found["c"] == ("text", "seed 3")
+    assert found["b"] == ("not trained", "no seed: nothing was trained")

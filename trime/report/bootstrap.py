@@ -14,9 +14,9 @@ import numpy as np
 from trime.metrics import ARRAY_MEASURES
 from trime.report.groups import Group, document_losses, seed_pairs
 from trime.report.tables import metric_name
+from trime.report.texts import FEWEST
 
 DRAWS = 10_000
-FEWEST = 10  # units (documents, parts or sentences, of each seed) below which an interval means too little for a verdict
 
 
 class Difference(NamedTuple):

@@ -20,6 +20,7 @@ from trime.report.tables import (
     metric_names,
     processor_text,
 )
+from trime.report.texts import is_trained
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
 PublishedResults = dict[str, dict[str, list[float]]]
@@ -89,8 +90,8 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
         "dev BLEU": format_optional(group.bleu("valid"), ".2f"),
         f"dev {metric}": f"{group.mean('valid'):.2f}",
         "test bits/byte": format_optional(group.average_cell("bits_per_byte"), ".3f"),
-        "seeds": group.seeds,
-        "trained on": run["dataset"]["name"],
+        "seeds": group.seeds_text,
+        "trained on": run["dataset"]["name"] if is_trained(run) else "not trained",
         "memories": row["memories"],
         "M": " or ".join(map(size_text, sizes)),
         "eviction": row.get("eviction") or "",

@@ -11,7 +11,7 @@ import numpy as np
 from trime.metrics import mean_over_seeds
 from trime.report.command_lines import PATH_SETTINGS, split_command
 from trime.report.tables import metric_name, metric_names, metric_value
-from trime.report.texts import evaluated_text, other_texts
+from trime.report.texts import evaluated_text, is_trained, other_texts
 
 Run = dict[str, Any]
 VOCABULARY = "vocabulary"  # the name of the row without memory
@@ -31,6 +31,13 @@ class Group(NamedTuple):
     def seeds(self) -> str:
         """Return the seeds, separated by commas."""
         return ", ".join(str(run["seed"]) for run in self.runs)
+
+    @property
+    def seeds_text(self) -> str:
+        """Return the seeds as tables print them, or that none mattered."""
+        if not is_trained(self.first) and "fitted" not in self.dev[0]:
+            return "no seed: nothing was trained"
+        return f"seed {self.seeds}" if len(self.runs) == 1 else f"{len(self.runs)} seeds: {self.seeds}"
 
     @property
     def row(self) -> dict[str, Any]:
@@ -182,7 +189,8 @@ def group_labels(groups: list[Group]) -> list[str]:
 
 def text_words(run: Run) -> list[str]:
     """Return which texts a model learned from and its datastore holds, for runs that differ in them."""
-    return [f"({f'{what} {name} {text[:4]}'.rstrip()})" for what, (name, text) in other_texts(run).items()]
+    words = {"trained on": "trained on" if is_trained(run) else "not trained, vocabulary of"}
+    return [f"({f'{words.get(what, what)} {name} {text[:4]}'.rstrip()})" for what, (name, text) in other_texts(run).items()]
 
 
 def overrides_of(run: Run) -> list[str]:

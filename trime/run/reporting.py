@@ -24,7 +24,7 @@ from trime.report.memories import memories_section, memories_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, sample_sections, write_page
 from trime.report.results import write_results
 from trime.report.tables import EDGE_NOTE, FITTED_NOTE, analysis_text, applicable, markdown, replay_text, run_table, to_csv
-from trime.report.texts import evaluated_text, text_facts, text_notes
+from trime.report.texts import evaluated_text, is_trained, text_facts, text_notes
 from trime.run.collect import collect_results, keep_provenance, made_from
 from trime.run.provenance import provenance
 from trime.stages.analysis.per_token import FILE
@@ -114,6 +114,7 @@ def run_page(results: dict[str, Any], table: Table, history: Path, figures: list
         f"seed {results['seed']}",
         *([f"{results['parameters']:,} parameters"] if results["parameters"] else []),
         *([f"{train['updates']:,} updates"] if train.get("updates") else []),
+        *([] if is_trained(results) else ["not trained"]),
         f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores",
         commit_fact(results),
     ]
