@@ -17,9 +17,10 @@ from trime.report.bootstrap import difference
 from trime.report.command_lines import without_paths
 from trime.report.comparison_table import compare_table, order_table
 from trime.report.figures.canvas import save_panels
-from trime.report.figures.comparison import policies_panels
+from trime.report.figures.comparison import compare_picture, policies_panels
 from trime.report.groups import Group, baseline_of, group_labels, group_runs, rank_groups
 from trime.report.tables import EDGE, run_table
+from trime.report.texts import text_notes
 from trime.stages.tune import at_grid_edge
 from trime.types import Contexts, Mass, TokenPosition
 
@@ -253,3 +254,15 @@ def test_a_model_as_it_is_was_not_trained_and_has_no_seed() -> None:
     found = {line[0]: (line[header.index("trained on")], line[header.index("seeds")]) for line in lines}
     assert found["a"] == ("text", "2 seeds: 0, 1") and found["c"] == ("text", "seed 3")
     assert found["b"] == ("not trained", "no seed: nothing was trained")
+
+
+def test_results_that_are_no_numbers_are_named_and_rank_last(tmp_path: Path) -> None:
+    """Results of earlier versions may hold NaN, by which nothing can be sorted."""
+    runs = [made("a", 0, [4.0] * 12), made("broken", 0, [math.nan] * 12), made("b", 0, [3.0] * 12)]
+    groups = group_runs(runs)
+    _, lines = compare_table(groups, "a", {})
+    assert [line[0] for line in lines] == ["broken", "a", "b"] and lines[0][1:3] == ["not finite"] * 2
+    assert "nan" not in f"{lines}{run_table(runs[1])}"
+    (note,) = [note for note in text_notes(runs[1]) if "NaN" in note]
+    assert note.startswith("Results of vocabulary are not finite")
+    assert compare_picture([groups], tmp_path / "picture.png").is_file()

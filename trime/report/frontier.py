@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, save_panels
 from trime.report.groups import memory_size, size_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
-from trime.report.tables import TableRows, markdown, metric_name, to_csv
+from trime.report.tables import TableRows, decimals, markdown, metric_name, to_csv
 from trime.report.texts import evaluated_text
 
 AXES = (
@@ -89,7 +90,7 @@ def frontier_points(runs: list[dict[str, Any]]) -> list[Point]:
                     f"{point.label} occurs twice, with {first.dev:.2f} and {point.dev:.2f} on dev: runs of one frontier may "
                     "differ only in index, K and precision of keys; report the others separately"
                 )
-    return sorted(points.values(), key=lambda point: point.dev)
+    return sorted(points.values(), key=lambda point: (math.isnan(point.dev), point.dev))
 
 
 def external_of(run: dict[str, Any]) -> External:
@@ -166,7 +167,7 @@ def frontier_table(points: list[Point], metric: str) -> tuple[list[str], TableRo
         external = point.external
         searched = [external.index, str(external.k), external.precision] if external else ["", "", ""]
         fronts = [name for cost, name in (("seconds", "speed"), ("gb", "size")) if point in by_cost[cost]]
-        values = [f"{point.dev:.2f}", f"{point.test:.2f}", f"{1e3 * point.seconds:.2f}", f"{point.gb:.3g}"]
+        values = [decimals(point.dev), decimals(point.test), f"{1e3 * point.seconds:.2f}", f"{point.gb:.3g}"]
         lines.append([point.names, *searched, *values, ", ".join(fronts)])
     return header, lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -109,7 +110,14 @@ def fitted_part(run: Run) -> Run:
 def rank_groups(groups: list[Group]) -> tuple[str, list[Group]]:
     """Return the metric (BLEU if all groups translate), and the groups sorted by it, the worst first."""
     metric = "BLEU" if all("bleu" in group.row for group in groups) else metric_names([group.first for group in groups])
-    return metric, sorted(groups, key=lambda group: group.mean("test", metric), reverse=metric != "BLEU")
+    lower_is_better = metric != "BLEU"
+    worst = math.inf if lower_is_better else -math.inf
+
+    def result(group: Group) -> float:
+        value = group.mean("test", metric)
+        return worst if math.isnan(value) else value
+
+    return metric, sorted(groups, key=result, reverse=lower_is_better)
 
 
 def group_runs(runs: list[Run]) -> list[Group]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -63,6 +64,14 @@ def processor_text(row: dict[str, Any]) -> str:
     """Return the processor time of a row as tables print it; nothing for results of earlier versions, which lack it."""
     milliseconds = row.get(PROCESSOR_KEY)
     return "" if milliseconds is None else f"{milliseconds:,.3f}"
+
+
+NOT_FINITE = "not finite"  # in place of nan, which results of earlier versions may hold
+
+
+def decimals(value: float) -> str:
+    """Return a result with two decimals, as tables print it, or that it is not finite."""
+    return f"{value:.2f}" if math.isfinite(value) else NOT_FINITE
 
 
 def metric_value(row: dict[str, Any]) -> float:
@@ -142,8 +151,8 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
         [
             test["memories"],
             *([f"{test['bleu']:.2f}", f"{valid['bleu']:.2f}"] if translated else []),
-            f"{metric_value(test):.2f}",
-            f"{metric_value(valid):.2f}",
+            decimals(metric_value(test)),
+            decimals(metric_value(valid)),
             f"{test['tokens']:,}",
             *([f"{valid['tokens']:,}"] if differ else []),
             test["search"] or "",
@@ -204,4 +213,4 @@ def replay_metrics(metric: str | None) -> dict[str, Callable[[dict[str, Any]], f
 
 def format_loss(loss: float | None, metric: str) -> str:
     """Return a loss converted to a metric, with two decimals; an empty cell for None."""
-    return "" if loss is None else f"{MEASURES[metric](loss):.2f}"
+    return "" if loss is None else decimals(MEASURES[metric](loss))

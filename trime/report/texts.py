@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 Run = dict[str, Any]
@@ -104,10 +105,13 @@ def text_notes(run: Run) -> list[str]:
     """Return warnings about the evaluated text: few tokens, few documents, many unknown tokens."""
     text, row = evaluated_text(run), run["metrics"]["test"][-1]
     unknown = evaluated_dataset(run).get("unknown", {}).get("test") or 0.0
+    rows = [row for of_split in run["metrics"].values() for row in of_split]
+    broken = dict.fromkeys(row["memories"] for row in rows if math.isnan(row["loss"]))
     warnings = {
         f"These are {text.scored:,} tokens: a smoke test, not a result.": is_smoke_test(run),
         f"These are only {text.scored:,} tokens: judge results by their intervals, which are wide.": text.scored < FEW_TOKENS
         and not is_smoke_test(run),
+        f"Results of {', '.join(broken)} are not finite (NaN): nothing can be compared with them.": bool(broken),
         FEW_DOCUMENTS: str(row.get("bootstrap_unit", "")).startswith("parts"),
         UNKNOWN_NOTE.format(100 * unknown): unknown > MANY_UNKNOWN,
     }

@@ -43,6 +43,7 @@ def compare_picture(texts: list[list[Group]], path: Path) -> Path:
 def compare_panel(axis: Any, groups: list[Group]) -> None:
     """Draw the last row of each group, the worst first, with its 95 % interval and a dot for each seed."""
     metric, groups = rank_groups(groups)
+    groups = [group for group in groups if np.isfinite(group.mean("test", metric))] or groups
     colours = [BLUE if is_trained_by_trime(group) else GREY for group in groups]
     names = [mark_edge(label, group.dev) for label, group in zip(group_labels(groups), groups, strict=True)]
     intervals = [interval_of(group) for group in groups]
