@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -54,15 +55,24 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def processor_seconds() -> float:
+    """Return the processor time of all threads of this process, and of its child processes that have ended.
+
+    Unlike elapsed time, it does not grow when other programs use the machine.
+    """
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
 class ResourceUsage:
-    """Elapsed seconds and peak memory since construction: of the GPU if there is one, otherwise of the process."""
+    """Elapsed and processor seconds, and peak memory (of the GPU if there is one, or of the process), since construction."""
 
     def __init__(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         else:
             reset_process_peak()  # slow when a lot of memory has just been freed
-        self.start = time.perf_counter()
+        self.start, self.processor_start = time.perf_counter(), processor_seconds()
 
     @property
     def seconds(self) -> float:
@@ -75,20 +85,33 @@ class ResourceUsage:
         return round(process_peak() / 2**20, 1)
 
     def note(self) -> dict[str, Any]:
-        """Return seconds and peak memory, to be kept with what was made."""
-        return {"seconds": self.seconds, "peak_memory_mb": self.peak_memory_mb}
+        """Return elapsed and processor seconds and peak memory, to be kept with what was made."""
+        processor = processor_seconds() - self.processor_start
+        return {"seconds": self.seconds, "processor_seconds": processor, "peak_memory_mb": self.peak_memory_mb}
 
 
 class Usage:
-    """Seconds and peak memory of work that was done in parts, from the note of each."""
+    """Seconds and peak memory of work that was done in parts, from the note of each.
+
+    Earlier versions noted no processor time: it is None if a part lacks it.
+    """
 
     def __init__(self) -> None:
         self.seconds = self.peak_memory_mb = 0.0
+        self.processor_seconds: float | None = 0.0
 
     def add(self, note: Mapping[str, Any]) -> None:
         """Add the seconds of a part, and its peak if it is the largest so far."""
         self.seconds += note["seconds"]
+        of_part = note.get("processor_seconds")
+        if self.processor_seconds is not None:
+            self.processor_seconds = None if of_part is None else self.processor_seconds + of_part
         self.peak_memory_mb = max(self.peak_memory_mb, note["peak_memory_mb"])
+
+
+def processor_ms(seconds: float | None, tokens: int) -> dict[str, float]:
+    """Return the processor time in ms per token as a field of results; none if it is not known."""
+    return {} if seconds is None or not tokens else {"processor_ms_per_token": round(1e3 * seconds / tokens, 5)}
 
 
 def reset_process_peak() -> None:

@@ -172,7 +172,7 @@ def without_measured(content: Any) -> Any:
     if isinstance(content, list):
         return [*map(without_measured, content)]
     measured = {"seconds", "build_seconds", "tokens_per_second", "peak_memory_mb"}
-    measured |= {"encode_seconds_per_token", "seconds_per_token"}
+    measured |= {"encode_seconds_per_token", "seconds_per_token", "processor_seconds", "processor_ms_per_token"}
     return (
         {name: without_measured(content[name]) for name in content.keys() - measured} if isinstance(content, dict) else content
     )

@@ -6,6 +6,14 @@ import math
 from typing import Any
 
 
+def answered(policy: str, size: int, share: float, prompt_tokens: int = 1000, questions: int = 50) -> dict[str, Any]:
+    """Return an answering run with this share of answers."""
+    row = {"exact_match": share, "contained": share, "questions": questions, "prompt_tokens": prompt_tokens}
+    row |= {"memory_size": size, "query_size": 0, "eviction": policy, "max_prompt_tokens": None, "chunk": 512}
+    about = {"name": "passkey", "seed": 0, "model": "a model", "config_hash": f"{policy}{size}"}
+    return about | {"questions": {"words": 720, "seed": 0}, "metrics": {"test": [row]}}
+
+
 def made(
     name: str, seed: int, losses: list[float], policy: str | None = None, size: int | list[int] | None = None
 ) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from trime.report.bootstrap import difference
 from trime.report.command_lines import without_paths
 from trime.report.comparison_table import compare_table, order_table
 from trime.report.figures.canvas import save_panels
-from trime.report.figures.comparison import policies_panels
+from trime.report.figures.comparison import compare_picture, policies_panels
 from trime.report.groups import Group, baseline_of, group_labels, group_runs, rank_groups
 from trime.report.tables import EDGE, run_table
+from trime.report.texts import text_notes
 from trime.stages.tune import at_grid_edge
 from trime.types import Contexts, Mass, TokenPosition
 
@@ -88,7 +89,15 @@ def test_tuned_sizes_do_not_part_seeds() -> None:
     for run in runs:
         run["metrics"]["test"][0]["tuned"] = {"memory_size": run["metrics"]["test"][0]["memory_size"]}
     assert [group.seeds for group in group_runs(runs)] == ["0, 1"]
-    assert len(group_runs([*runs, *(run | {"seed": 0} for run in runs)])) == 2
+    assert len(group_runs([*runs, runs[1] | {"seed": 0}])) == 2
+
+
+def test_the_same_seed_run_again_is_no_second_seed() -> None:
+    """As when a run is repeated by other code: its losses differ a little, which says nothing of seeds."""
+    again = made("m", 0, [4.1]) | {"commit": "abcdef012345"}
+    groups = group_runs([made("m", 0, [4.0]) | {"commit": "123456789abc"}, again])
+    assert [group.seeds for group in groups] == ["0", "0"]
+    assert group_labels(groups) == ["m (made at 1234567)", "m (made at abcdef0)"]
 
 
 def test_the_opponent_is_the_policy_at_the_same_size_or_the_experiment() -> None:
@@ -236,3 +245,24 @@ def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
     assert {line[0]: line[header.index(f"tuned to an edge {EDGE}")] for line in lines} == {"edge": "τ", "inside": ""}
     assert not any(EDGE in name for name in compare_table(group_runs([inside]), "inside", {})[0])
     assert order_table(groups, {"paper": {"edge": [1.0], "inside": [2.0]}})[1][0][1:3] == ["inside", f"edge {EDGE}"]
+
+
+def test_a_model_as_it_is_was_not_trained_and_has_no_seed() -> None:
+    trained = [made("a", seed, [4.0 + seed]) for seed in (0, 1)]
+    read = made("b", 0, [4.0]) | {"train": {"updates": 0}}
+    header, lines = compare_table([Group(trained), Group([read]), Group([made("c", 3, [4.0])])], "a", {})
+    found = {line[0]: (line[header.index("trained on")], line[header.index("seeds")]) for line in lines}
+    assert found["a"] == ("text", "2 seeds: 0, 1") and found["c"] == ("text", "seed 3")
+    assert found["b"] == ("not trained", "no seed: nothing was trained")
+
+
+def test_results_that_are_no_numbers_are_named_and_rank_last(tmp_path: Path) -> None:
+    """Results of earlier versions may hold NaN, by which nothing can be sorted."""
+    runs = [made("a", 0, [4.0] * 12), made("broken", 0, [math.nan] * 12), made("b", 0, [3.0] * 12)]
+    groups = group_runs(runs)
+    _, lines = compare_table(groups, "a", {})
+    assert [line[0] for line in lines] == ["broken", "a", "b"] and lines[0][1:3] == ["not finite"] * 2
+    assert "nan" not in f"{lines}{run_table(runs[1])}"
+    (note,) = [note for note in text_notes(runs[1]) if "NaN" in note]
+    assert note.startswith("Results of vocabulary are not finite")
+    assert compare_picture([groups], tmp_path / "picture.png").is_file()

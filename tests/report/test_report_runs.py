@@ -60,8 +60,10 @@ def test_runs_on_different_texts_share_no_table(tmp_path: Path) -> None:
 def test_a_text_says_what_it_is() -> None:
     run = on({"tokens": {"test": 5000}, "unknown": {"test": 0.0812}, "path": "/books"}, "a", 4.0)
     assert text_facts(run) == "text (f1, 10 symbols): 1,200 tokens of 5,000 of test scored, 8.1 % <unk>, in /books"
-    smoke_test, unknown = text_notes(run)
-    assert "1,200 tokens" in smoke_test and "8.1 % of test is <unk>" in unknown
+    few, unknown = text_notes(run)
+    assert "1,200 tokens: judge results by their intervals" in few and "8.1 % of test is <unk>" in unknown
+    run["metrics"]["test"][-1]["documents"] = [[400.0, 600], [400.0, 600]]
+    assert "1,200 tokens: a smoke test" in text_notes(run)[0], "without an interval"
     run["dataset"]["unknown"] = {"test": 0.001}
     run["metrics"]["test"][-1] |= {"tokens": 10_000, "bootstrap_unit": "parts of 512 tokens"}
     assert len(text_notes(run)) == 1 and "few documents" in text_notes(run)[0]

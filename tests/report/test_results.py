@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.results import made
 from trime.errors import UserError
-from trime.report.results import CHECKSUM, read_run, write_results
+from trime.report.report_runs import keep_results
+from trime.report.results import CHECKSUM, distinct_runs, find_runs, read_run, write_results
 
 RESULTS = {"name": "trime", "seed": 3, "metrics": {"test": [{"loss": 1.1, "documents": [[2.5, 3]], "k": None}]}, "by": {8: 0.1}}
 
@@ -39,3 +42,74 @@ def test_changed_results_are_refused(old: str, new: str, tmp_path: Path) -> None
     file.write_text(changed)
     with pytest.raises(UserError, match="was changed after it was written"):
         read_run(file)
+
+
+def write_run(folder: Path, name: str, seed: int = 0, loss: float = 4.0) -> Path:
+    """Write the results of a run as its folder holds them; return the folder."""
+    folder.mkdir(parents=True)
+    results = made(name, seed, [loss] * 12) | {"commit": "abc", "command": f"python cli.py experiment={name}"}
+    write_results(folder / "results.json", results | {"config_hash": "same", "artefacts": {"fit": str(folder)}})
+    return folder
+
+
+def test_results_are_found_wherever_they_were_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By folder, file or pattern, whatever the folder's name; files of another form are named."""
+    run = write_run(tmp_path / "runs" / "a" / "1234", "a")
+    (run / "replay.json").write_text("{}")
+    keep_results([read_run(run / "results.json")], tmp_path / "passkey")
+    (kept,) = (tmp_path / "passkey").iterdir()
+    capsys.readouterr()
+    for pattern in (
+        "runs",
+        "runs/a",
+        "runs/*/*",
+        "runs/**",
+        "runs/a/1234/results.json",
+        "passkey",
+        "passkey/*",
+        f"*/{kept.name}",
+    ):
+        (found,) = find_runs([str(tmp_path / pattern)])
+        assert found["name"] == "a"
+    assert not capsys.readouterr().out
+    (tmp_path / "passkey" / "speed.json").write_text("[1]")
+    assert len(find_runs([str(tmp_path / "passkey")])) == 1 and "speed.json" in capsys.readouterr().out
+    find_runs([str(tmp_path / "passkey" / "*"), str(tmp_path / "absent")])
+    assert "absent matches no results" in capsys.readouterr().out
+    kept.write_text(kept.read_text()[:-20])
+    with pytest.raises(UserError, match=f"{kept.name} is truncated"):
+        find_runs([str(tmp_path / "passkey")])
+
+
+def test_one_observation_is_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Copies, kept results and links are the run itself, and so are another name or a seed that changed nothing."""
+    run = write_run(tmp_path / "a", "a")
+    shutil.copytree(run, tmp_path / "backup_of_a")
+    (tmp_path / "link").symlink_to(run)
+    keep_results([read_run(run / "results.json")], tmp_path / "kept")
+    write_run(tmp_path / "b", "b")
+    write_run(tmp_path / "untrained", "a", seed=1)
+    write_run(tmp_path / "other", "a", seed=2, loss=4.5)
+    capsys.readouterr()
+    distinct = distinct_runs(find_runs([str(tmp_path)]))
+    assert [(run["name"], run["seed"]) for run in distinct] == [("a", 0), ("a", 2)]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "counted once" in line and "b seed 0 (of a seed 0)" in line and "a seed 1 (of a seed 0)" in line
+
+
+def test_the_same_share_of_other_questions_is_another_observation() -> None:
+    """Answers to questions of another seed, or of another model, may be as many by chance."""
+    row = {"exact_match": 1.0, "contained": 1.0, "questions": 5, "by_depth": []}
+    run = {
+        "name": "passkey",
+        "seed": 0,
+        "config_hash": "same",
+        "questions": {"seed": 0, "path": "/a"},
+        "metrics": {"test": [row]},
+    }
+    others = [
+        run | {"questions": {"seed": 1}},
+        run | {"small_model": {"steps": 5}},
+        run | {"small_model": {"steps": 5}, "seed": 1},
+    ]
+    assert distinct_runs([run, *others, run | {"questions": {"seed": 0, "path": "/b"}}]) == [run, *others]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import csv
 import io
 
-from trime.report.tables import to_csv
+from tests.helpers.results import made
+from trime.metrics import ResourceUsage, Usage, processor_ms
+from trime.report.comparison_table import compare_table
+from trime.report.groups import group_runs
+from trime.report.tables import run_table, to_csv
 
 
 def test_csv_holds_plain_numbers() -> None:
@@ -31,3 +35,23 @@ def test_csv_holds_plain_numbers() -> None:
 
 def test_a_table_without_lines_has_its_header() -> None:
     assert to_csv(["run", "test"], []) == "run,test\r\n"
+
+
+def test_speed_is_the_processors_time_or_nothing() -> None:
+    """Tokens a second fall when another job runs; results of earlier versions have no other measure."""
+    old, new = made("m", 0, [4.0]), made("m", 0, [4.0])
+    new["metrics"]["test"] = [new["metrics"]["test"][0] | {"processor_ms_per_token": 0.2836}]
+    header, (line,) = run_table(new)
+    assert line[header.index("processor ms/token")] == "0.284"
+    compared, _ = compare_table(group_runs([new]), "a", {})
+    assert "processor ms/token" in compared and not [title for title in (*header, *compared) if "/s" in title]
+    assert "processor ms/token" not in [*run_table(old)[0], *compare_table(group_runs([old]), "a", {})[0]]
+
+
+def test_processor_time_is_known_if_every_part_noted_it() -> None:
+    usage = Usage()
+    usage.add(ResourceUsage().note() | {"processor_seconds": 0.25})
+    usage.add({"seconds": 1.0, "processor_seconds": 0.5, "peak_memory_mb": 1.0})
+    assert processor_ms(usage.processor_seconds, 1000) == {"processor_ms_per_token": 0.75}
+    usage.add({"seconds": 1.0, "peak_memory_mb": 1.0})  # of an earlier version
+    assert processor_ms(usage.processor_seconds, 1000) == {}

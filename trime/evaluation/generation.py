@@ -228,11 +228,28 @@ def top_attention(step: AttributedToken, count: int) -> list[tuple[str, float, i
 
 
 def top_entries(step: AttributedToken, count: int) -> list[tuple[str, float, int]]:
-    """Return the entries that contribute most to a step's token: memory, share of its probability, source."""
+    """Return the entries that contribute most to a step's token: memory, share of its probability, source.
+
+    Those of the memory that contributes most come first, and at least one of them is there: its mass may be spread over so
+    many entries that single ones of other memories are larger.
+    """
     contributions = [
         (name, float(weight[entry]), int(entries.source[entry]))
         for name, entries in step.entries.items()
         for weight in (step.attribution.weights[name].masked_fill(entries.token != step.token, 0),)
         for entry in weight.topk(min(count, len(weight))).indices.tolist()
     ]
-    return sorted((one for one in contributions if one[1] > 0), key=lambda one: -one[1])[:count]
+    ranked = sorted((one for one in contributions if one[1] > 0), key=lambda one: -one[1])
+    largest = max(step.entries, key=lambda name: float(step.attribution.parts[name][step.token]), default=None)
+    best = [one for one in ranked if one[0] == largest][:1]
+    chosen = [*best, *(one for one in ranked if one not in best)][:count]
+    return sorted(chosen, key=lambda one: one[0] != largest)
+
+
+def agreeing_entries(step: AttributedToken) -> dict[str, tuple[int, int]]:
+    """Return for each memory how many of its entries hold a step's token, and how many it has."""
+    filled = {name: entries.similarity > -torch.inf for name, entries in step.entries.items()}
+    return {
+        name: (int((filled[name] & (entries.token == step.token)).sum()), int(filled[name].sum()))
+        for name, entries in step.entries.items()
+    }

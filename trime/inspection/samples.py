@@ -24,6 +24,7 @@ class Samples(Artefact):
     """``samples.json``: passages of the report page, read like prompts, with evaluation's windows and tuned memories."""
 
     kind, stage, depends_on = "samples", "report", ("report.samples",)
+    format = 2  # 2: entries of the largest memory first, and how many agree
     summary_file = "samples.json"
     unhashed = ("evaluate.block", "evaluate.context", "model")
 

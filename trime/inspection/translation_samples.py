@@ -20,6 +20,7 @@ class TranslationSamples(Artefact):
     """``samples.json``: translations of the report page, with the last row's memory and tuned settings."""
 
     kind, stage, depends_on = "samples", "report", ("report.samples.passages", "report.samples.entries")
+    format = 2  # 2: entries of the largest memory first, and how many agree
     summary_file = "samples.json"
 
     def __init__(self, plan: TranslationPlan):

@@ -14,7 +14,15 @@ from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
-from trime.evaluation.generation import AttributedToken, Continuation, TokenSampler, WindowLengths, top_attention, top_entries
+from trime.evaluation.generation import (
+    AttributedToken,
+    Continuation,
+    TokenSampler,
+    WindowLengths,
+    agreeing_entries,
+    top_attention,
+    top_entries,
+)
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.text_scorer import TextScorer
 from trime.inspection.stored_text import CONTEXT, entry_sources
@@ -31,12 +39,16 @@ from trime.stages.evaluate import policy_name
 
 
 class GeneratedToken(NamedTuple):
-    """A token with its probability, the parts of that by source, and the entries that contributed most."""
+    """A token with its probability, the parts of that by source, and the entries that contributed most.
+
+    ``agreeing`` is the number of each memory's entries that hold the token, and of all its entries.
+    """
 
     text: str
     probability: float
     parts: dict[str, float]
     entries: list[dict[str, Any]]
+    agreeing: dict[str, tuple[int, int]] | None = None
 
 
 @runtime_checkable
@@ -88,7 +100,8 @@ def describe_step(
     parts = {name: float(part[step.token]) for name, part in step.attribution.parts.items()}
     top = [*top_entries(step, count), *top_attention(step, count)] if count else []
     entries = [describe_entry(memory, share, *locate(memory, number)) for memory, share, number in top]
-    return GeneratedToken(text([step.token]), float(step.attribution.probability[step.token]), parts, entries)
+    probability = float(step.attribution.probability[step.token])
+    return GeneratedToken(text([step.token]), probability, parts, entries, agreeing_entries(step) if count else None)
 
 
 def last_row_memories(plan: Plan) -> set[str]:

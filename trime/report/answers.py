@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from trime.metrics import share_interval
 from trime.report.figures.canvas import BLUE, ORANGE, draw_grid
-from trime.report.tables import TableRows
+from trime.report.tables import PROCESSOR_KEY, PROCESSOR_TIME, TableRows, processor_text
 
 Runs = list[dict[str, Any]]
 MEASURED = ("exact_match", "contained")  # the measures by which an answer may count
@@ -29,12 +29,13 @@ class Share(NamedTuple):
 def answers_table(runs: Runs) -> tuple[list[str], TableRows]:
     """Return header and lines of the table of runs, the best first by the measure that counts."""
     header = ["run", "eviction", "M", "prompt tokens", "exact match, % [95 %]", "contained, % [95 %]", "questions"]
-    header += ["seed", "N", "truncated to", "tokens/s", "peak MB"]
-    return header, [answers_line(run) for run in sorted(runs, key=lambda run: -counted(run)[1])]
+    timed = any(map(processor_text, map(result_row, runs)))
+    header += ["seed", "N", "truncated to", *[PROCESSOR_TIME] * timed, "peak MB"]
+    return header, [answers_line(run, timed) for run in sorted(runs, key=lambda run: -counted(run)[1])]
 
 
-def answers_line(run: dict[str, Any]) -> list[str]:
-    """Return a run's line of the table."""
+def answers_line(run: dict[str, Any], timed: bool) -> list[str]:
+    """Return a run's line of the table, with its processor time where ``timed``."""
     row = result_row(run)
     return [
         *(run["name"], row["eviction"], str(row["memory_size"])),
@@ -42,7 +43,8 @@ def answers_line(run: dict[str, Any]) -> list[str]:
         *(str(Share(row[measure], row["questions"])) if measure in row else "" for measure in MEASURED),
         *(f"{row['questions']:,}", str(run["seed"]), query_size_text(row)),
         f"last {row['max_prompt_tokens']:,}" if row["max_prompt_tokens"] else "",
-        *(f"{row['tokens_per_second']:,.0f}", f"{row['peak_memory_mb']:,.0f}"),
+        *[processor_text(row)] * timed,
+        f"{row['peak_memory_mb']:,.0f}",
     ]
 
 
@@ -59,7 +61,7 @@ def query_size_text(row: dict[str, Any]) -> str:
 
 RESULTS = {
     *("exact_match", "contained", "questions", "tokens", "prompt_tokens", "by_depth"),
-    *("tokens_per_second", "peak_memory_mb", "missing_evidence"),
+    *("tokens_per_second", PROCESSOR_KEY, "peak_memory_mb", "missing_evidence"),
 }
 OWN_COLUMNS = {"memory_size", "query_size", "eviction", "max_prompt_tokens"}
 
@@ -78,7 +80,8 @@ def label_runs(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
 def settings_of(run: dict[str, Any]) -> dict[str, Any]:
     """Return a run's settings of model, questions and reading, without those that have columns of their own."""
     model = run.get("small_model") or {"model": run["model"]}
-    questions = {key: value for key, value in run["questions"].items() if key not in ("seed", "words")}
+    questions = {key: value for key, value in run["questions"].items() if key not in ("seed", "words", "_target_")}
+    questions |= {"questions": run["questions"]["_target_"].rpartition(".")[2]} if "_target_" in run["questions"] else {}
     reading = {key: value for key, value in result_row(run).items() if key not in RESULTS | OWN_COLUMNS}
     return model | questions | run.get("answering", {}) | reading
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from trime.metrics import ARRAY_MEASURES
 from trime.report.groups import Group, document_losses, seed_pairs
-from trime.report.tables import metric_name
+from trime.report.tables import NOT_FINITE, metric_name
+from trime.report.texts import FEWEST
 
 DRAWS = 10_000
-FEWEST = 10  # units (documents, parts or sentences, of each seed) below which an interval means too little for a verdict
 
 
 class Difference(NamedTuple):
@@ -47,6 +47,8 @@ class Difference(NamedTuple):
         return self.units >= FEWEST and not math.isnan(self.low)
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return NOT_FINITE
         few = "" if self.has_verdict or math.isnan(self.low) else f" no verdict: {self.units} resampled, {FEWEST} needed"
         return f"{self.value:+.2f} {self.interval}{few}" + " no difference shown" * (self.has_verdict and not self.significant)
 

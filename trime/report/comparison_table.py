@@ -10,7 +10,18 @@ import numpy as np
 
 from trime.report.bootstrap import bleu_difference, difference
 from trime.report.groups import Group, baseline_of, comparable, group_labels, memory_size, rank_groups, size_text
-from trime.report.tables import EDGE, TableRows, edge_settings, mark_edge, metric_names
+from trime.report.tables import (
+    EDGE,
+    PROCESSOR_KEY,
+    PROCESSOR_TIME,
+    TableRows,
+    decimals,
+    edge_settings,
+    mark_edge,
+    metric_names,
+    processor_text,
+)
+from trime.report.texts import is_trained
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
 PublishedResults = dict[str, dict[str, list[float]]]
@@ -75,21 +86,21 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
     return {
         "test BLEU": format_optional(group.bleu("test"), ".2f"),
         f"BLEU vs {baseline}": str((other and "bleu" in row and bleu_difference(group, other)) or ""),
-        f"test {metric}": f"{group.mean('test'):.2f}",
+        f"test {metric}": decimals(group.mean("test")),
         INTERVAL.format(baseline): str(difference(group, other)) if other else "",
         "dev BLEU": format_optional(group.bleu("valid"), ".2f"),
-        f"dev {metric}": f"{group.mean('valid'):.2f}",
+        f"dev {metric}": decimals(group.mean("valid")),
         "test bits/byte": format_optional(group.average_cell("bits_per_byte"), ".3f"),
-        "seeds": group.seeds,
-        "trained on": run["dataset"]["name"],
+        "seeds": group.seeds_text,
+        "trained on": run["dataset"]["name"] if is_trained(run) else "not trained",
         "memories": row["memories"],
         "M": " or ".join(map(size_text, sizes)),
         "eviction": row.get("eviction") or "",
         "params": count_text(run["parameters"]) if run["parameters"] else "",
         "search": row["search"] or "",
         "recall": format_optional(recall, ".2f"),
-        "train tok/s": format_optional(group.average(lambda run: run["train"].get("tokens_per_second")), ",.0f"),
-        "eval tok/s": format_optional(group.average_cell("tokens_per_second"), ",.0f"),
+        f"train {PROCESSOR_TIME}": processor_text({PROCESSOR_KEY: group.average(lambda run: run["train"].get(PROCESSOR_KEY))}),
+        PROCESSOR_TIME: processor_text({PROCESSOR_KEY: group.average_cell(PROCESSOR_KEY)}),
         "memory MB": format_optional(group.average_cell("peak_memory_mb"), ",.0f"),
         f"tuned to an edge {EDGE}": edge_settings(group.dev),
     }

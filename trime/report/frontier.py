@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig
 
 from trime.errors import UserError
 from trime.io import write_atomically
 from trime.metrics import MEASURES
+from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, save_panels
 from trime.report.groups import memory_size, size_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
-from trime.report.tables import TableRows, markdown, metric_name, to_csv
+from trime.report.tables import TableRows, decimals, markdown, metric_name, to_csv
 from trime.report.texts import evaluated_text
 
 AXES = (
     ("seconds", 1e6, "µs/token", "log"),
     ("gb", 1, "GB of memories, without the model", "linear"),
 )  # cost, factor to the displayed unit, label, scale
-NOTE = "Pareto fronts are chosen on dev. The time per token is that of model, memories and mixture in one pass."
+NOTE = (
+    "Pareto fronts are chosen on dev. The time per token is the elapsed time of model, memories and mixture in one pass: "
+    "compare runs of one machine that did nothing else."
+)
 TOLERANCE = 0.02  # relative difference of a subset's dev results in two runs: fits differ between machines
-NEARLY_BEST = 1.01  # times the best dev perplexity, for the fastest point that is advised beside the best
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Point:
     test: float
     seconds: float
     gb: float
+    documents: tuple[tuple[float, float], ...] = ()  # summed loss and tokens of each on test
 
     @property
     def names(self) -> str:
@@ -76,14 +82,15 @@ def frontier_points(runs: list[dict[str, Any]]) -> list[Point]:
             seconds += sum(cost["seconds_per_token"] for cost in costs)
             external = external_of(run) if "external" in names else None
             dev, test = (MEASURES[metric](subset[key]) for key in ("valid_loss", "loss"))
-            point = Point(names, external, dev, test, seconds, sum(cost["bytes"] for cost in costs) / 1e9)
+            documents = tuple((total, count) for total, count in subset["documents"])
+            point = Point(names, external, dev, test, seconds, sum(cost["bytes"] for cost in costs) / 1e9, documents)
             first = points.setdefault((names, external), point)
             if abs(point.dev / first.dev - 1) > TOLERANCE:
                 raise UserError(
                     f"{point.label} occurs twice, with {first.dev:.2f} and {point.dev:.2f} on dev: runs of one frontier may "
                     "differ only in index, K and precision of keys; report the others separately"
                 )
-    return sorted(points.values(), key=lambda point: point.dev)
+    return sorted(points.values(), key=lambda point: (math.isnan(point.dev), point.dev))
 
 
 def external_of(run: dict[str, Any]) -> External:
@@ -103,9 +110,9 @@ def pareto_front(points: list[Point], cost: str) -> list[Point]:
 
 
 def advice(points: list[Point], seconds: float | None, gb: float | None, metric: str) -> str:
-    """Return one sentence of advice: the best point on dev within the budget, each part of which may be None.
+    """Return one sentence of advice: the fastest point within the budget that is as good as the best on dev, noise apart.
 
-    Without a budget: the best point, and the fastest that is nearly as good.
+    Each part of the budget may be None.
     """
     within = [p for p in points if (seconds is None or p.seconds <= seconds) and (gb is None or p.gb <= gb)]
     budget = [*([f"{1e3 * seconds:g} ms a token"] if seconds is not None else []), *([f"{gb:g} GB"] if gb is not None else [])]
@@ -113,13 +120,27 @@ def advice(points: list[Point], seconds: float | None, gb: float | None, metric:
         fastest = min(points, key=lambda point: point.seconds)
         return f"Nothing fits into {' and '.join(budget)}: the fastest is {describe(fastest, metric)}."
     best = within[0]
-    if budget:
-        return f"Within {' and '.join(budget)}, choose {describe(best, metric)}."
-    nearly_best = min((p for p in within if p.dev <= NEARLY_BEST * best.dev), key=lambda point: point.seconds)
-    sentence = f"Best of all is {describe(best, metric)}"
-    if nearly_best is not best:
-        sentence += f"; the fastest within 1 % of its {metric} on dev is {describe(nearly_best, metric)}"
-    return f"{sentence}."
+    chosen = next(p for p in sorted(within, key=lambda p: (p.seconds, p.gb, p.dev)) if p is best or as_good(p, best, metric))
+    limit = f"Within {' and '.join(budget)}, choose" if budget else "Choose"
+    sentence = f"{limit} {describe(chosen, metric)}"
+    if chosen is best:
+        return f"{sentence}, the best on dev."
+    interval = excess(chosen, best, metric).interval
+    return (
+        f"{sentence}; the best on dev, {describe(best, metric)}, is not shown to be better "
+        f"(paired difference {interval}, 95 % over documents of test)."
+    )
+
+
+def as_good(point: Point, best: Point, metric: str) -> bool:
+    """Return whether a point is not shown to be worse on test than the best one on dev; False where no interval is known."""
+    same_text = [count for _, count in point.documents] == [count for _, count in best.documents]
+    return same_text and len(point.documents) > 1 and excess(point, best, metric).low <= 0
+
+
+def excess(point: Point, best: Point, metric: str) -> Difference:
+    """Return the paired difference of a point's test result to that of the best point."""
+    return paired_bootstrap(np.array([[point.documents, best.documents]]), metric)
 
 
 def describe(point: Point, metric: str) -> str:
@@ -130,13 +151,23 @@ def describe(point: Point, metric: str) -> str:
 def frontier_table(points: list[Point], metric: str) -> tuple[list[str], TableRows]:
     """Return header and lines of all points, the best on dev first, with the Pareto fronts they are on."""
     by_cost = {cost: pareto_front(points, cost) for cost in ("seconds", "gb")}
-    header = ["memories", "index", "K", "keys", f"dev {metric}", f"test {metric}", "tokens/s", "GB", "on the Pareto front of"]
+    header = [
+        "memories",
+        "index",
+        "K",
+        "keys",
+        f"dev {metric}",
+        f"test {metric}",
+        "elapsed ms/token",
+        "GB",
+        "on the Pareto front of",
+    ]
     lines = []
     for point in points:
         external = point.external
         searched = [external.index, str(external.k), external.precision] if external else ["", "", ""]
         fronts = [name for cost, name in (("seconds", "speed"), ("gb", "size")) if point in by_cost[cost]]
-        values = [f"{point.dev:.2f}", f"{point.test:.2f}", f"{1 / point.seconds:,.0f}", f"{point.gb:.3g}"]
+        values = [decimals(point.dev), decimals(point.test), f"{1e3 * point.seconds:.2f}", f"{point.gb:.3g}"]
         lines.append([point.names, *searched, *values, ", ".join(fronts)])
     return header, lines
 

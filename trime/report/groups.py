@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +12,7 @@ import numpy as np
 from trime.metrics import mean_over_seeds
 from trime.report.command_lines import PATH_SETTINGS, split_command
 from trime.report.tables import metric_name, metric_names, metric_value
-from trime.report.texts import evaluated_text, other_texts
+from trime.report.texts import evaluated_text, is_trained, other_texts
 
 Run = dict[str, Any]
 VOCABULARY = "vocabulary"  # the name of the row without memory
@@ -30,6 +32,13 @@ class Group(NamedTuple):
     def seeds(self) -> str:
         """Return the seeds, separated by commas."""
         return ", ".join(str(run["seed"]) for run in self.runs)
+
+    @property
+    def seeds_text(self) -> str:
+        """Return the seeds as tables print them, or that none mattered."""
+        if not is_trained(self.first) and "fitted" not in self.dev[0]:
+            return "no seed: nothing was trained"
+        return f"seed {self.seeds}" if len(self.runs) == 1 else f"{len(self.runs)} seeds: {self.seeds}"
 
     @property
     def row(self) -> dict[str, Any]:
@@ -101,14 +110,24 @@ def fitted_part(run: Run) -> Run:
 def rank_groups(groups: list[Group]) -> tuple[str, list[Group]]:
     """Return the metric (BLEU if all groups translate), and the groups sorted by it, the worst first."""
     metric = "BLEU" if all("bleu" in group.row for group in groups) else metric_names([group.first for group in groups])
-    return metric, sorted(groups, key=lambda group: group.mean("test", metric), reverse=metric != "BLEU")
+    lower_is_better = metric != "BLEU"
+    worst = math.inf if lower_is_better else -math.inf
+
+    def result(group: Group) -> float:
+        value = group.mean("test", metric)
+        return worst if math.isnan(value) else value
+
+    return metric, sorted(groups, key=result, reverse=lower_is_better)
 
 
 def group_runs(runs: list[Run]) -> list[Group]:
-    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice."""
+    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice.
+
+    The same seed run again is no further seed: such runs are groups of their own.
+    """
     groups = split_by(runs, experiment_key)
     groups = [part for group in groups for part in split_by(group, settings_key(group))]
-    for key in (memory_size, hash_of):
+    for key in (memory_size, hash_of, made_at, id):
         groups = [part for group in groups for part in ([group] if seeds_differ(group) else split_by(group, key))]
     return [Group(sorted(group, key=lambda run: run["seed"])) for group in groups]
 
@@ -157,19 +176,29 @@ def hash_of(run: Run) -> str:
     return str(run.get("config_hash"))
 
 
+def made_at(run: Run) -> str:
+    """Return the commit and the time at which a run was made."""
+    return ", ".join(filter(None, [str(run.get("commit"))[:7], run.get("created")]))
+
+
 def group_labels(groups: list[Group]) -> list[str]:
-    """Return the groups' names; groups that share one also get the overrides, or the texts, that distinguish them."""
+    """Return the groups' names; groups that share one also get what distinguishes them: overrides, texts, commit and time."""
     overrides = [(group.first["name"], [*overrides_of(group.first), *text_words(group.first)]) for group in groups]
     labels = []
     for name, words in overrides:
         namesakes = [others for other, others in overrides if other == name]
         labels.append(" ".join([name, *(word for word in words if any(word not in others for others in namesakes))]))
-    return labels
+    count = Counter(labels)
+    return [
+        label if count[label] == 1 else f"{label} (made at {made_at(group.first)})"
+        for label, group in zip(labels, groups, strict=True)
+    ]
 
 
 def text_words(run: Run) -> list[str]:
     """Return which texts a model learned from and its datastore holds, for runs that differ in them."""
-    return [f"({f'{what} {name} {text[:4]}'.rstrip()})" for what, (name, text) in other_texts(run).items()]
+    words = {"trained on": "trained on" if is_trained(run) else "not trained, vocabulary of"}
+    return [f"({f'{words.get(what, what)} {name} {text[:4]}'.rstrip()})" for what, (name, text) in other_texts(run).items()]
 
 
 def overrides_of(run: Run) -> list[str]:

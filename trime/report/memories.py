@@ -10,7 +10,7 @@ import numpy as np
 from trime.metrics import MEASURES
 from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.report.page import Section, Table
-from trime.report.tables import TableRows, markdown, metric_name
+from trime.report.tables import TableRows, decimals, markdown, metric_name
 
 NOTE = (
     "Without a memory, the mixture is fitted again on dev with the others. Time is that of the memory alone; MB are its peak "
@@ -28,7 +28,7 @@ def memories_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
     for name, cost in subsets["costs"].items():
         without, added = memory_contribution([results], name)
         costs = [f"{cost['bytes'] / 1e6:,.1f}", f"{1e6 * cost['seconds_per_token']:,.1f}"]
-        lines.append([name, f"{without:.2f}", str(added), *costs, f"{100 * weights[name]['largest']:.1f}"])
+        lines.append([name, decimals(without), str(added), *costs, f"{100 * weights[name]['largest']:.1f}"])
     return header, lines
 
 
@@ -51,7 +51,7 @@ def table_title(results: dict[str, Any]) -> str:
     metric = metric_name(results["metrics"]["test"][-1])
     loss = results["subsets"]["subsets"][-1]["loss"]
     mixture = results["subsets"]["mixture"]
-    return f"Contribution of each memory ({mixture} mixture of all: test {metric} {MEASURES[metric](loss):.2f})"
+    return f"Contribution of each memory ({mixture} mixture of all: test {metric} {decimals(MEASURES[metric](loss))})"
 
 
 def memories_text(results: dict[str, Any]) -> str:

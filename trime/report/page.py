@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from trime.io import write_atomically
 from trime.report.figures.canvas import Panel, colour_of, draw_svg
-from trime.report.figures.passages import from_memories, largest_memory, memory_share
+from trime.report.figures.passages import from_memories, largest_memory, memory_share, part_texts
 from trime.report.tables import TableRows, is_numeric
 
 SHOWN_BEFORE = 400  # characters of the text before a passage
@@ -100,7 +100,8 @@ def token_content(token: dict[str, Any]) -> dict[str, Any]:
         "from_memories": from_memories(token),
         "colour": colour_of(largest_memory(parts)),
         "share": memory_share(token),
-        "split": ", ".join(f"{name} {part:.4f}" for name, part in parts.items()),
+        "split": ", ".join(part_texts(token)),
+        "entries": sorted(token["entries"], key=lambda entry: entry["memory"] != largest_memory(parts)),
         "bars": [{"width": 100 * part / (probability or 1), "colour": colour_of(name)} for name, part in parts.items()],
     }
 

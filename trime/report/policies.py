@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from functools import partial
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
+from trime.metrics import share_interval
 from trime.report.answers import Runs, Share, counted, label_runs, measure_of, measures, query_size_text, result_row
-from trime.report.figures.canvas import BLUE, GREY, Panel, finish_size_axis
+from trime.report.figures.canvas import BLUE, GREY, Panel, finish_size_axis, line_style
 from trime.report.tables import TableRows
 
 OPACITY = 0.6  # of a cell of 100 %, so that numbers in it are legible on a light page and on a dark one
+TITLE_WIDTH = 55  # characters of a line above a panel
+BESIDE = 1.02  # ratio of the places of two policies of the same size
 Key = tuple[str, int | None, int, str]  # what a cell of a table is of: label, words of a context, M, N
 
 
 def cells_by_policy(runs: Runs) -> dict[str, dict[Key, Share]]:
     """Return the results of each policy by what they are of, averaged over seeds; truncated inputs are left out."""
+    return cells_of(label_runs(runs))
+
+
+def cells_of(labelled: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[Key, Share]]:
+    """Return the results of labelled runs, by policy."""
     found: dict[str, dict[Key, list[Share]]] = {}
-    for label, run in label_runs(runs):
+    for label, run in labelled:
         row = result_row(run)
         if isinstance(row["memory_size"], int) and not row["max_prompt_tokens"]:
             key = (label, run["questions"].get("words"), row["memory_size"], query_size_text(row))
@@ -53,37 +63,74 @@ def column_title(key: Key, several: list[bool]) -> str:
 
 
 def answers_panels(runs: Runs) -> list[Panel]:
-    """Return a panel of results over M for each model, context length and N; none if no policy has several sizes."""
-    cells, title = cells_by_policy(runs), "{}, {} words, N {}"
+    """Return a panel of results over M for each model, context length and N.
+
+    There is none where M does not vary and no memory kept everything.
+    """
+    labelled, title = label_runs(runs), "{}, {} words, N {}"
+    cells = cells_of([(label, run) for label, run in labelled if not keeps_all(run)])
+    whole = cells_of([(label, run) for label, run in labelled if keeps_all(run)])
     panels: list[Panel] = []
-    styles = {policy: policy_style(policy, number) for number, policy in enumerate(sorted(cells))}
+    styles = {policy: policy_style(policy, number) for number, policy in enumerate(sorted(cells.keys() - {"fifo"}))}
+    styles |= {"fifo": policy_style("fifo", 0)}
     for name, words, queries in dict.fromkeys((name, words, queries) for name, words, _, queries in keys_of(cells)):
         lines = {
             policy: {size: cell for (*rest, size, last), cell in by_key.items() if (*rest, last) == (name, words, queries)}
             for policy, by_key in cells.items()
         }
-        if any(len(points) > 1 for points in lines.values()):
+        kept = [
+            cell
+            for by_key in whole.values()
+            for (*rest, _, last), cell in by_key.items()
+            if (*rest, last) == (name, words, queries)
+        ]
+        if kept or any(len(points) > 1 for points in lines.values()):
             labels = title.format(name, words or "all", queries), f"{measures(runs)}, %"
-            panels.append(partial(answers_panel, lines=lines, styles=styles, labels=labels))
+            panels.append(partial(answers_panel, lines=lines, level=kept[0] if kept else None, styles=styles, labels=labels))
     return panels
 
 
-def policy_style(policy: str, number: int) -> dict[str, str]:
-    """Return the colour and the kind of a policy's lines, the same in every panel."""
-    return {"color": GREY} if policy == "fifo" else {"color": f"C{number % 10}", "ls": ("-", "--")[number // 10 % 2]}
+def keeps_all(run: dict[str, Any]) -> bool:
+    """Return whether the memory of a run has room for its prompts, so that no policy evicts anything."""
+    row = result_row(run)
+    return isinstance(row["memory_size"], int) and row["memory_size"] >= row.get("prompt_tokens", math.inf)
+
+
+def policy_style(policy: str, number: int) -> dict[str, Any]:
+    """Return colour and marker of a policy's line, the same in every panel."""
+    return {"color": GREY, "marker": "o", "ms": 5} if policy == "fifo" else line_style(number)
 
 
 def answers_panel(
-    axis: Any, lines: dict[str, dict[int, Share]], styles: dict[str, dict[str, str]], labels: tuple[str, str]
+    axis: Any,
+    lines: dict[str, dict[int, Share]],
+    level: Share | None,
+    styles: dict[str, dict[str, Any]],
+    labels: tuple[str, str],
 ) -> None:
-    """Draw the results of each policy over M, in the order of their last points; ``labels`` are the title and the measure."""
+    """Draw the results of each policy over M with Wilson's intervals, in the order of their last points.
+
+    ``level`` is the result where nothing is evicted, ``labels`` are the title and the measure. Policies stand beside one
+    another, so that intervals can be told apart.
+    """
     drawn = sorted((policy for policy in lines if lines[policy]), key=lambda policy: -max(lines[policy].items())[1].share)
-    for policy in drawn:
-        points = [(size, 100 * cell.share) for size, cell in sorted(lines[policy].items())]
-        axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=policy, **styles[policy])
-    axis.set(xlabel="entries M per layer", ylabel=labels[1], ylim=(0, 105))
-    axis.set_title(labels[0], fontsize=10)
+    for place, policy in enumerate(drawn):
+        cells = sorted(lines[policy].items())
+        ends = [share_interval(cell.share, cell.questions) for _, cell in cells]
+        errors = [
+            (100 * (cell.share - low), 100 * (high - cell.share)) for (_, cell), (low, high) in zip(cells, ends, strict=True)
+        ]
+        sizes = [size * BESIDE ** (place - (len(drawn) - 1) / 2) for size, _ in cells]
+        shares = [100 * cell.share for _, cell in cells]
+        axis.errorbar(sizes, shares, np.abs(errors).T, label=policy, lw=1.2, elinewidth=0.8, clip_on=False, **styles[policy])
+    if level:
+        low, high = share_interval(level.share, level.questions)
+        axis.axhspan(100 * low, 100 * high, color="black", alpha=0.08, lw=0)
+        axis.axhline(100 * level.share, color="black", lw=1, ls="--", label="everything kept")
+    axis.set(xlabel="entries M per layer; lines: 95 %", ylabel=labels[1], ylim=(0, 105))
+    axis.set_title(textwrap.fill(labels[0], TITLE_WIDTH), fontsize=9)
     finish_size_axis(axis, sorted({size for points in lines.values() for size in points}))
+    axis.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def depth_panels(runs: Runs) -> list[Panel]:
@@ -120,7 +167,7 @@ def depth_panel(axis: Any, runs: Runs, title: str) -> None:
     axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     axis.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])
     axis.set(xlabel="tokens of the prompt", ylabel="depth of the answer")
-    axis.set_title(f"{title}: {measures(runs)}, %", fontsize=10)
+    axis.set_title(textwrap.fill(f"{title}: {measures(runs)}, %", TITLE_WIDTH), fontsize=9)
 
 
 def shares_in_blue(shares: Any) -> Any:

@@ -20,7 +20,7 @@ from trime.report.frontier import report_frontier
 from trime.report.groups import Group, split_by_mixture
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
 from trime.report.policies import answers_panels, depth_panels, policies_table
-from trime.report.results import portable, read_run, write_results
+from trime.report.results import distinct_runs, portable, read_run, write_results
 from trime.report.tables import markdown, to_csv
 from trime.report.text_comparison import compare_runs, joined_table
 from trime.report.texts import evaluated_text, group_by_text, other_texts
@@ -38,6 +38,7 @@ def report_several(config: DictConfig, runs: list[dict[str, Any]], command: str 
 
     ``command`` is the command line that asked for the report.
     """
+    runs = distinct_runs(runs)
     folder = report_folder(Place(config.paths.outputs).local / "reports", config.report.name, runs)
     with writing_report(folder):
         if answering := [run for run in runs if "questions" in run]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -53,6 +54,24 @@ def plain_columns(title: str, cells: list[str]) -> list[tuple[str, list[str]]]:
             parts = [[(match[i] or "") if match else "" for match in found] for i in range(1, len(names) + 1)]
             return [(title + name, part) for name, part in zip(names, parts, strict=True)]
     return [(title, [cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells])]
+
+
+PROCESSOR_KEY = "processor_ms_per_token"
+PROCESSOR_TIME = "processor ms/token"  # elapsed time would count what else the machine was doing
+
+
+def processor_text(row: dict[str, Any]) -> str:
+    """Return the processor time of a row as tables print it; nothing for results of earlier versions, which lack it."""
+    milliseconds = row.get(PROCESSOR_KEY)
+    return "" if milliseconds is None else f"{milliseconds:,.3f}"
+
+
+NOT_FINITE = "not finite"  # in place of nan, which results of earlier versions may hold
+
+
+def decimals(value: float) -> str:
+    """Return a result with two decimals, as tables print it, or that it is not finite."""
+    return f"{value:.2f}" if math.isfinite(value) else NOT_FINITE
 
 
 def metric_value(row: dict[str, Any]) -> float:
@@ -116,6 +135,7 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
     """Return header and lines of a run's table: each row on test and dev, with dev's tokens where rows have other ones."""
     pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
     translated, differ = "bleu" in pairs[0][1], len({valid["tokens"] for valid, _ in pairs}) > 1  # by mixture.tokens
+    timed = any(processor_text(test) for _, test in pairs)
     header = [
         "memories",
         *(["test BLEU", "dev BLEU"] if translated else []),
@@ -124,19 +144,19 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
         "tokens",
         *(["dev tokens"] if differ else []),
         "search",
-        "tokens/s",
+        *([PROCESSOR_TIME] if timed else []),
         "tuned on dev",
     ]
     return header, [
         [
             test["memories"],
             *([f"{test['bleu']:.2f}", f"{valid['bleu']:.2f}"] if translated else []),
-            f"{metric_value(test):.2f}",
-            f"{metric_value(valid):.2f}",
+            decimals(metric_value(test)),
+            decimals(metric_value(valid)),
             f"{test['tokens']:,}",
             *([f"{valid['tokens']:,}"] if differ else []),
             test["search"] or "",
-            f"{test['tokens_per_second']:,.0f}",
+            *([processor_text(test)] if timed else []),
             tuned_text(test, valid.get("at_grid_edge", [])),
         ]
         for valid, test in pairs
@@ -193,4 +213,4 @@ def replay_metrics(metric: str | None) -> dict[str, Callable[[dict[str, Any]], f
 
 def format_loss(loss: float | None, metric: str) -> str:
     """Return a loss converted to a metric, with two decimals; an empty cell for None."""
-    return "" if loss is None else f"{MEASURES[metric](loss):.2f}"
+    return "" if loss is None else decimals(MEASURES[metric](loss))

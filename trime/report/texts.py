@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 Run = dict[str, Any]
-SMOKE_TEST = 10_000  # scored tokens below which a result says only that the code ran
+FEW_TOKENS = 10_000  # scored tokens below which a reader is referred to the intervals
+FEWEST = 10  # units (documents, parts or sentences, of each seed) below which an interval means too little for a verdict
 FEW_DOCUMENTS = (
     "Test has few documents, so that intervals are over parts of them: they do not say how results vary between documents."
 )
@@ -90,16 +92,26 @@ def group_by_text(runs: list[Run]) -> dict[EvaluatedText, list[Run]]:
 
 
 def is_smoke_test(run: Run) -> bool:
-    """Return True if too few tokens were scored for a result."""
-    return evaluated_text(run).scored < SMOKE_TEST
+    """Return True if a result says only that the code ran: of few tokens, in too few units for an interval."""
+    return evaluated_text(run).scored < FEW_TOKENS and len(run["metrics"]["test"][-1]["documents"]) < FEWEST
+
+
+def is_trained(run: Run) -> bool:
+    """Return False if a run read a model as it is; runs of earlier versions, which lack the number of updates, trained."""
+    return run.get("train", {}).get("updates") != 0
 
 
 def text_notes(run: Run) -> list[str]:
     """Return warnings about the evaluated text: few tokens, few documents, many unknown tokens."""
     text, row = evaluated_text(run), run["metrics"]["test"][-1]
     unknown = evaluated_dataset(run).get("unknown", {}).get("test") or 0.0
+    rows = [row for of_split in run["metrics"].values() for row in of_split]
+    broken = dict.fromkeys(row["memories"] for row in rows if math.isnan(row["loss"]))
     warnings = {
         f"These are {text.scored:,} tokens: a smoke test, not a result.": is_smoke_test(run),
+        f"These are only {text.scored:,} tokens: judge results by their intervals, which are wide.": text.scored < FEW_TOKENS
+        and not is_smoke_test(run),
+        f"Results of {', '.join(broken)} are not finite (NaN): nothing can be compared with them.": bool(broken),
         FEW_DOCUMENTS: str(row.get("bootstrap_unit", "")).startswith("parts"),
         UNKNOWN_NOTE.format(100 * unknown): unknown > MANY_UNKNOWN,
     }

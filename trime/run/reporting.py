@@ -23,7 +23,7 @@ from trime.report.memories import memories_section, memories_text
 from trime.report.page import Page, Section, Table, commands_section, picture_sections, sample_sections, write_page
 from trime.report.results import write_results
 from trime.report.tables import EDGE_NOTE, FITTED_NOTE, analysis_text, applicable, markdown, replay_text, run_table, to_csv
-from trime.report.texts import evaluated_text, text_facts, text_notes
+from trime.report.texts import evaluated_text, is_trained, text_facts, text_notes
 from trime.run.collect import collect_results, keep_provenance, made_from
 from trime.run.provenance import provenance
 from trime.stages.analysis.per_token import FILE
@@ -113,6 +113,7 @@ def run_page(results: dict[str, Any], table: Table, history: Path, figures: list
         f"seed {results['seed']}",
         *([f"{results['parameters']:,} parameters"] if results["parameters"] else []),
         *([f"{train['updates']:,} updates"] if train.get("updates") else []),
+        *([] if is_trained(results) else ["not trained"]),
         f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores",
         commit_fact(results),
     ]
@@ -124,7 +125,11 @@ def run_page(results: dict[str, Any], table: Table, history: Path, figures: list
         [
             Section("Results", note, [table], footnotes=run_footnotes(results)),
             *memories_section(results),
-            *(section for figure in figures for section in picture_sections(figure.title, figure.panels(results, history))),
+            *(
+                section
+                for figure in figures
+                for section in picture_sections(figure.title, figure.panels(results, history), figure.note)
+            ),
             *examples,
             commands_section([results]),
         ],

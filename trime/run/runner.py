@@ -127,7 +127,7 @@ def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
     check_report(config)
     runs = find_runs(patterns)
     if not runs:
-        raise UserError(f"report.runs={', '.join(patterns)} matches no results.json: name folders of finished runs")
+        raise UserError(f"report.runs={', '.join(patterns)} matches no results of a run: name folders or files of results")
     report_several(config, runs, command())
 
 

@@ -94,6 +94,7 @@ class Encode(ArtefactInParts):
         content = {
             "tokens": windows.scored(),
             "seconds": round(usage.seconds, 3),
+            "processor_seconds": usage.processor_seconds,
             "peak_memory_mb": usage.peak_memory_mb,
             "width": network.width,
         }

@@ -21,7 +21,7 @@ from trime.evaluation.scorer import Scorer
 from trime.io import plain, write_json, write_tensors
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
-from trime.metrics import ResourceUsage, Usage
+from trime.metrics import ResourceUsage, Usage, processor_ms
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import memory_settings
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
@@ -83,6 +83,7 @@ class Evaluate(TestResults, ArtefactInParts):
             **search,
             **self.memory_limits(result["tuned"].get("memory_size")),
             "tokens_per_second": round(result["tokens"] / max(usage.seconds, 1e-9), 1),
+            **processor_ms(usage.processor_seconds, result["tokens"]),
             "peak_memory_mb": usage.peak_memory_mb,
         }
 

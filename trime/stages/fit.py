@@ -22,7 +22,7 @@ from trime.data.corpus import Corpus, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import partial_of, write_json
-from trime.metrics import ResourceUsage
+from trime.metrics import ResourceUsage, processor_ms
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import VALIDATION
@@ -128,6 +128,7 @@ class Fit(Artefact):
             "tokens": history.tokens,
             "seconds": round(history.seconds, 1),
             "tokens_per_second": round(history.tokens / max(history.seconds, 1e-9), 1),
+            **processor_ms(history.processor_seconds if world_size(self.config) == 1 else None, history.tokens),
             "peak_memory_mb": meter.peak_memory_mb,
             "parameters": network.parameter_count,
             "devices": world_size(self.config),

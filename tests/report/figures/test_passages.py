@@ -10,6 +10,7 @@ import pytest
 
 from trime.report.figures.canvas import COLOURS
 from trime.report.figures.passages import WIDTH, entry_lines, memory_share, passage_lines, save_passages
+from trime.report.page import token_content
 
 
 def token(shown: str, entry: str = "", **parts: float) -> dict[str, Any]:
@@ -52,8 +53,20 @@ def test_the_best_entry_of_a_word_is_named(sample: dict[str, Any]) -> None:
     """Words alone are named, the one that owes most to memories first."""
     ((name, said),) = [line for line in entry_lines(sample) if line]
     assert name.text == " sat " and name.paper == COLOURS["local"]
-    assert said.text == " p = 0.70, of which 0.50 by …what stood before (a.txt, token 7)"
+    assert said.text == " p = 0.70: 0.50 local, …what stood before (a.txt, token 7)"
     assert entry_lines(sample | {"tokens": sample["tokens"][:1]}) == []
+
+
+def test_the_colour_the_part_and_the_entry_are_of_one_memory() -> None:
+    """A memory whose mass is spread over many neighbours is the largest, though another's single entry is larger."""
+    spread = token("word", "local", vocabulary=0.01, local=0.02, external=0.08) | {"agreeing": {"external": (612, 1024)}}
+    spread["entries"] += [{"memory": "external", "share": 0.0003, "text": "a neighbour", "place": "b.txt, token 9"}]
+    (_, (name, said)) = entry_lines({"tokens": [spread]})
+    assert name.paper == COLOURS["external"]
+    assert said.text == " p = 0.11: 0.08 external (612 of 1,024 agree), …a neighbour (b.txt, token 9)"
+    content = token_content(spread)
+    assert content["colour"] == COLOURS["external"] and content["entries"][0]["memory"] == "external"
+    assert content["split"] == "vocabulary 0.0100, local 0.0200, external 0.0800 (612 of 1,024 agree)"
 
 
 def test_a_picture_is_drawn_of_any_text(sample: dict[str, Any], tmp_path: Path) -> None:

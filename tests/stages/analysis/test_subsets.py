@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,9 @@ def test_weights_are_summed_by_token_and_by_what_a_memory_knows() -> None:
     assert grams == [(1, pytest.approx(0.3)), (1, pytest.approx(0.6))]
 
 
-def point(name: str, dev: float, seconds: float, gb: float) -> Point:
-    return Point((name,), None, dev, dev + 1, seconds, gb)
+def point(name: str, dev: float, seconds: float, gb: float, losses: Sequence[float] = ()) -> Point:
+    """Return a point with a document of 100 tokens for each loss."""
+    return Point((name,), None, dev, dev + 1, seconds, gb, tuple((100 * loss, 100) for loss in losses))
 
 
 def test_the_front_holds_what_nothing_beats_and_advice_keeps_to_the_budget() -> None:
@@ -74,12 +76,24 @@ def test_the_front_holds_what_nothing_beats_and_advice_keeps_to_the_budget() -> 
         point("small", 20, 0.05, 0),
     ]
     assert [one.memories[0] for one in pareto_front(points, "seconds")] == ["best", "near", "small"]
-    assert "Best of all is best" in advice(points, None, None, "perplexity") and "is near" in advice(
-        points, None, None, "perplexity"
-    )
+    assert advice(points, None, None, "perplexity").startswith("Choose best"), "without documents there is no interval"
     assert "choose near" in advice(points, 0.3, None, "perplexity")
     assert "choose small" in advice(points, 0.3, 1.0, "perplexity")
     assert advice(points, 0.01, None, "perplexity").startswith("Nothing fits into 10 ms a token: the fastest is small")
+
+
+def test_advice_is_the_fastest_point_that_noise_cannot_tell_from_the_best() -> None:
+    """A search of 23 times the cost whose advantage changes sign between documents is not worth it; a shown one is."""
+    sign = [(-1) ** number for number in range(20)]
+    losses = {"exact": [4.0] * 20, "lists": [4.001 + 0.02 * s for s in sign], "none": [4.1 + 0.02 * s for s in sign]}
+    points = [
+        point(name, dev, seconds, 1.0, losses[name])
+        for name, dev, seconds in (("exact", 10, 8.13e-3), ("lists", 10.02, 0.36e-3), ("none", 11, 0.1e-3))
+    ]
+    sentence = advice(points, None, None, "perplexity")
+    assert sentence.startswith("Choose lists") and "the best on dev, exact" in sentence and "over documents" in sentence
+    assert advice([points[0], points[2]], None, None, "perplexity").startswith("Choose exact")
+    assert "choose lists" in advice(points, 5e-3, None, "perplexity")
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +162,7 @@ def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path]
     report_sweep(plan.config, [plan.run_folder], "python cli.py -m seed=0")
     assert "Pareto fronts of 8" in capsys.readouterr().out
     other = read_run(plan.run_folder / "results.json")
-    other["subsets"]["selection"], other["name"] = "leave_one_out", "other"
+    other["subsets"]["selection"], other["name"], other["config_hash"] = "leave_one_out", "other", "of other settings"
     (folder / "other").mkdir()
     write_results(folder / "other" / "results.json", other)
     report_several(plan.config, find_runs([str(plan.run_folder), str(folder / "other")]))

@@ -21,6 +21,7 @@ class Figure(ABC):
     """Panels in a grid: NAME.png, .svg and .pdf of a run or a comparison of runs, and a section ``title`` of its page."""
 
     title: str
+    note = ""  # below the title on a page
 
     def panels(self, results: dict[str, Any], history: Path) -> list[Panel]:
         """Return the panels of one run, from its results.json and its metrics.csv, which may not exist; none: no figure."""

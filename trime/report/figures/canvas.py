@@ -20,6 +20,11 @@ COLOURS = {  # of the vocabulary and of each memory
     "ngram": "#6a4c93",
     "ngram_document": "#b08ccf",
 }
+LINE_COLOURS = (  # of Okabe and Ito, then of Tol's muted scheme; black and grey have meanings of their own
+    *("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7"),
+    *("#882255", "#999933", "#332288", "#661100", "#117733", "#F0E442"),
+)
+MARKERS = "osD^vPX<>*hpd"
 Panel = Callable[[Any], None]
 SVG_WIDTH, SVG_HEIGHT = 3.3, 2.7  # inches: on a phone of 360 pixels the smallest letters, of 8 points, have 11 pixels
 PANEL_WIDTH, PANEL_HEIGHT, COLUMNS = 5.0, 4.0, 2  # of a picture's panels: inches, and how many stand side by side
@@ -33,6 +38,11 @@ SCALES = {"perplexity": "log", "bits/char": "linear"}
 def colour_of(memory: str) -> str:
     """Return the colour of a memory in pictures and pages; memories of one's own share one."""
     return COLOURS.get(memory, BLUE)
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return colour and marker of a picture's line by its number: no two of 156 lines share both."""
+    return {"color": LINE_COLOURS[number % len(LINE_COLOURS)], "marker": MARKERS[number % len(MARKERS)], "ms": 5}
 
 
 def canvas(width: float, height: float, columns: int, lines: int = 1, line_heights: list[float] | None = None) -> Any:

@@ -18,6 +18,7 @@ from trime.report.figures.canvas import (
     draw_dots,
     fill_axes,
     finish_size_axis,
+    line_style,
     panel_grid,
     save_picture,
 )
@@ -42,6 +43,7 @@ def compare_picture(texts: list[list[Group]], path: Path) -> Path:
 def compare_panel(axis: Any, groups: list[Group]) -> None:
     """Draw the last row of each group, the worst first, with its 95 % interval and a dot for each seed."""
     metric, groups = rank_groups(groups)
+    groups = [group for group in groups if np.isfinite(group.mean("test", metric))] or groups
     colours = [BLUE if is_trained_by_trime(group) else GREY for group in groups]
     names = [mark_edge(label, group.dev) for label, group in zip(group_labels(groups), groups, strict=True)]
     intervals = [interval_of(group) for group in groups]
@@ -77,8 +79,8 @@ def policies_panel(axis: Any, groups: list[Group]) -> None:
             lines.setdefault(f"{name}, {row['eviction']}", {})[float(np.mean(row["memory_size"]))] = value
         elif row["memory_size"] == 0:
             axis.axhline(value, color="black", lw=1, ls=":", label=f"{name}, no memory")
-    for label, points in sorted(lines.items()):
-        axis.plot(*zip(*sorted(points.items()), strict=True), marker="o", ms=4, label=label)
+    for number, (label, points) in enumerate(sorted(lines.items())):
+        axis.plot(*zip(*sorted(points.items()), strict=True), label=label, **line_style(number))
     sizes = sorted({size for points in lines.values() for size in points})
     metric = metric_names([group.first for group in groups])
     title = f"eviction policies on {evaluated_text(groups[0].first).title}"
@@ -117,10 +119,10 @@ def replay_picture(results: dict[str, Any], path: Path) -> Path:
     figure, axes = panel_grid(len(panels))
     accuracy = "exact" if results["exact"] else "approximate"
     for axis, (memory, title, value, rows) in zip(axes, panels, strict=False):
-        for name in dict.fromkeys(row["policy"] for row in rows):
+        for number, name in enumerate(dict.fromkeys(row["policy"] for row in rows)):
             points = sorted((row["size"], value(row)) for row in rows if row["policy"] == name)
             style = {"oracle": {"color": "black", "ls": "--"}, "fifo": {"color": GREY}}.get(name, {})
-            axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=name, **style)
+            axis.plot(*zip(*points, strict=True), label=name, **line_style(number) | style)
         sizes = sorted({row["size"] for row in rows})
         axis.set(xlabel="entries", ylabel=title, title=f"{memory}, {accuracy}")
         finish_size_axis(axis, sizes)

@@ -47,6 +47,17 @@ def largest_memory(parts: dict[str, float]) -> str:
     return max((name for name in parts if name != "vocabulary"), key=parts.__getitem__, default="vocabulary")
 
 
+def part_texts(token: dict[str, Any]) -> list[str]:
+    """Return the parts of a token's probability, each with the share of the memory's entries that hold the token."""
+    return [f"{name} {part:.4f}{agreement(token, name)}" for name, part in token["parts"].items()]
+
+
+def agreement(token: dict[str, Any], memory: str) -> str:
+    """Return how many entries of a memory hold the token, as in `` (612 of 1,024 agree)``; nothing where it is not known."""
+    agreeing, entries = (token.get("agreeing") or {}).get(memory, (0, 0))
+    return f" ({agreeing:,} of {entries:,} agree)" if entries > 1 else ""
+
+
 def save_passages(samples: list[dict[str, Any]], headline: str, path: Path) -> Path:
     """Draw the first passages with the memories that contributed to each token, and the best entries: PNG, SVG and PDF."""
     lines: PassageLines = [[Piece(headline, weight="bold")], legend_of(samples[0])]
@@ -104,16 +115,17 @@ def passage_lines(sample: dict[str, Any]) -> PassageLines:
 
 
 def entry_lines(sample: dict[str, Any]) -> PassageLines:
-    """Return a line for the best entry of each of the words that owe most to memories."""
+    """Return a line for each of the words that owe most to memories: the largest memory's part, and its best entry."""
     words = {token["text"].strip(): token for token in sample["tokens"] if token["entries"] and token["text"].strip().isalpha()}
     ranked = sorted(words.items(), key=lambda word: from_memories(word[1]), reverse=True)
     ranked = [(text, token) for text, token in ranked if from_memories(token) >= LEAST_SHOWN]
     lines: PassageLines = []
     for text, token in ranked[:ENTRIES]:
         largest = largest_memory(token["parts"])
-        entry = max(token["entries"], key=lambda entry: (entry["memory"] == largest, entry["share"]))
-        name, place = f" {text} ", f" ({entry['place']})"
-        label = f" p = {token['probability']:.2f}, of which {entry['share']:.2f} by …"
-        context = " ".join(entry["text"].split())[len(name + label + place) - WIDTH :]
-        lines.append([Piece(name, colour_of(entry["memory"]), 0.6), Piece(label + context + place, ink="#555555")])
+        best = next((entry for entry in token["entries"] if entry["memory"] == largest), None)
+        name, place = f" {text} ", f" ({best['place']})" if best else ""
+        label = f" p = {token['probability']:.2f}: {token['parts'][largest]:.2f} {largest}{agreement(token, largest)}"
+        label += ", …" * bool(best)
+        context = " ".join(best["text"].split())[len(name + label + place) - WIDTH :] if best else ""
+        lines.append([Piece(name, colour_of(largest), 0.6), Piece(label + context + place, ink="#555555")])
     return [[], *lines] if lines else []

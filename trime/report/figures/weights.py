@@ -14,6 +14,10 @@ class Weights(Figure):
     """How much a fitted mixture relies on each memory, by what is known of the token."""
 
     title = "Weights"
+    note = (
+        "By similarity, the tokens are those whose best entry in a memory is least (0–10 %) to most similar (90–100 %). "
+        "A weight may fall there: weights sum to one, and where a memory matches best, another often matches even better."
+    )
 
     def panels(self, results: dict[str, Any], history: Path) -> list[Panel]:
         return weights_panels(results)
@@ -29,7 +33,10 @@ def weights_panels(results: dict[str, Any]) -> list[Panel]:
     weights = results["subsets"]["weights"]
     axes = {
         "by_frequency": ("frequency of the token on dev", "by frequency"),
-        "by_similarity": ("similarity of the best entry, quantile on dev", "by similarity of the best entry"),
+        "by_similarity": (
+            "tenths of dev, the least similar best entry first",
+            "by similarity of the best entry",
+        ),
         "by_context": ("longest matching n-gram context, tokens", "by length of the matching context"),
     }
     present = [key for key in axes if any(key in by_key for by_key in weights.values())]

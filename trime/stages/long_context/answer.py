@@ -18,7 +18,7 @@ from trime.data.questions.base import Example, Questions, contains_answer, exact
 from trime.engines.base import Advance
 from trime.errors import UserError
 from trime.io import plain, read_json_lines, to_json, write_atomically, write_json
-from trime.metrics import ResourceUsage, Usage
+from trime.metrics import ResourceUsage, Usage, processor_ms
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
@@ -115,6 +115,7 @@ class Answer(ArtefactInParts):
             "questions": len(done),
             "tokens": tokens,
             "tokens_per_second": round(tokens / max(sum(line["seconds"] for line in done), 1e-9), 1),
+            **processor_ms(usage.processor_seconds, tokens),
             "peak_memory_mb": usage.peak_memory_mb,
         }
         if missing := getattr(self.questions, "missing_evidence", 0):

@@ -11,6 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from trime.errors import UserError
+from trime.metrics import processor_seconds
 
 COLUMNS = [
     "update",
@@ -30,27 +31,34 @@ class History(pl.Callback):
     def __init__(self, path: Path, every: int):
         self.path, self.every = path, every
         self.tokens, self.seconds, self.update = 0, 0.0, 0
+        self.processor_seconds: float | None = 0.0
         self.marked_tokens, self.written = 0, -1
         self.clock = self.marked = time.perf_counter()
+        self.processor_clock = processor_seconds()
         self.columns = COLUMNS
 
     def state_dict(self) -> dict[str, Any]:
         self.tick()
-        return {"tokens": self.tokens, "seconds": self.seconds}
+        return {"tokens": self.tokens, "seconds": self.seconds, "processor_seconds": self.processor_seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.tokens, self.seconds = state_dict["tokens"], state_dict["seconds"]
+        self.processor_seconds = state_dict.get("processor_seconds")  # checkpoints of earlier versions have none
         self.marked_tokens = self.tokens
 
     def tick(self) -> None:
-        """Add the time since the last call to ``seconds``."""
-        now = time.perf_counter()
+        """Add the time since the last call to ``seconds`` and ``processor_seconds``."""
+        now, processor_now = time.perf_counter(), processor_seconds()
         self.seconds, self.clock = self.seconds + now - self.clock, now
+        if self.processor_seconds is not None:
+            self.processor_seconds += processor_now - self.processor_clock
+        self.processor_clock = processor_now
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drop the rows of updates that a resumed run repeats; add a column for each of the backbone's metrics."""
         self.columns = [*COLUMNS, *(f"train/{name}" for name in pl_module.network.training_metrics())]  # type: ignore[operator, union-attr]
         self.clock = self.marked = time.perf_counter()
+        self.processor_clock = processor_seconds()
         self.update = trainer.global_step
         if not trainer.is_global_zero:
             return
