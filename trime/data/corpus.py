@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trime.data.datasets import Dataset, Document
-from trime.data.tokenizers import Tokenizer
+from trime.data.tokenizers import Tokenizer, drops_white_space
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.progress import Progress
@@ -62,6 +62,11 @@ class Corpus:
             raise UserError(f"{path} is truncated: delete {self.folder} and run stage prepare")
         return Split(np.memmap(path, dtype, "r"), offsets)
 
+    def text_sizes(self, split: str) -> np.ndarray | None:
+        """Return the bytes of each document that tokens predict; None in a text that an older version prepared."""
+        file = self.folder / f"{split}.sizes.npy"
+        return np.load(file) if file.exists() else None
+
     def names(self, split: str) -> list[str]:
         """Return the names of a split's documents."""
         file = self.folder / f"{split}.names.json"
@@ -83,9 +88,15 @@ def smallest_type(size: int) -> np.dtype:
 
 @dataclass
 class TextCounts:
-    """What was read of a text: its bytes, and each document's lines that are not UTF-8, unless symbols are bytes."""
+    """What was read of a text: its bytes, and each document's lines that are not UTF-8, unless symbols are bytes.
+
+    ``sizes``: the bytes of each document that tokens predict. Where the tokenizer drops white space
+    (``without_white_space``), any amount of it counts as one byte.
+    """
 
     bytes: int = 0
+    without_white_space: bool = False
+    sizes: list[int] = field(default_factory=list)
     unreadable: Counter[str] = field(default_factory=Counter)
 
 
@@ -93,24 +104,33 @@ def symbol_stream(
     dataset: Dataset, split: str, action: str, counts: TextCounts | None = None
 ) -> Iterator[tuple[str | None, list[str]]]:
     """Yield lists of a split's symbols, the first of a document with its name, and show a progress bar in bytes."""
-    total = dataset.size(split)
+    total, counts = dataset.size(split), counts or TextCounts()
     with Progress(total=total, unit="B", unit_scale=True, desc=f"{action} {split}") as bar:
         for document in dataset.documents(split):
             name: str | None = document.name
-            lines = lines_with_progress(document, bar, counts or TextCounts(), check=not dataset.characters)
-            for symbols in dataset.tokenizer.tokens(lines):
+            for symbols in dataset.tokenizer.tokens(lines_with_progress(document, bar, counts, check=not dataset.characters)):
                 yield name, symbols
                 name = None
+            if name is not None:  # a document without symbols
+                counts.sizes.pop()
 
 
 def lines_with_progress(document: Document, bar: Any, counts: TextCounts, check: bool) -> Iterator[bytes]:
     """Yield the lines of a document, update the progress bar and the counts; ``check`` whether lines are UTF-8."""
+    counts.sizes.append(0)
     for line in document.lines:
         bar.update(len(line))
         counts.bytes += len(line)
+        counts.sizes[-1] += size_of_words(line) if counts.without_white_space else len(line)
         if check and not line.isascii() and not is_utf8(line):
             counts.unreadable[document.name] += 1
         yield line
+
+
+def size_of_words(line: bytes) -> int:
+    """Return the bytes of a line's words with one byte of white space after each; 0 for a blank line."""
+    words = line.split() if line.isascii() else line.decode("utf-8", "surrogateescape").split()
+    return sum(len(word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")) + 1 for word in words)
 
 
 def is_utf8(line: bytes) -> bool:
@@ -146,7 +166,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     dtype = smallest_type(len(vocabulary))
     lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
-    counts = TextCounts()
+    counts = TextCounts(without_white_space=drops_white_space(dataset.tokenizer))
     with open(folder / f"{split}.bin", "wb") as file:
         for name, symbols in symbol_stream(dataset, split, "encode", counts):
             if name is not None:
@@ -159,6 +179,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     if not written:
         raise UserError(f"split {split!r} of dataset {dataset.name} holds no tokens: put text into {dataset.location}")
     np.save(folder / f"{split}.offsets.npy", np.array([*offsets, written], np.int64))
+    np.save(folder / f"{split}.sizes.npy", np.array(counts.sizes, np.int64))
     (folder / f"{split}.names.json").write_text(json.dumps(names, ensure_ascii=False))
     mean = round(written / len(offsets), 1)
     statistics = {"tokens": written, "bytes": counts.bytes, "documents": len(offsets), "mean_length": mean, "unknown": unknown}

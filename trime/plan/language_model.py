@@ -208,7 +208,9 @@ class Plan:
     @cached_property
     def memories(self) -> Memories:
         """The memories that rows use at test."""
-        return Memories(self.config, self.table, Sources(self.index, self.stored_corpus, self.config.datastore.split))
+        config = self.config
+        sources = Sources(self.index, self.stored_corpus, config.datastore.split, config.evaluate.bounded)
+        return Memories(config, self.table, sources)
 
     @cached_property
     def evaluate(self) -> TestResults:

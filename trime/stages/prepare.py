@@ -26,7 +26,7 @@ from trime.data.corpus import (
     training_vocabulary,
 )
 from trime.data.datasets import Dataset
-from trime.data.tokenizers import LearnedTokenizer
+from trime.data.tokenizers import LearnedTokenizer, metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import plain
@@ -66,6 +66,11 @@ class PreparedText(Artefact):
         """Return what decides which text it is: the settings of the dataset, and a hash of its files."""
         dataset = without(plain(self.dataset_config), DATASET_PLACES)
         return {"dataset": dataset, "content": self.dataset.fingerprint()}
+
+    @property
+    def metric(self) -> str:
+        """The unit of results: perplexity, bits per character or bits per byte."""
+        return metric_of(self.dataset.tokenizer, self.corpus().statistics["characters"])
 
     def corpus(self) -> Corpus:
         """Return the finished corpus."""
