@@ -138,7 +138,7 @@ def test_every_part_of_a_short_file_has_a_line(ratio: float, tmp_path: Path) -> 
     folder = Folder(str(tmp_path / "input.txt"), Words(), ratio=ratio)
     assert [[*document.lines] for split in SPLITS for document in folder.documents(split)] == [[b"a\n"], [b"b\n"], [b"c\n"]]
     (tmp_path / "input.txt").write_text("a\nb\n")
-    with pytest.raises(UserError, match="at least 3 lines"):
+    with pytest.raises(UserError, match="at least 3 words"):
         Folder(str(tmp_path / "input.txt"), Words()).size("train")
 
 
@@ -147,7 +147,7 @@ def test_valid_may_be_called_dev(tmp_path: Path) -> None:
         (tmp_path / f"{name}.txt").write_text(name)
     assert [file.name for file in Folder(str(tmp_path), Words()).files("valid")] == ["dev.txt"]
     (tmp_path / "valid.txt").write_text("valid")
-    with pytest.raises(UserError, match="both valid and dev"):
+    with pytest.raises(UserError, match=r"both dev\.txt and valid\.txt"):
         Folder(str(tmp_path), Words()).files("valid")
 
 

@@ -206,7 +206,7 @@ def test_a_prompt_is_continued_and_explained(
         for entry in token["entries"]:
             assert entry["text"].endswith(token["text"].strip()) and entry["share"] <= token["parts"][entry["memory"]] + 1e-6
     assert any(".py, token" in entry["place"] for token in found["tokens"] for entry in token["entries"])
-    monkeypatch.setattr(sys, "stdin", io.StringIO(prompt.read_text()))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.read_bytes())))
     run(tiny(*options, "stages=[generate]", "generate.max_new_tokens=8"))
     (second,) = set(folder.glob("generated-*.json")) - {first}
     again = json.loads(second.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,13 @@ from trime.progress import Progress
 
 FLUSH = 2**20  # tokens buffered before they are written
 MAX_UNKNOWN = 0.3  # share of unknown tokens above which a split was probably tokenised wrongly
+MAX_UNSPACED = 0.1  # share of bytes in scripts without spaces above which words are no measure of a text
+PHRASE = "自然语言处理很有意思"  # a sentence without spaces, to see whether a tokenizer takes it for one word
+# Eight characters or more, in UTF-8: of Thai, Lao, Tibetan; Burmese; Khmer; Japanese; Chinese; rarer Chinese characters.
+UNSPACED = re.compile(
+    rb"(?:(?:\xe0[\xb8-\xbf]|\xe1[\x80-\x82]|\xe1[\x9e\x9f]|\xe3[\x81-\x83]|\xe3[\x90-\xbf]|[\xe4-\xe9][\x80-\xbf]"
+    rb"|\xf0[\xa0-\xb3][\x80-\xbf])[\x80-\xbf]){8,}"
+)
 
 
 class Split(NamedTuple):
@@ -88,7 +96,8 @@ def smallest_type(size: int) -> np.dtype:
 
 @dataclass
 class TextCounts:
-    """What was read of a text: its bytes, and each document's lines that are not UTF-8, unless symbols are bytes.
+    """What was read of a text: its bytes, and unless symbols are bytes, each document's lines that are not UTF-8 or hold NUL,
+    and the bytes of long runs of letters of scripts without spaces between words.
 
     ``sizes``: the bytes of each document that tokens predict. Where the tokenizer drops white space
     (``without_white_space``), any amount of it counts as one byte.
@@ -98,6 +107,8 @@ class TextCounts:
     without_white_space: bool = False
     sizes: list[int] = field(default_factory=list)
     unreadable: Counter[str] = field(default_factory=Counter)
+    binary: Counter[str] = field(default_factory=Counter)
+    unspaced: int = 0
 
 
 def symbol_stream(
@@ -122,8 +133,11 @@ def lines_with_progress(document: Document, bar: Any, counts: TextCounts, check:
         bar.update(len(line))
         counts.bytes += len(line)
         counts.sizes[-1] += size_of_words(line) if counts.without_white_space else len(line)
-        if check and not line.isascii() and not is_utf8(line):
-            counts.unreadable[document.name] += 1
+        if check and b"\0" in line:
+            counts.binary[document.name] += 1
+        if check and not line.isascii():
+            counts.unspaced += sum(map(len, UNSPACED.findall(line)))
+            counts.unreadable.update([document.name] if not is_utf8(line) else [])
         yield line
 
 
@@ -183,7 +197,8 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     (folder / f"{split}.names.json").write_text(json.dumps(names, ensure_ascii=False))
     mean = round(written / len(offsets), 1)
     statistics = {"tokens": written, "bytes": counts.bytes, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
-    return statistics | ({"unreadable": dict(counts.unreadable)} if counts.unreadable else {})
+    found = {"unreadable": dict(counts.unreadable), "binary": dict(counts.binary), "unspaced": counts.unspaced}
+    return statistics | {name: count for name, count in found.items() if count}
 
 
 def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
@@ -208,7 +223,12 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
         "dtype": smallest_type(len(vocabulary)).str,
         "splits": statistics,
         "fingerprint": dataset.fingerprint(),
-        "notes": [*dataset.notes(), *count_differences(dataset, statistics), *quality_warnings(statistics)],
+        "notes": [
+            *dataset.notes(),
+            *count_differences(dataset, statistics),
+            *quality_warnings(statistics),
+            *script_warnings(dataset.tokenizer, statistics),
+        ],
     }
     (folder / "statistics.json").write_text(json.dumps(content, indent=1))
 
@@ -220,9 +240,32 @@ def quality_warnings(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
             share = 100 * split["unknown"] / split["tokens"]
             yield f"{name}: {share:.0f} % of the tokens are unknown: check that the tokenizer is that of the vocabulary's text"
         if unreadable := split.get("unreadable"):
-            lines = f"{sum(unreadable.values()):,} lines of {len(unreadable):,} documents"
-            example = f"{lines} (for instance {next(iter(unreadable))})"
-            yield f"{name}: {example} are not UTF-8, undecodable bytes became U+FFFD: iconv -f latin1 -t utf-8 converts files"
+            yield (
+                f"{name}: {lines_and_documents(unreadable)} are not UTF-8, undecodable bytes became U+FFFD: "
+                "iconv -f latin1 -t utf-8 converts files, with the name of their encoding in place of latin1"
+            )
+        if binary := split.get("binary"):
+            yield (
+                f"{name}: {lines_and_documents(binary)} hold NUL bytes, as binary files do and UTF-16 without a byte order "
+                "mark: leave such files out, or convert them (iconv -f utf-16le -t utf-8)"
+            )
+
+
+def lines_and_documents(counts: dict[str, int]) -> str:
+    """Return the number of lines and documents that were counted, with the name of a document."""
+    return f"{sum(counts.values()):,} lines of {len(counts):,} documents (for instance {next(iter(counts))})"
+
+
+def script_warnings(tokenizer: Tokenizer, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a warning where much of a text has no spaces between words, but is split into words at spaces."""
+    share = sum(split.get("unspaced", 0) for split in statistics.values()) / sum(
+        split["bytes"] for split in statistics.values()
+    )
+    if share > MAX_UNSPACED and any(PHRASE in symbols for symbols in tokenizer.tokens([PHRASE.encode()])):
+        yield (
+            f"{100 * share:.0f} % of the text is in a script without spaces between words (Chinese, Japanese, Thai …), so that "
+            "whole phrases are taken for words: dataset=folder_pieces (byte pairs) or folder_bytes suits it"
+        )
 
 
 def count_differences(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> list[str]:

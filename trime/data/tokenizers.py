@@ -67,6 +67,13 @@ def join_with_spaces(symbols: list[str], end: str) -> str:
     return "".join(end if symbol == EOS else f"{symbol} " for symbol in symbols)
 
 
+def words_of(line: bytes) -> list[str]:
+    """Return the words of a line between white space; one written as ``<eos>`` is text, and becomes three marks and words."""
+    text = line.decode("utf-8", "replace")
+    words = text.split()
+    return [part for word in words for part in (("<", "eos", ">") if word == EOS else (word,))] if EOS in text else words
+
+
 class Whitespace:
     """Splits at white space and adds ``<eos>`` after every line, as WikiText is tokenized."""
 
@@ -74,7 +81,7 @@ class Whitespace:
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
-            yield [*line.decode("utf-8", "replace").split(), EOS]
+            yield [*words_of(line), EOS]
 
     def text(self, symbols: list[str]) -> str:
         return join_with_spaces(symbols, "\n")

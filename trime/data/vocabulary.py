@@ -13,6 +13,7 @@ from trime.errors import UserError
 
 FAIRSEQ = ["<s>", "<pad>", "</s>", UNKNOWN]  # the first four symbols of every fairseq dictionary
 PAD = 1
+OVERWRITE = " #fairseq:overwrite"  # after a count in a dictionary
 MULTIPLE = 8  # fairseq pads the size of a dictionary to a multiple of this
 
 
@@ -33,8 +34,8 @@ class Vocabulary:
     def __init__(self, symbols: list[str], counts: list[int], eos: str = EOS, unknown: str = UNKNOWN):
         self.symbols, self.counts = symbols, counts
         self.index = SymbolIndex(zip(symbols, range(len(symbols)), strict=True))
-        self.eos = self.index[EOS] = self.index[eos]
-        self.unknown = self.index.unknown = self.index[unknown]
+        self.eos = self.index[EOS] = symbols.index(eos)  # a word of the text may be written alike: its id is a later one
+        self.unknown = self.index.unknown = symbols.index(unknown)
         self.special_ids = SpecialIds(self.eos, PAD if symbols[: len(FAIRSEQ)] == FAIRSEQ else self.eos)
 
     def __len__(self) -> int:
@@ -77,10 +78,21 @@ class Vocabulary:
 
     @staticmethod
     def from_dictionary(path: Path) -> Vocabulary:
-        """Read a fairseq ``dict.txt``, with a symbol and its count per line from id 4 on; UserError where it is invalid."""
+        """Read a fairseq ``dict.txt``, with a symbol and its count per line from id 4 on; UserError where it is invalid.
+
+        A symbol occurs once, unless ``#fairseq:overwrite`` follows its count: then text gets the id of that line.
+        """
+        words: list[tuple[str, int]] = []
+        known = {*FAIRSEQ}
         try:
-            pairs = [line.rsplit(" ", 1) for line in path.read_text("utf-8").splitlines()]
-            return Vocabulary.from_fairseq([(symbol, int(count)) for symbol, count in pairs])
+            for line in open(path, encoding="utf-8"):  # unlike str.splitlines, which also splits at separators in symbols
+                entry = line.rstrip().removesuffix(OVERWRITE)
+                symbol, count = entry.rsplit(" ", 1)
+                if symbol in known and not line.rstrip().endswith(OVERWRITE):
+                    raise ValueError(f"it has {symbol!r} twice, and no{OVERWRITE} behind the second")
+                known.add(symbol)
+                words.append((symbol, int(count)))
+            return Vocabulary.from_fairseq(words)
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is not a fairseq dictionary ({error}): name the dict.txt of the checkpoint") from None
 

@@ -7,6 +7,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+from trime.data.datasets.base import lines_of
 from trime.errors import UserError
 from trime.inspection.writers import GeneratedToken, open_writer
 from trime.io import plain, write_atomically
@@ -54,7 +55,8 @@ def extend_shown(shown: str, text: str) -> tuple[str, str]:
 def read_prompt(file: str | None) -> str:
     """Return the text of a file, or of standard input if None; UserError if it is empty or not text."""
     try:
-        text = sys.stdin.read() if file is None else Path(file).expanduser().read_text(encoding="utf-8")
+        content = sys.stdin.buffer.read() if file is None else Path(file).expanduser().read_bytes()
+        text = b"".join(lines_of(content)).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"prompt_file={file} cannot be read as text: {error}") from None
     if not text.strip():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from omegaconf import DictConfig
 
+from trime.data.datasets.base import lines_of
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -197,7 +197,7 @@ class Writer:
 
     def token_ids(self, text: str) -> list[int]:
         """Return the tokens of a text, without an end of line that only the tokenizer adds."""
-        symbols = [symbol for part in self.tokenizer.tokens(io.BytesIO(text.encode())) for symbol in part]
+        symbols = [symbol for part in self.tokenizer.tokens(lines_of(text.encode())) for symbol in part]
         if symbols[-1:] == [EOS] and not text.endswith("\n"):
             symbols.pop()
         return [self.vocabulary.index[symbol] for symbol in symbols]

@@ -119,5 +119,5 @@ def vocabulary_source(config: DictConfig) -> VocabularySource:
         raise UserError("model=pretrained as a language model needs the name of a model: add model.name=DIR_OR_NAME")
     pieces = PieceTokenizer(config.model.name)
     vocabulary = Vocabulary(pieces.symbols, [0] * len(pieces.symbols), pieces.start, pieces.unknown)
-    name = f"{vocabulary.fingerprint} {folder_hash(config.model.name, *TOKENIZER_FILES)}"
+    name = f"{vocabulary.fingerprint} {folder_hash(config.model.name, *TOKENIZER_FILES)} special=text"  # see encode_text
     return VocabularySource(name, lambda: vocabulary, pieces)

@@ -96,6 +96,7 @@ class Prepare(PreparedText):
         dataset = instantiate(self.dataset_config, _convert_="all")
         if not isinstance(dataset, Dataset):
             raise UserError(f"{type(dataset).__name__} is parallel text, for experiment=mt_vanilla, knn_mt or trime_mt")
+        dataset.lab_folders = lab_folders(self.config.paths)
         if self.vocabulary_source and self.vocabulary_source.tokenizer:
             dataset.tokenizer, dataset.characters = self.vocabulary_source.tokenizer, False
         elif isinstance(dataset.tokenizer, LearnedTokenizer):
@@ -133,6 +134,13 @@ class Prepare(PreparedText):
     def source(self) -> VocabularySource:
         given = self.vocabulary_source
         return super().source()._replace(tokenizer=given.tokenizer if given else self.learned)
+
+
+def lab_folders(paths: DictConfig) -> tuple[Path, ...]:
+    """Return the folders in which the lab writes; a user's text may lie beside them in ``paths.outputs`` or ``paths.data``."""
+    outputs, data = Place(paths.outputs).local, Place(paths.data).local
+    inside = [outputs / name for name in ("runs", "artefacts", "reports", "sweeps", "plans")]
+    return (outputs, *inside, *(data / name for name in ("prepared", "packed", "raw")))
 
 
 def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: DictConfig) -> None:

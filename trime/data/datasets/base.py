@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Iterable, Iterator
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -15,6 +16,12 @@ from trime.io import hash_of_files
 from trime.places import local_copy
 
 SPLITS = ("train", "valid", "test")
+WIDE = {  # encodings by their byte order marks; the first mark begins with that of UTF-16
+    BOM_UTF32_LE: "utf-32",
+    BOM_UTF32_BE: "utf-32",
+    BOM_UTF16_LE: "utf-16",
+    BOM_UTF16_BE: "utf-16",
+}
 
 
 class Document(NamedTuple):
@@ -34,6 +41,7 @@ class Dataset(ABC):
     own: bool = False  # a user's own text, for which nothing is published
     published: ClassVar[dict[str, int]] = {}  # token count in the literature, by split
     count_difference_reason: ClassVar[str] = ""
+    lab_folders: tuple[Path, ...] = ()  # where the lab writes: nothing below them is text
 
     @abstractmethod
     def files(self, split: str) -> list[Path]:
@@ -52,21 +60,12 @@ class Dataset(ABC):
         return sum(path.stat().st_size for path in self.files(split))
 
     def fingerprint(self) -> str:
-        """Return a hash of every file's name and content."""
-        return hash_of_files((split, path) for split in SPLITS for path in self.files(split))
+        """Return a hash of every file's name and content, and of its encoding where that is not UTF-8."""
+        return hash_of_files((f"{split}{wide_encoding(path)}", path) for split in SPLITS for path in self.files(split))
 
     def notes(self) -> list[str]:
         """Return remarks for the statistics."""
         return []
-
-
-def files_below(folder: Path, suffix: str) -> list[Path]:
-    """Return the files below a folder whose names end in ``suffix``, sorted; UserError at a pipe, a device or a broken link."""
-    found = [path for path in sorted(folder.rglob(f"*{suffix}")) if not path.is_dir()]
-    for path in found:
-        if not path.is_file():
-            raise UserError(f"{path} is not a regular file, but a pipe, a device or a broken link: remove it from the dataset")
-    return found
 
 
 def printable(name: str) -> str:
@@ -74,9 +73,25 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file; a byte order mark at its beginning is not text."""
-    with open(path, "rb") as file:
+def wide_encoding(text: Path | bytes) -> str:
+    """Return utf-16 or utf-32 if the byte order mark of a file or of its content says so, else an empty text."""
+    if isinstance(text, Path):
+        with open(text, "rb") as file:
+            text = file.read(4)
+    return next((encoding for mark, encoding in WIDE.items() if text.startswith(mark)), "")
+
+
+def lines_of(text: Path | bytes) -> Iterator[bytes]:
+    """Yield the lines of a file, or of its content, as UTF-8: corpora and prompts are read alike.
+
+    A byte order mark is not text, but says whether it is UTF-16 or UTF-32. A line ends at a newline and nowhere else.
+    """
+    encoding = wide_encoding(text)
+    with BytesIO(text) if isinstance(text, bytes) else open(text, "rb") as file:
+        if encoding:
+            for line in TextIOWrapper(file, encoding, errors="replace", newline="\n"):
+                yield line.encode()
+            return
         if file.read(len(BOM_UTF8)) != BOM_UTF8:
             file.seek(0)
         yield from file

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import accumulate, islice
 from pathlib import Path
+from typing import NamedTuple
 
-from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, files_below, lines_of, printable
+from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of, printable
+from trime.data.datasets.cutting import Cut, cut_text
+from trime.data.datasets.found import Found, counted, entries_of, find_texts, readable_suffix
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
 from trime.places import local_copy
 
-ALIASES = {"train": ("train",), "valid": ("valid", "dev", "validation"), "test": ("test",)}  # names of a split's folder
+ALIASES = {  # names of a split's folder or file, in any case
+    "train": ("train", "training"),
+    "valid": ("valid", "validation", "val", "dev", "development"),
+    "test": ("test", "testing"),
+}
+
+
+class Layout(NamedTuple):
+    """The files of each split, how they were chosen, in words, and what was left out."""
+
+    files: dict[str, list[Path]]
+    choice: str
+    left_out: Counter[str]
 
 
 class Folder(Dataset):
     """Files that end in ``suffix``, each a document, in ``train/ valid/ test/``, or in one folder split at random by ``seed``.
 
-    A split may also be a single file ``train.txt``, and valid may be called dev or validation. ``ratio`` is the share of files
-    for valid and for test; or ``tokens`` is the minimum number of tokens of each split, in whole files (None: all that
-    remain): valid is filled first, then test, then train with the rest. If ``path`` is a file, its end is test and the part
-    before it valid, by ``ratio`` of its bytes, cut between paragraphs. Without a ``name``, it is that of the folder or file.
+    ``suffix`` may be a list, and means small and capital letters alike. A split may also be a single file ``train.txt``, and
+    have another name of ``ALIASES``. Hidden files, links to folders and what the lab writes are left out. ``ratio`` is the
+    share of files for valid and for test; or ``tokens`` is the minimum number of tokens of each split, in whole files (None:
+    all that remain): valid is filled first, then test, then train with the rest. If ``path`` is a file, its end is test and
+    the part before it valid, by ``ratio`` of its bytes (``cut_text``). Without a ``name``, it is that of the folder or file.
     """
 
     def __init__(
@@ -34,14 +49,16 @@ class Folder(Dataset):
         name: str | None = None,
         ratio: float = 0.05,
         seed: int = 0,
-        suffix: str = ".txt",
+        suffix: str | list[str] = ".txt",
         tokens: dict[str, int | str] | None = None,
     ):
         file = local_copy(path or "")
         self.is_file = file.is_file()
         self.location = file if self.is_file else existing_folder(path, f"dataset {name or 'folder'}")
         self.name, self.own = name or printable(self.location.resolve().stem), name is None
-        self.tokenizer, self.ratio, self.seed, self.suffix = tokenizer, ratio, seed, suffix
+        self.tokenizer, self.ratio, self.seed = tokenizer, ratio, seed
+        self.suffixes = tuple(each.lower() for each in ([suffix] if isinstance(suffix, str) else suffix))
+        self.suffix = " or ".join(self.suffixes)  # as messages name it
         if tokens is not None and (not isinstance(tokens, dict) or {*tokens} != {*SPLITS}):
             raise UserError(
                 f"dataset {self.name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}"
@@ -52,32 +69,88 @@ class Folder(Dataset):
     @cached_property
     def by_split(self) -> dict[str, list[Path]]:
         """The files of each split; UserError where there are too few to split."""
-        location = Path(self.location)
-        if self.is_file:
-            return {split: [location] for split in SPLITS}
-        names = [name for split in SPLITS for name in ALIASES[split]]
-        if any((location / name).is_dir() or (location / f"{name}{self.suffix}").is_file() for name in names):
-            return {split: self.split_files(location, split) for split in SPLITS}
-        files = files_below(location, self.suffix)
+        return {split: [Path(self.location)] for split in SPLITS} if self.is_file else self.layout.files
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the folder was read; UserError where it holds no text, or its splits lie further below."""
+        entries = entries_of(Path(self.location))
+        named = {
+            split: [path for path in entries if self.is_readable(path) and self.split_of(path) == split] for split in SPLITS
+        }
+        if any(named.values()):
+            return self.layout_by_names(entries, named)
+        files, left_out = self.find(entries)
         if len(files) < 3:
             raise UserError(
-                f"{self.location} holds {len(files)} {self.suffix} files: put in at least 3, or train/, valid/ and "
-                "test/; a single file is split by paragraphs (dataset.path=FILE)"
+                f"{self.location} holds {self.described(len(files), entries, left_out)}put in at least 3, or train/, valid/ "
+                "and test/; a single file is split by paragraphs (dataset.path=FILE)"
             )
+        remark = self.inner_splits(files)
         random.Random(self.seed).shuffle(files)
         parts = self.split_by_tokens(files, self.tokens) if self.tokens else self.split_by_ratio(files)
-        return {split: sorted(part) for split, part in zip(SPLITS, parts, strict=True)}
+        by_split = {split: sorted(part) for split, part in zip(SPLITS, parts, strict=True)}
+        return Layout(
+            by_split, f"{len(files):,} {self.suffix} files, split at random (dataset.seed={self.seed}){remark}", left_out
+        )
 
-    def split_files(self, location: Path, split: str) -> list[Path]:
-        """Return the single file or the folder's files of a split; UserError if it has several names."""
-        files = {}
-        for name in ALIASES[split]:
-            single = location / f"{name}{self.suffix}"
-            files[name] = [single] if single.is_file() else files_below(location / name, self.suffix)
-        names = [name for name in files if files[name]]
-        if len(names) > 1:
-            raise UserError(f"{location} has both {' and '.join(names)} for {split}: leave one of them")
-        return files[names[0]] if names else []
+    def layout_by_names(self, entries: list[Path], named: dict[str, list[Path]]) -> Layout:
+        """Read the entries that have the names of splits; UserError if one split has two names, or none has a file."""
+        found = {path: self.find(entries_of(path) if path.is_dir() else [path]) for paths in named.values() for path in paths}
+        taken = {split: [path for path in paths if found[path].files] for split, paths in named.items()}
+        for split, paths in taken.items():
+            if len(paths) > 1:
+                names = " and ".join(printable(path.name) for path in paths)
+                raise UserError(f"{self.location} has both {names} for {split}: leave one of them")
+        others = self.find(path for path in entries if path not in found)
+        left_out = sum((each.left_out for each in found.values()), others.left_out)
+        if others.files:
+            left_out["files beside the splits"] += len(others.files)
+        if not any(taken.values()):
+            names = ", ".join(printable(path.name) for path in found)
+            raise UserError(f"{self.location}: {names} hold {self.described(0, entries, left_out)}put text there")
+        by_split = {split: [file for path in paths for file in found[path].files] for split, paths in taken.items()}
+        names = ", ".join(f"{split} is {printable(path.name)}" for split, paths in taken.items() for path in paths)
+        return Layout(by_split, names, left_out)
+
+    def is_readable(self, path: Path) -> bool:
+        """Return True for a folder, and for a file with the suffix of the dataset's files."""
+        return path.is_dir() or path.name.lower().endswith(self.suffixes)
+
+    def split_of(self, path: Path) -> str | None:
+        """Return the split that a folder or file is named for."""
+        name = path.name.lower()
+        stem = next((name.removesuffix(suffix) for suffix in self.suffixes if name.endswith(suffix)), name)
+        return next((split for split in SPLITS if stem in ALIASES[split]), None)
+
+    def find(self, entries: Iterable[Path]) -> Found:
+        """Find the files of the dataset among some entries of the folder."""
+        return find_texts(entries, self.suffixes, {path.resolve() for path in self.lab_folders})
+
+    def described(self, count: int, entries: list[Path], left_out: Counter[str]) -> str:
+        """Return the number of files, what else was found, and the setting that reads it, as the middle of a message."""
+        suffix = readable_suffix(entries, left_out)
+        remedy = f"set dataset.suffix={suffix} to read those, or " if suffix else ""
+        return f"{count} {self.suffix} files{f' beside {counted(left_out)}' if left_out else ''}: {remedy}"
+
+    def inner_splits(self, files: list[Path]) -> str:
+        """Return a remark where folders further below are named for splits; UserError if all files lie in such folders."""
+        location = Path(self.location)
+        siblings: dict[Path, set[str]] = {}  # by folder, the splits that entries of it are named for
+        is_inside = []
+        for file in files:
+            places = [*file.parents][: len(file.relative_to(location).parts) - 1]
+            named = [path for path in (*reversed(places), file) if self.split_of(path)][:1]
+            is_inside.append(bool(named))
+            for path in named:
+                siblings.setdefault(path.parent, set()).add(path.name)
+        folder = next((place for place, names in siblings.items() if len(names) > 1), None)
+        if folder is None:
+            return ""
+        names = ", ".join(sorted(siblings[folder]))
+        if all(is_inside):
+            raise UserError(f"{location} holds no train/, valid/ or test/, but {folder} has {names}: set dataset.path={folder}")
+        return f", although {folder} has {names}"
 
     def split_by_ratio(self, files: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
         """Return the files of train, valid and test by ``ratio``."""
@@ -110,6 +183,17 @@ class Folder(Dataset):
     def files(self, split: str) -> list[Path]:
         return self.by_split[split]
 
+    def notes(self) -> list[str]:
+        """Return how the text was split, and what was left out."""
+        if self.is_file:
+            within = ", within its lines" if self.cut.within_lines else ""
+            return [f"{printable(Path(self.location).name)} is split in its order (dataset.ratio={self.ratio}){within}"]
+        return [f"{self.layout.choice}; left out: {counted(self.layout.left_out)}"]
+
+    def fingerprint(self) -> str:
+        """Return a hash of every file's name and content, and of splits within lines."""
+        return super().fingerprint() + (" within lines" if self.is_file and self.cut.within_lines else "")
+
     def documents(self, split: str) -> Iterator[Document]:
         if self.is_file:
             yield Document(printable(Path(self.location).name), self.lines_of_part(split))
@@ -119,19 +203,17 @@ class Folder(Dataset):
 
     def lines_of_part(self, split: str) -> Iterator[bytes]:
         """Yield the lines of a split's part of a single file."""
-        first, last = self.parts[split]
-        yield from islice(lines_of(Path(self.location)), first, last)
+        first, last = self.cut.parts[split]
+        position = 0
+        for line in lines_of(Path(self.location)):
+            if part := line[max(first - position, 0) : max(last - position, 0)]:
+                yield part
+            position += len(line)
 
     @cached_property
-    def parts(self) -> dict[str, tuple[int, int]]:
-        """The first line of each split's part of a single file, and the one after its last; UserError if it is too short."""
-        lines = [*lines_of(Path(self.location))]
-        offsets = [0, *accumulate(map(len, lines))]
-        after_blank = [number for number in range(1, len(lines)) if lines[number].strip() and not lines[number - 1].strip()]
-        edges = after_blank if len(after_blank) > 1 else [*range(1, len(lines))]
-        if len(edges) < 2:
-            raise UserError(f"{self.location} cannot be split: it needs at least 3 lines, or name a folder of files")
-        starts = [offsets[edge] for edge in edges]
-        valid = min(max(bisect_right(starts, (1 - 2 * self.ratio) * offsets[-1]) - 1, 0), len(edges) - 2)
-        test = max(bisect_right(starts, (1 - self.ratio) * offsets[-1]) - 1, valid + 1)
-        return {"train": (0, edges[valid]), "valid": (edges[valid], edges[test]), "test": (edges[test], len(lines))}
+    def cut(self) -> Cut:
+        """Where a single file is split; UserError if it is too short."""
+        cut = cut_text([*lines_of(Path(self.location))], self.ratio)
+        if cut is None:
+            raise UserError(f"{self.location} cannot be split: it needs at least 3 words, or name a folder of files")
+        return cut

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
-from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder
+from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of
 from trime.data.datasets.download import fetch_folder
 from trime.data.tokenizers import Whitespace
 from trime.errors import UserError
@@ -62,7 +62,7 @@ class WikiText(Dataset):
         """Yield every document of a split."""
         for path in self.files(split):
             lines: list[bytes] = []  # of the current document
-            for line in open(path, "rb"):
+            for line in lines_of(path):
                 if TITLE.match(line) and any(map(bytes.strip, lines)) and not lines[-1].strip():
                     yield Document(title(lines), lines)
                     lines = []

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar
 
-from trime.data.datasets.base import existing_folder, printable
+from trime.data.datasets.base import existing_folder, lines_of, printable
 from trime.data.parallel.base import Pair
 from trime.errors import UserError
 
@@ -69,7 +69,7 @@ class ParallelFolder:
     def pairs(self, split: str) -> Iterator[Pair]:
         """Yield the pairs that are not empty; UserError where files differ in length or one side of a test pair is empty."""
         source, target = self.files(split)
-        for number, (left, right) in enumerate(zip_longest(lines_of(source), lines_of(target)), 1):
+        for number, (left, right) in enumerate(zip_longest(decoded_lines(source), decoded_lines(target)), 1):
             if left is None or right is None:
                 raise UserError(f"{source} and {target} have different numbers of lines: line {number} is in only one of them")
             pair = Pair(left.strip(), right.strip())
@@ -89,10 +89,12 @@ class ParallelFolder:
         return long <= self.max_words and (self.ratio is None or long <= self.ratio * short)
 
 
-def lines_of(file: Path) -> Iterator[str]:
-    """Yield the lines of a text without its byte order mark; UserError where it is not UTF-8."""
-    with open(file, encoding="utf-8-sig") as lines:
+def decoded_lines(file: Path) -> Iterator[str]:
+    """Yield the lines of a text; UserError where it is not UTF-8."""
+    for number, line in enumerate(lines_of(file), 1):
         try:
-            yield from lines
+            yield line.decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{file} is not UTF-8 ({error.reason}): iconv -f latin1 -t utf-8 converts it") from None
+            raise UserError(
+                f"{file} is not UTF-8 in line {number} ({error.reason}): iconv -f latin1 -t utf-8 converts it"
+            ) from None

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trime.data.tokenizers import EOS, UNKNOWN
+from trime.data.tokenizers import EOS, UNKNOWN, words_of
 from trime.errors import UserError, install_command
 
 
@@ -32,7 +32,7 @@ class PresegmentedText:
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
-            yield [*line.decode("utf-8", "replace").split(), EOS]
+            yield [*words_of(line), EOS]
 
     def text(self, symbols: list[str]) -> str:
         words = re.sub(r"@@( |$)", "", " ".join(symbol for symbol in symbols if symbol != EOS))
@@ -55,6 +55,7 @@ class JointBPE:
 
     def __init__(self, pieces: Any):
         self.pieces = pieces  # a tokenizers.Tokenizer
+        pieces.encode_special_tokens = True  # "<unk>" in a sentence is text
 
     @classmethod
     def train(cls, texts: Iterable[str], limit: int) -> JointBPE:

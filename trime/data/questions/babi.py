@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from trime.data.datasets.base import lines_of
 from trime.errors import UserError
 
 
@@ -23,7 +24,7 @@ class Story(NamedTuple):
 def stories(path: Path) -> Iterator[Story]:
     """Yield every question of a file with the facts before it; UserError where a line has no number."""
     facts: dict[int, str] = {}
-    for line in path.read_text(encoding="utf-8-sig").splitlines():
+    for line in map(bytes.decode, lines_of(path)):
         number, _, content = line.strip().partition(" ")
         if not number.isdigit():
             raise UserError(f"{path} is not a bAbI file: its lines begin with a number, not like {line[:40]!r}")

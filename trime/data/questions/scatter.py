@@ -8,6 +8,7 @@ from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
+from trime.data.datasets.base import lines_of
 from trime.data.datasets.folder import Folder
 from trime.data.tokenizers import Whitespace
 from trime.errors import UserError
@@ -82,7 +83,7 @@ def sentences_of_novel(background: Folder, split: str, rng: random.Random) -> li
 @cache
 def sentences_of(path: Path) -> list[str]:
     """Return the sentences of a text file; UserError where there are none."""
-    sentences = split_sentences(path.read_text(encoding="utf-8-sig", errors="replace"))
+    sentences = split_sentences(b"".join(lines_of(path)).decode("utf-8", "replace"))
     if not sentences:
         raise UserError(f"{path} holds no sentence: remove it or put text into it")
     return sentences

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +52,29 @@ def save_tokenizer(trained: Any, folder: Path, **special: str) -> Any:
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text, without the special tokens that the tokenizer adds."""
+    """Return the tokens of a text without special tokens, neither those that the tokenizer adds nor any that the text spells.
+
+    Where the model's vocabulary has such a symbol as a word (Unigram, WordLevel), the word is cut after its first character.
+    """
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special.pop(str(tokenizer.unk_token), None)  # it is also read for what the vocabulary lacks
+    if not special or set(special.values()).isdisjoint(ids):
+        return ids
+    cuts = [match.start() + 1 for match in re.finditer("|".join(map(re.escape, special)), text)]
+    parts = [text[first:last] for first, last in pairwise([0, *cuts, len(text)])]
+    return [token for part in parts for token in tokenizer(part, add_special_tokens=False, split_special_tokens=True).input_ids]
+
+
+def encode_template(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a part of a chat template, whose special symbols are meant as such."""
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a prompt with the tokenizer's special tokens: a start token (Llama), or an end token (T5)."""
-    return tokenizer(text).input_ids
+    before, after = prompt_frame(tokenizer, chat_template=False)
+    return [*before, *encode_text(tokenizer, text), *after]
 
 
 def prompt_frame(tokenizer: Any, chat_template: bool | None) -> tuple[list[int], list[int]]:
@@ -72,8 +90,8 @@ def prompt_frame(tokenizer: Any, chat_template: bool | None) -> tuple[list[int],
         parts = whole.split(MESSAGE)
         if len(parts) != 2:
             raise UserError("the model's chat template does not show a message as it is: set answering.chat_template=false")
-        return encode_text(tokenizer, parts[0]), encode_text(tokenizer, parts[1])
-    whole, text = encode_prompt(tokenizer, MESSAGE), encode_text(tokenizer, MESSAGE)
+        return encode_template(tokenizer, parts[0]), encode_template(tokenizer, parts[1])
+    whole, text = tokenizer(MESSAGE).input_ids, encode_text(tokenizer, MESSAGE)
     start = next((place for place in range(len(whole)) if text and whole[place : place + len(text)] == text), None)
     if start is None:
         raise UserError("the model's tokenizer does not encode a text as a part of a prompt: take another model")
@@ -83,13 +101,14 @@ def prompt_frame(tokenizer: Any, chat_template: bool | None) -> tuple[list[int],
 class PieceTokenizer:
     """A model's tokenizer for running text, without special tokens; ``start`` precedes a document's first piece.
 
-    Lines are tokenized in blocks of at least ``size`` bytes, so that pieces may span line ends.
+    Lines are tokenized in blocks of at least ``size`` bytes, so that pieces may span line ends. Text that spells a special
+    token is text, unless ``reads_special``, for what a chat template has written.
     """
 
     characters = False
 
     def __init__(self, name: str, size: int = 2**20):
-        self.tokenizer, self.size = load_tokenizer(name), size
+        self.tokenizer, self.size, self.reads_special = load_tokenizer(name), size, False
         pieces = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
         self.symbols = [f"<none {number}>" if piece is None else piece for number, piece in enumerate(pieces)]
         self.start: str = self.tokenizer.bos_token or self.tokenizer.eos_token
@@ -113,5 +132,6 @@ class PieceTokenizer:
 
     def pieces_of(self, lines: list[bytes]) -> list[str]:
         """Return the pieces of some lines."""
-        ids = encode_text(self.tokenizer, b"".join(lines).decode("utf-8", "replace"))
+        encode = encode_template if self.reads_special else encode_text
+        ids = encode(self.tokenizer, b"".join(lines).decode("utf-8", "replace"))
         return [self.symbols[number] for number in ids]
