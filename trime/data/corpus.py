@@ -20,6 +20,8 @@ from trime.errors import UserError
 from trime.progress import Progress
 
 FLUSH = 2**20  # tokens buffered before they are written
+FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of documents
+MANY_UNKNOWN = 0.02  # share of unknown tokens above which results are much too good
 MAX_UNKNOWN = 0.3  # share of unknown tokens above which a split was probably tokenised wrongly
 MAX_UNSPACED = 0.1  # share of bytes in scripts without spaces above which words are no measure of a text
 PHRASE = "自然语言处理很有意思"  # a sentence without spaces, to see whether a tokenizer takes it for one word
@@ -69,6 +71,14 @@ class Corpus:
         if path.stat().st_size != offsets[-1] * dtype.itemsize:
             raise UserError(f"{path} is truncated: delete {self.folder} and run stage prepare")
         return Split(np.memmap(path, dtype, "r"), offsets)
+
+    def documents(self, split: str) -> Iterator[np.ndarray]:
+        """Yield the tokens of each document of a split but those of white space."""
+        text, symbols = self.split(split), self.vocabulary.symbols
+        is_text = np.array([not symbol.isspace() and number != self.vocabulary.eos for number, symbol in enumerate(symbols)])
+        for number in range(len(text.lengths)):
+            tokens = text.document(number)
+            yield tokens[is_text[tokens]]
 
     def text_sizes(self, split: str) -> np.ndarray | None:
         """Return the bytes of each document that tokens predict; None in a text that an older version prepared."""
@@ -227,6 +237,8 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
             *dataset.notes(),
             *count_differences(dataset, statistics),
             *quality_warnings(statistics),
+            *few_documents(dataset, statistics),
+            *unknown_words(statistics),
             *script_warnings(dataset.tokenizer, statistics),
         ],
     }
@@ -249,6 +261,29 @@ def quality_warnings(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
                 f"{name}: {lines_and_documents(binary)} hold NUL bytes, as binary files do and UTF-16 without a byte order "
                 "mark: leave such files out, or convert them (iconv -f utf-16le -t utf-8)"
             )
+
+
+def few_documents(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a note if a split of a user's text has too few documents for an interval over documents."""
+    few = {name: split["documents"] for name, split in statistics.items() if name != "train"}
+    if dataset.own and min(few.values(), default=FEW_DOCUMENTS) < FEW_DOCUMENTS:
+        counts = ", ".join(f"{name} has {count} document{'s' * (count > 1)}" for name, count in few.items())
+        yield (
+            f"{counts}: below {FEW_DOCUMENTS}, intervals are over parts of documents and do not say how results vary "
+            f"between documents: {dataset.more_documents}"
+        )
+
+
+def unknown_words(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a note if many tokens of a split are unknown."""
+    shares = {name: split["unknown"] / split["tokens"] for name, split in statistics.items()}
+    if max(shares.values(), default=0) > MANY_UNKNOWN:
+        parts = ", ".join(f"{100 * share:.1f} % of {name}" for name, share in shares.items())
+        yield (
+            f"{parts} are <unk>, which is easy to predict, so that perplexity and bits per byte are too low: "
+            "dataset=folder_pieces (byte pairs) or folder_bytes has none, vocabulary.min_count=1 or a larger "
+            "vocabulary.max_size has fewer"
+        )
 
 
 def lines_and_documents(counts: dict[str, int]) -> str:

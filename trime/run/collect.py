@@ -45,6 +45,7 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
             for split, rows in (("valid", tuned["rows"]), ("test", plan.evaluate.rows()))
         },
         "scored": scored,
+        "duplicates": plan.duplicates,
         "durations": durations(plan),
         "made_from": made_from(plan, *MAKING, also=also),
         "artefacts": {"fit": str(model), "evaluate": str(plan.evaluate.folder)},

@@ -6,6 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -26,6 +27,7 @@ from trime.data.corpus import (
     training_vocabulary,
 )
 from trime.data.datasets import Dataset
+from trime.data.duplicates import describe_duplicates, find_duplicates
 from trime.data.tokenizers import LearnedTokenizer, metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -141,6 +143,19 @@ def lab_folders(paths: DictConfig) -> tuple[Path, ...]:
     outputs, data = Place(paths.outputs).local, Place(paths.data).local
     inside = [outputs / name for name in ("runs", "artefacts", "reports", "sweeps", "plans")]
     return (outputs, *inside, *(data / name for name in ("prepared", "packed", "raw")))
+
+
+def duplicates_of(text: PreparedText, split: str, other: PreparedText, other_split: str) -> Iterator[str]:
+    """Yield a note if documents of a split are also in a split of the same or of another text in the same vocabulary."""
+    corpus, others = text.corpus(), other.corpus()
+    is_same = corpus.folder == others.folder
+    if is_same and split == other_split:
+        return
+    exist = split in corpus.statistics["splits"] and other_split in others.statistics["splits"]
+    if exist and (found := find_duplicates(corpus.documents(split), others.documents(other_split))):
+        where = other_split if is_same else f"{other_split} of {others.statistics['name']}"
+        names = corpus.names(split), others.names(other_split)
+        yield describe_duplicates(found, corpus.split(split).lengths, split, where, *names)
 
 
 def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: DictConfig) -> None:
