@@ -36,7 +36,11 @@ def bits(loss: Loss) -> Loss:
 
 # From a mean loss per token, by unit.
 MEASURES: dict[str, Callable[[float], float]] = {"perplexity": perplexity, "bits/char": bits, "bits/byte": bits}
-ARRAY_MEASURES: dict[str, Callable[[np.ndarray], np.ndarray]] = MEASURES | {"perplexity": perplexities}  # type: ignore[dict-item]
+ARRAY_MEASURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "perplexity": perplexities,
+    "bits/char": bits,
+    "bits/byte": bits,
+}
 
 
 def mean_over_seeds(results: Iterable[float], metric: str) -> float:

@@ -238,7 +238,7 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
             *count_differences(dataset, statistics),
             *quality_warnings(statistics),
             *few_documents(dataset, statistics),
-            *unknown_words(statistics),
+            *unknown_words(dataset, statistics),
             *script_warnings(dataset.tokenizer, statistics),
         ],
     }
@@ -274,10 +274,10 @@ def few_documents(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> It
         )
 
 
-def unknown_words(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield a note if many tokens of a split are unknown."""
+def unknown_words(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a note if many tokens of a split are unknown, but for a published text, which comes with its vocabulary."""
     shares = {name: split["unknown"] / split["tokens"] for name, split in statistics.items()}
-    if max(shares.values(), default=0) > MANY_UNKNOWN:
+    if not dataset.published and max(shares.values(), default=0) > MANY_UNKNOWN:
         parts = ", ".join(f"{100 * share:.1f} % of {name}" for name, share in shares.items())
         yield (
             f"{parts} are <unk>, which is easy to predict, so that perplexity and bits per byte are too low: "

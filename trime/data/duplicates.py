@@ -27,7 +27,7 @@ def find_duplicates(documents: Iterable[np.ndarray], others: Iterable[np.ndarray
 
 def hash_of_tokens(tokens: np.ndarray, length: int | None) -> int:
     """Return a hash of 128 bits of the first ``length`` tokens, or of all."""
-    return xxhash.xxh3_128_intdigest(np.ascontiguousarray(tokens[:length], np.int32))
+    return xxhash.xxh3_128_intdigest(tokens[:length].astype(np.int32).tobytes())
 
 
 def describe_duplicates(

@@ -159,12 +159,12 @@ class Plan:
     @cached_property
     def duplicates(self) -> list[str]:
         """Notes on documents of valid and test that are also in train, in valid, or in the text of the datastore."""
-        text, notes = self.evaluated_corpus, []
+        text, notes = self.evaluated_corpus, list[str]()
         stored = [(self.stored_corpus, self.config.datastore.split)] if self.memories.needs() else []
         for split in ("valid", "test"):
-            others = dict.fromkeys([(self.corpus, "train"), *stored, *([(text, "valid")] if split == "test" else [])])
-            for other, other_split in others:
-                notes += duplicates_of(text, split, other, other_split)
+            for other, other_split in dict.fromkeys([(self.corpus, "train"), (text, "valid"), *stored]):
+                is_store = (other, other_split) in stored
+                notes += duplicates_of(text, split, other, other_split, hides_own=is_store)
             if self.index and isinstance(self.store, ExternalStore):
                 notes += duplicates_in_store(text, split, self.store)
         return notes

@@ -288,11 +288,13 @@ class ExternalStore(Artefact):
 def duplicates_in_store(text: PreparedText, split: str, store: ExternalStore) -> Iterator[str]:
     """Yield a note if documents of a split are also in a datastore.
 
-    A datastore with a budget of tokens holds the starts of documents: no more of any document is compared.
+    A datastore with a budget of tokens holds the starts of documents: no more of any document is compared. One of the split
+    itself hides each document from itself.
     """
-    corpus, longest = text.corpus(), max(map(len, store.documents()))
-    if split in corpus.statistics["splits"] and store.settings()["vocabulary_fingerprint"] == corpus.vocabulary.fingerprint:
-        documents = corpus.split(split)
+    corpus, source = text.corpus(), store.settings()
+    comparable = split in corpus.statistics["splits"] and source["vocabulary_fingerprint"] == corpus.vocabulary.fingerprint
+    if comparable and source["text"] != corpus.fingerprint(split):
+        documents, longest = corpus.split(split), max(map(len, store.documents()))
         tokens = (documents.document(number) for number in range(len(documents.lengths)))
         if found := find_duplicates(tokens, store.documents(), longest):
             where = f"datastore.path={store.folder}"

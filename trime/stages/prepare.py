@@ -145,14 +145,21 @@ def lab_folders(paths: DictConfig) -> tuple[Path, ...]:
     return (outputs, *inside, *(data / name for name in ("prepared", "packed", "raw")))
 
 
-def duplicates_of(text: PreparedText, split: str, other: PreparedText, other_split: str) -> Iterator[str]:
-    """Yield a note if documents of a split are also in a split of the same or of another text in the same vocabulary."""
+def duplicates_of(
+    text: PreparedText, split: str, other: PreparedText, other_split: str, hides_own: bool = False
+) -> Iterator[str]:
+    """Yield a note if documents of a split are also in another split of the text, or in another text in its vocabulary.
+
+    ``hides_own``: the other text is that of a datastore, which hides each document from itself if it is the same split.
+    """
     corpus, others = text.corpus(), other.corpus()
     is_same = corpus.folder == others.folder
-    if is_same and split == other_split:
-        return
     exist = split in corpus.statistics["splits"] and other_split in others.statistics["splits"]
-    if exist and (found := find_duplicates(corpus.documents(split), others.documents(other_split))):
+    if not exist or (is_same and split == other_split):
+        return
+    if hides_own and corpus.fingerprint(split) == others.fingerprint(other_split):
+        return
+    if found := find_duplicates(corpus.documents(split), others.documents(other_split)):
         where = other_split if is_same else f"{other_split} of {others.statistics['name']}"
         names = corpus.names(split), others.names(other_split)
         yield describe_duplicates(found, corpus.split(split).lengths, split, where, *names)
