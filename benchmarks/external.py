@@ -92,9 +92,8 @@ class Contestant:
         self.index = BuildIndex(config, plan.store, plan.run_parts) if uses_external(config) else None
         if self.index:
             self.index.make()
-        self.scorer = build_scorer(
-            config, rows, Memories(config, rows, Sources(self.index, plan.stored_corpus, config.datastore.split)), self.encoded
-        )
+        sources = Sources(self.index, plan.stored_corpus, config.datastore.split, config.evaluate.bounded)
+        self.scorer = build_scorer(config, rows, Memories(config, rows, sources), self.encoded)
 
     def __call__(self) -> float:
         """Return the loss, the lowest of the grid."""

@@ -1,4 +1,4 @@
-"""Perplexity, bits per character, peak memory and elapsed time."""
+"""Perplexity, bits per character or byte, peak memory and elapsed time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,17 @@ def perplexities(losses: np.ndarray) -> np.ndarray:
 
 
 def bits(loss: Loss) -> Loss:
-    """Convert nats to bits: bits per character where tokens are characters."""
+    """Convert nats to bits: bits per character or byte where tokens are such."""
     return loss / math.log(2)
 
 
-MEASURES: dict[str, Callable[[float], float]] = {"perplexity": perplexity, "bits/char": bits}  # from a mean loss, by unit
-ARRAY_MEASURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"perplexity": perplexities, "bits/char": bits}
+# From a mean loss per token, by unit.
+MEASURES: dict[str, Callable[[float], float]] = {"perplexity": perplexity, "bits/char": bits, "bits/byte": bits}
+ARRAY_MEASURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "perplexity": perplexities,
+    "bits/char": bits,
+    "bits/byte": bits,
+}
 
 
 def mean_over_seeds(results: Iterable[float], metric: str) -> float:

@@ -77,6 +77,26 @@ def test_counts_of_the_text(block: int, context: int) -> None:
     assert total[-1].isfinite().any() and total[-1].isinf().any()
 
 
+def test_ngrams_of_the_text_end_with_their_document() -> None:
+    """Nothing follows the last token of a document, and where an entry comes from is counted without separators."""
+    known, offsets = text(3000, 0), np.array([0, 1, 5, 5, 40, 900, 2990, 3000])
+    memory = TextNgrams(SuffixArray.build(known, WORDS, offsets), ORDERS)
+    (window,) = windows([known[860:940]], 1000, 0)
+    target, total = read(memory, [window])
+    parts = [[occurrences(known[a:b], order) for order in ORDERS] for a, b in pairwise(offsets)]
+    seen = [(sum((part[q][0] for part in parts), Counter()), sum((part[q][1] for part in parts), Counter())) for q in range(5)]
+    counts = [naive_counts(known[860:940], place, seen) for place in range(80)]
+    for result, expected in ((target, [one for one, _ in counts]), (total, [one for _, one in counts])):
+        torch.testing.assert_close(result.exp().T.round().long(), torch.tensor(expected))
+    whole = [naive_counts(known[860:940], place, [occurrences(known, order) for order in ORDERS]) for place in range(80)]
+    assert whole != counts
+    for context in (known[0:1], known[896:900], known[1000:1003]):
+        (ending,) = windows([np.append(context, 0).astype(np.uint16)], 100, 0)
+        entries = memory.entries(ending)
+        assert entries.token.tolist() == known[entries.source.numpy()].tolist()
+        assert not {0, 1, 5, 40, 900, 2990} & {*entries.source.tolist()}
+
+
 @pytest.mark.parametrize("block, context", [(7, 0), (16, 16), (1000, 0)])
 def test_counts_of_the_document(block: int, context: int) -> None:
     documents = [text(600, 3), text(80, 4)]
@@ -133,9 +153,11 @@ def test_the_suffix_array_is_sorted(dtype: type) -> None:
     """Also for a read-only text, such as a memory-mapped one."""
     tokens = (text(2000, 5) % 200).astype(dtype)
     tokens.flags.writeable = False
-    order = SuffixArray.build(tokens, WORDS).suffixes
-    assert sorted(order.tolist()) == list(range(2000))
-    assert all(tokens[a:].tolist() < tokens[b:].tolist() for a, b in pairwise(order.tolist()))
+    array = SuffixArray.build(tokens, WORDS, np.array([0, 700, 2000]))
+    stored, order = array.text, array.suffixes
+    assert stored.tolist() == [*tokens[:700], WORDS, *tokens[700:], WORDS] and array.ends.tolist() == [700, 2001]
+    assert sorted(order.tolist()) == list(range(2002))
+    assert all(stored[a:].tolist() < stored[b:].tolist() for a, b in pairwise(order.tolist()))
 
 
 def test_orders_must_rise() -> None:

@@ -230,6 +230,9 @@ def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., Di
     assert results["evaluation_dataset"]["vocabulary"] == results["dataset"]["vocabulary"]
     assert results["evaluation_dataset"]["fingerprint"] != results["dataset"]["fingerprint"]
     assert results["datastore"]["dataset"] == text_folder.name and results["datastore"]["entries"] > 1000
+    assert any(note.startswith("test: 1 of 3") and "also in train" in note for note in results["duplicates"])
+    table = (Plan(config).run_folder / "table.md").read_text()
+    assert all(note in table for note in results["duplicates"])
 
 
 def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
@@ -257,6 +260,17 @@ def test_a_given_model_and_datastore_give_the_same_results(tiny: Callable[..., D
     loss = run(plan.config).loss
     given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}")
     assert run(given).loss == loss
+
+
+def test_documents_of_test_in_a_given_datastore_are_said(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+    """Also where the datastore holds only the starts of its documents."""
+    settings = "experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=900"
+    plan = Plan(tiny(*settings, "stages=[prepare,fit,encode]"))
+    run(plan.config)
+    given = Plan(tiny(*settings, f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}"))
+    notes = [note for note in given.duplicates if "datastore.path=" in note]
+    assert [note.split(" documents")[0] for note in notes] == ["valid: 2 of 3", "test: 1 of 3"]
+    assert "test/0.txt" in notes[1] and "as" not in notes[1].split("instance")[1].split(")")[0]
 
 
 def test_neighbours_and_index_backends(

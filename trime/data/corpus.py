@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trime.data.datasets import Dataset, Document
-from trime.data.tokenizers import Tokenizer
+from trime.data.tokenizers import Tokenizer, drops_white_space
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import write_json
 from trime.progress import Progress
 
 FLUSH = 2**20  # tokens buffered before they are written
+FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of documents
+MANY_UNKNOWN = 0.02  # share of unknown tokens above which results are much too good
 MAX_UNKNOWN = 0.3  # share of unknown tokens above which a split was probably tokenised wrongly
 MAX_UNSPACED = 0.1  # share of bytes in scripts without spaces above which words are no measure of a text
 PHRASE = "自然语言处理很有意思"  # a sentence without spaces, to see whether a tokenizer takes it for one word
@@ -71,6 +73,19 @@ class Corpus:
             raise UserError(f"{path} is truncated: delete {self.folder} and run stage prepare")
         return Split(np.memmap(path, dtype, "r"), offsets)
 
+    def documents(self, split: str) -> Iterator[np.ndarray]:
+        """Yield the tokens of each document of a split but those of white space."""
+        text, symbols = self.split(split), self.vocabulary.symbols
+        is_text = np.array([not symbol.isspace() and number != self.vocabulary.eos for number, symbol in enumerate(symbols)])
+        for number in range(len(text.lengths)):
+            tokens = text.document(number)
+            yield tokens[is_text[tokens]]
+
+    def text_sizes(self, split: str) -> np.ndarray | None:
+        """Return the bytes of each document that tokens predict; None in a text that an older version prepared."""
+        file = self.folder / f"{split}.sizes.npy"
+        return np.load(file) if file.exists() else None
+
     def names(self, split: str) -> list[str]:
         """Return the names of a split's documents."""
         file = self.folder / f"{split}.names.json"
@@ -94,9 +109,14 @@ def smallest_type(size: int) -> np.dtype:
 class TextCounts:
     """What was read of a text: its bytes, and unless symbols are bytes, each document's lines that are not UTF-8 or hold NUL,
     and the bytes of long runs of letters of scripts without spaces between words.
+
+    ``sizes``: the bytes of each document that tokens predict. Where the tokenizer drops white space
+    (``without_white_space``), any amount of it counts as one byte.
     """
 
     bytes: int = 0
+    without_white_space: bool = False
+    sizes: list[int] = field(default_factory=list)
     unreadable: Counter[str] = field(default_factory=Counter)
     binary: Counter[str] = field(default_factory=Counter)
     unspaced: int = 0
@@ -106,27 +126,36 @@ def symbol_stream(
     dataset: Dataset, split: str, action: str, counts: TextCounts | None = None
 ) -> Iterator[tuple[str | None, list[str]]]:
     """Yield lists of a split's symbols, the first of a document with its name, and show a progress bar in bytes."""
-    total = dataset.size(split)
+    total, counts = dataset.size(split), counts or TextCounts()
     with Progress(total=total, unit="B", unit_scale=True, desc=f"{action} {split}") as bar:
         for document in dataset.documents(split):
             name: str | None = document.name
-            lines = lines_with_progress(document, bar, counts or TextCounts(), check=not dataset.characters)
-            for symbols in dataset.tokenizer.tokens(lines):
+            for symbols in dataset.tokenizer.tokens(lines_with_progress(document, bar, counts, check=not dataset.characters)):
                 yield name, symbols
                 name = None
+            if name is not None:  # a document without symbols
+                counts.sizes.pop()
 
 
 def lines_with_progress(document: Document, bar: Any, counts: TextCounts, check: bool) -> Iterator[bytes]:
     """Yield the lines of a document, update the progress bar and the counts; ``check`` whether lines are UTF-8."""
+    counts.sizes.append(0)
     for line in document.lines:
         bar.update(len(line))
         counts.bytes += len(line)
+        counts.sizes[-1] += size_of_words(line) if counts.without_white_space else len(line)
         if check and b"\0" in line:
             counts.binary[document.name] += 1
         if check and not line.isascii():
             counts.unspaced += sum(map(len, UNSPACED.findall(line)))
             counts.unreadable.update([document.name] if not is_utf8(line) else [])
         yield line
+
+
+def size_of_words(line: bytes) -> int:
+    """Return the bytes of a line's words with one byte of white space after each; 0 for a blank line."""
+    words = line.split() if line.isascii() else line.decode("utf-8", "surrogateescape").split()
+    return sum(len(word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")) + 1 for word in words)
 
 
 def is_utf8(line: bytes) -> bool:
@@ -162,7 +191,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     dtype = smallest_type(len(vocabulary))
     lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
-    counts = TextCounts()
+    counts = TextCounts(without_white_space=drops_white_space(dataset.tokenizer))
     with open(folder / f"{split}.bin", "wb") as file:
         for name, symbols in symbol_stream(dataset, split, "encode", counts):
             if name is not None:
@@ -176,6 +205,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
         raise UserError(f"split {split!r} of dataset {dataset.name} holds no tokens: put text into {dataset.location}")
     np.save(folder / f"{split}.offsets.npy", np.array([*offsets, written], np.int64))
     write_json(folder / f"{split}.names.json", names, indent=None, ensure_ascii=False)
+    np.save(folder / f"{split}.sizes.npy", np.array(counts.sizes, np.int64))
     mean = round(written / len(offsets), 1)
     statistics = {"tokens": written, "bytes": counts.bytes, "documents": len(offsets), "mean_length": mean, "unknown": unknown}
     found = {"unreadable": dict(counts.unreadable), "binary": dict(counts.binary), "unspaced": counts.unspaced}
@@ -210,6 +240,8 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
             *dataset.notes(),
             *count_differences(dataset, statistics),
             *quality_warnings(statistics),
+            *few_documents(dataset, statistics),
+            *unknown_words(dataset, statistics),
             *script_warnings(dataset.tokenizer, statistics),
         ],
     }
@@ -232,6 +264,29 @@ def quality_warnings(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
                 f"{name}: {lines_and_documents(binary)} hold NUL bytes, as binary files do and UTF-16 without a byte order "
                 "mark: leave such files out, or convert them (iconv -f utf-16le -t utf-8)"
             )
+
+
+def few_documents(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a note if a split of a user's text has too few documents for an interval over documents."""
+    few = {name: split["documents"] for name, split in statistics.items() if name != "train"}
+    if dataset.own and min(few.values(), default=FEW_DOCUMENTS) < FEW_DOCUMENTS:
+        counts = ", ".join(f"{name} has {count} document{'s' * (count > 1)}" for name, count in few.items())
+        yield (
+            f"{counts}: below {FEW_DOCUMENTS}, intervals are over parts of documents and do not say how results vary "
+            f"between documents: {dataset.more_documents}"
+        )
+
+
+def unknown_words(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a note if many tokens of a split are unknown, but for a published text, which comes with its vocabulary."""
+    shares = {name: split["unknown"] / split["tokens"] for name, split in statistics.items()}
+    if not dataset.published and max(shares.values(), default=0) > MANY_UNKNOWN:
+        parts = ", ".join(f"{100 * share:.1f} % of {name}" for name, share in shares.items())
+        yield (
+            f"{parts} are <unk>, which is easy to predict, so that perplexity and bits per byte are too low: "
+            "dataset=folder_pieces (byte pairs) or folder_bytes has none, vocabulary.min_count=1 or a larger "
+            "vocabulary.max_size has fewer"
+        )
 
 
 def lines_and_documents(counts: dict[str, int]) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from trime.data.corpus import Split
+from trime.data.corpus import Corpus, Split
 from trime.data.vocabulary import SpecialIds
 from trime.errors import UserError
 from trime.quantities import parse_quantity
@@ -50,6 +50,25 @@ def parse_token_count(tokens: int | float | str | None) -> int | None:
         return parse_quantity(tokens)
     except ValueError:
         raise UserError(f"tokens={tokens} is not a number of tokens: write 100000, 100k or 2M, or null for all") from None
+
+
+def scored_bytes(corpus: Corpus, split: str, segments: Segments) -> float:
+    """Return how many bytes of text the scored tokens of segments predict.
+
+    The bytes of each document are known. Its tokens share them by the lengths of their symbols with a space, or evenly where
+    tokens are bytes. In a text that an older version prepared, the split counts as one document.
+    """
+    text, sizes = corpus.split(split), corpus.text_sizes(split)
+    offsets = text.offsets
+    if sizes is None:
+        sizes, offsets = np.array([corpus.statistics["splits"][split]["bytes"]]), offsets[[0, -1]]
+    are_bytes = int(sizes.sum()) == len(text.tokens)
+    length = np.array([1 if are_bytes else len(symbol.encode()) + 1 for symbol in corpus.vocabulary.symbols])
+    before = np.concatenate([[0], np.cumsum(length[text.tokens])])  # summed lengths of the tokens before each
+    of_documents = np.maximum(np.diff(before[offsets]), 1)
+    bytes_before = np.concatenate([[0], np.cumsum(length[text.tokens] * np.repeat(sizes / of_documents, np.diff(offsets)))])
+    first = segments.document_offset + segments.start
+    return float((bytes_before[first + segments.length] - bytes_before[first + segments.context]).sum())
 
 
 def document_offsets(split: Split, bounded: bool) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -43,6 +44,22 @@ class LearnedTokenizer(Tokenizer, Protocol):
     def save(self, path: Path) -> None:
         """Write what was learned to a file."""
         ...
+
+
+def drops_white_space(tokenizer: Tokenizer) -> bool:
+    """Return True if a tokenizer reads several spaces as one, so that a model does not predict them."""
+    one, two = (list(chain.from_iterable(tokenizer.tokens([line]))) for line in (b"a b\n", b"a  b\n"))
+    return one == two
+
+
+def metric_of(tokenizer: Tokenizer, characters: bool) -> str:
+    """Return the unit of results: perplexity, or where tokens are ``characters`` or bytes, bits per one of them.
+
+    The bytes of enwik8 are called characters, as in the literature.
+    """
+    if not characters:
+        return "perplexity"
+    return "bits/byte" if isinstance(tokenizer, Bytes) else "bits/char"
 
 
 def join_with_spaces(symbols: list[str], end: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trime.data.corpus import FEW_DOCUMENTS
 from trime.errors import UserError
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.mixture_spec import MixtureSpec
@@ -14,7 +15,6 @@ from trime.memory.base import Window
 from trime.metrics import perplexity
 from trime.types import Float, Tensor
 
-FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of documents
 PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the largest number of parts
 
 

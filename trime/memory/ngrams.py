@@ -23,19 +23,31 @@ MAX_OCCURRENCES = 2**16  # occurrences of a context that generation reads at mos
 
 
 class SuffixArray:
-    """A text [n] and its suffixes in sorted order [n]; those that begin with token v are ``starts[v]`` to ``starts[v + 1]``."""
+    """The documents of a text, each with a separator behind it [n], and the suffixes in sorted order [n].
 
-    def __init__(self, text: np.ndarray, suffixes: np.ndarray, starts: np.ndarray):
-        self.text, self.suffixes, self.starts = text, suffixes, starts
+    The separator is the largest symbol, so that no n-gram of two documents is found. Suffixes that begin with token v are
+    ``starts[v]`` to ``starts[v + 1]``. The separators are at ``ends`` [d].
+    """
+
+    def __init__(self, text: np.ndarray, suffixes: np.ndarray, starts: np.ndarray, ends: np.ndarray):
+        self.text, self.suffixes, self.starts, self.ends = text, suffixes, starts, ends
 
     @staticmethod
-    def build(tokens: np.ndarray, vocabulary: int) -> SuffixArray:
-        """Return the suffix array of a text; it takes seconds for a million tokens, and 9 bytes of memory a token."""
+    def build(tokens: np.ndarray, vocabulary: int, offsets: np.ndarray | None = None) -> SuffixArray:
+        """Return the suffix array of a text; it takes seconds for a million tokens, and 9 bytes of memory a token.
+
+        Document i has the tokens from offsets[i] to offsets[i + 1]; without ``offsets``, the text is one document.
+        """
         from pydivsufsort import divsufsort
 
-        text = np.array(tokens)  # a copy, for the library rejects read-only arrays such as memory-mapped texts
-        starts = np.concatenate([[0], np.cumsum(np.bincount(text, minlength=vocabulary))])
-        return SuffixArray(text, divsufsort(text), starts.astype(np.int64))
+        after = np.array([len(tokens)]) if offsets is None else offsets[1:]
+        text = np.insert(tokens.astype(np.min_scalar_type(vocabulary)), after, vocabulary)
+        starts = np.concatenate([[0], np.cumsum(np.bincount(text, minlength=vocabulary + 1))])
+        return SuffixArray(text, divsufsort(text), starts.astype(np.int64), after + np.arange(len(after)))
+
+    def token_numbers(self, places: np.ndarray) -> np.ndarray:
+        """Return which token of the text each of some places holds, counted without separators."""
+        return places - np.searchsorted(self.ends, places)
 
 
 class RecentTokens:
@@ -170,8 +182,9 @@ class TextNgrams(Ngrams):
             occurrences = max(1.0, (high - low) / MAX_OCCURRENCES)
             chosen = slice(low, high) if occurrences == 1 else np.linspace(low, high - 1, MAX_OCCURRENCES).astype(np.int64)
             places = np.asarray(array.suffixes[chosen]) + order
-            places = places[places < len(array.text)]
-            followers.append(Followers(np.asarray(array.text[places]), places, occurrences))
+            tokens = np.asarray(array.text[places])
+            inside = tokens < len(array.starts) - 2  # nothing follows the end of a document
+            followers.append(Followers(tokens[inside], array.token_numbers(places[inside]), occurrences))
         return followers
 
     @property

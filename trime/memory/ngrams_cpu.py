@@ -64,8 +64,10 @@ def count_followed_by(text, array, low, high, length, target, i):  # type: ignor
 def counts_in_text(text, array, starts, history, first, target, orders, of_target, total):  # type: ignore[no-untyped-def]
     """Write to total[q, i] how often the ``orders[q]`` tokens before history[first + i] occur in the text.
 
-    of_target[q, i] is how often target[i] follows them.
+    Occurrences at the end of a document, which its separator follows, do not count. of_target[q, i] is how often target[i]
+    follows them.
     """
+    separator = np.full(1, len(starts) - 2)
     for i in range(len(target)):
         position = first + i
         for q in range(len(orders)):
@@ -76,7 +78,9 @@ def counts_in_text(text, array, starts, history, first, target, orders, of_targe
             if low == high:
                 break
             of_target[q, i] = count_followed_by(text, array, low, high, length, target, i)
-            total[q, i] = high - low - (array[low] + length >= len(text))  # nothing follows the end of the text
+            total[q, i] = high - low
+            if text[array[high - 1] + length] == separator[0]:  # the largest symbol: it comes last in the range
+                total[q, i] -= count_followed_by(text, array, low, high, length, separator, 0)
 
 
 @numba_jit()

@@ -30,7 +30,7 @@ from trime.plan.jobs import open_job
 from trime.stages.analysis.per_token import PerToken
 from trime.stages.analysis.run_analysis import RunAnalysis
 from trime.stages.analysis.subsets import SubsetMixtures, Subsets
-from trime.stages.datastore import BuildIndex, ExternalStore, check_index, uses_external
+from trime.stages.datastore import BuildIndex, ExternalStore, check_index, duplicates_in_store, uses_external
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.eviction.context_replay import ContextReplay
@@ -44,7 +44,7 @@ from trime.stages.long_context.train_small import TrainSmall
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, build_tune, given_mixture
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare, PreparedText
+from trime.stages.prepare import Prepare, PreparedText, duplicates_of
 from trime.stages.training_task import LanguageModelTraining, TrainingTask
 from trime.stages.tune import TunedRows
 from trime.stages.windows import Portion, TextWindows, Windows
@@ -156,6 +156,19 @@ class Plan:
                 return self.job(artefact, parts), parts.make
         raise UserError(f"{stage}: this machine understands the settings differently: run the same command on all machines")
 
+    @cached_property
+    def duplicates(self) -> list[str]:
+        """Notes on documents of valid and test that are also in train, in valid, or in the text of the datastore."""
+        text, notes = self.evaluated_corpus, list[str]()
+        stored = [(self.stored_corpus, self.config.datastore.split)] if self.memories.needs() else []
+        for split in ("valid", "test"):
+            for other, other_split in dict.fromkeys([(self.corpus, "train"), (text, "valid"), *stored]):
+                is_store = (other, other_split) in stored
+                notes += duplicates_of(text, split, other, other_split, hides_own=is_store)
+            if self.index and isinstance(self.store, ExternalStore):
+                notes += duplicates_in_store(text, split, self.store)
+        return notes
+
     def check_text(self) -> None:
         """Raise UserError, before a model is trained, if a later stage could not work with this text."""
         stages = {*self.config.stages}
@@ -208,7 +221,9 @@ class Plan:
     @cached_property
     def memories(self) -> Memories:
         """The memories that rows use at test."""
-        return Memories(self.config, self.table, Sources(self.index, self.stored_corpus, self.config.datastore.split))
+        config = self.config
+        sources = Sources(self.index, self.stored_corpus, config.datastore.split, config.evaluate.bounded)
+        return Memories(config, self.table, sources)
 
     @cached_property
     def evaluate(self) -> TestResults:

@@ -69,7 +69,7 @@ class TranslationPlan(Plan):
         """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
         index = BuildIndex(config, self.store, self.run_parts, self.max_neighbours) if uses_external(config) else None
-        memories = Memories(config, self.table, Sources(index, self.corpus, config.datastore.split))
+        memories = Memories(config, self.table, Sources(index, self.corpus, config.datastore.split, config.evaluate.bounded))
         return build_tune(config, self.table, self.valid, memories, self.run_parts)
 
     @cached_property

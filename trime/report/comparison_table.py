@@ -90,6 +90,7 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
         INTERVAL.format(baseline): str(difference(group, other)) if other else "",
         "dev BLEU": format_optional(group.bleu("valid"), ".2f"),
         f"dev {metric}": decimals(group.mean("valid")),
+        # Where tokens are bytes, this is the column of the metric.
         "test bits/byte": format_optional(group.average_cell("bits_per_byte"), ".3f"),
         "seeds": group.seeds_text,
         "trained on": run["dataset"]["name"] if is_trained(run) else "not trained",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trime.metrics import MEASURES
+from trime.metrics import MEASURES, bits
 
 TableRows = list[list[str]]
 
@@ -75,13 +75,13 @@ def decimals(value: float) -> str:
 
 
 def metric_value(row: dict[str, Any]) -> float:
-    """Return a row's bits per character if its tokens are characters, else its perplexity."""
-    return row.get("bits_per_character", row["perplexity"])
+    """Return a row's result in its metric."""
+    return bits(row["loss"]) if metric_name(row) == "bits/byte" else row.get("bits_per_character", row["perplexity"])
 
 
 def metric_name(row: dict[str, Any]) -> str:
-    """Return the name of a row's metric: bits/char or perplexity."""
-    return "bits/char" if "bits_per_character" in row else "perplexity"
+    """Return the name of a row's metric: bits/char or bits/byte if its tokens are characters or bytes, else perplexity."""
+    return row.get("metric", "bits/char" if "bits_per_character" in row else "perplexity")
 
 
 def metric_names(runs: list[dict[str, Any]]) -> str:

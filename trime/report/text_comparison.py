@@ -25,6 +25,9 @@ PUBLISHED_NOTE = (
 def units_of(group: Group) -> str:
     """Return how many of what a bootstrap resamples, in words."""
     count, unit = len(document_losses(group.first)), str(group.row.get("bootstrap_unit", "documents"))
+    documents = group.first.get("scored", {}).get("test", {}).get("documents")
+    if documents and unit.startswith("parts"):
+        unit += f" of {documents} document{'s' * (documents > 1)}"
     return f"{count} {unit}" if count != 1 else f"1 {unit.replace('documents', 'document').replace('parts', 'part')}"
 
 

@@ -102,7 +102,7 @@ def is_trained(run: Run) -> bool:
 
 
 def text_notes(run: Run) -> list[str]:
-    """Return warnings about the evaluated text: few tokens, few documents, many unknown tokens."""
+    """Return warnings about the evaluated text: few tokens, few documents, many unknown tokens, duplicates."""
     text, row = evaluated_text(run), run["metrics"]["test"][-1]
     unknown = evaluated_dataset(run).get("unknown", {}).get("test") or 0.0
     rows = [row for of_split in run["metrics"].values() for row in of_split]
@@ -115,4 +115,4 @@ def text_notes(run: Run) -> list[str]:
         FEW_DOCUMENTS: str(row.get("bootstrap_unit", "")).startswith("parts"),
         UNKNOWN_NOTE.format(100 * unknown): unknown > MANY_UNKNOWN,
     }
-    return [note for note, applies in warnings.items() if applies]
+    return [*(note for note, applies in warnings.items() if applies), *run.get("duplicates", [])]

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trime.config.schema import STAGES
+from trime.data.segments import scored_bytes
 from trime.errors import UserError
 from trime.metrics import bits
 from trime.pipeline.artefact import Artefact
@@ -15,6 +18,7 @@ from trime.pipeline.manifest import build_seconds
 from trime.plan.language_model import Plan
 from trime.report.results import read_run
 from trime.run.provenance import PROVENANCE, provenance
+from trime.stages.encode import Encode
 from trime.stages.prepare import PreparedText
 
 MAKING = [stage for stage in STAGES if stage != "report"]  # stages that make artefacts
@@ -27,7 +31,8 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
     evaluated = dataset if plan.evaluated_corpus is plan.corpus else dataset_of(plan.evaluated_corpus)
     train = json.loads((model / "train.json").read_text()) if (model / "train.json").exists() else {}
     tuned = plan.tune.tuned()
-    characters = plan.test.summary()["characters"]
+    scored = {encoded.split: scored_text(encoded) for encoded in (plan.valid, plan.test)}
+    metric = plan.evaluated_corpus.metric
     results = provenance(config) | {
         "dataset": dataset,
         "parameters": train.pop("parameters", None),
@@ -36,9 +41,11 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
         "tuned": tuned["rows"][-1]["tuned"],
         "sample": config.evaluate.sample,
         "metrics": {
-            "valid": [with_bits(row, characters, bytes_per_token(evaluated, "valid")) for row in tuned["rows"]],
-            "test": [with_bits(row, characters, bytes_per_token(evaluated, "test")) for row in plan.evaluate.rows()],
+            split: [with_bits(row, metric, scored[split]["bytes"] / scored[split]["tokens"]) for row in rows]
+            for split, rows in (("valid", tuned["rows"]), ("test", plan.evaluate.rows()))
         },
+        "scored": scored,
+        "duplicates": plan.duplicates,
         "durations": durations(plan),
         "made_from": made_from(plan, *MAKING, also=also),
         "artefacts": {"fit": str(model), "evaluate": str(plan.evaluate.folder)},
@@ -81,15 +88,21 @@ def dataset_of(prepared: PreparedText) -> dict[str, Any]:
     }
 
 
-def bytes_per_token(dataset: dict[str, Any], split: str) -> float:
-    """Return the mean number of bytes of a split's tokens."""
-    return dataset["bytes"][split] / dataset["tokens"][split]
+def scored_text(encoded: Encode) -> dict[str, Any]:
+    """Return how many tokens of an encoded split are scored, of how many documents, and how many bytes they predict."""
+    corpus = encoded.corpus.corpus()
+    windows = encoded.windows(corpus)
+    return {
+        "tokens": windows.scored(),
+        "bytes": round(scored_bytes(corpus, encoded.split, windows)),
+        "documents": len(np.unique(windows.document)),
+    }
 
 
-def with_bits(row: dict[str, Any], characters: bool, bytes_per_token: float) -> dict[str, Any]:
-    """Return a row with its bits per byte of text, and per character where tokens are characters."""
-    per_byte = {"bits_per_byte": bits(row["loss"]) / bytes_per_token}
-    return row | per_byte | ({"bits_per_character": bits(row["loss"])} if characters else {})
+def with_bits(row: dict[str, Any], metric: str, bytes_per_token: float) -> dict[str, Any]:
+    """Return a row with its bits per predicted byte of text, and with its metric unless that is perplexity."""
+    per_token = {"bits/char": {"bits_per_character": bits(row["loss"])}, "bits/byte": {"metric": metric}}
+    return row | {"bits_per_byte": bits(row["loss"]) / bytes_per_token} | per_token.get(metric, {})
 
 
 def made_from(plan: Plan, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 
 from trime.data.corpus import content_hash
+from trime.data.duplicates import describe_duplicates, find_duplicates
 from trime.engines.base import Advance
 from trime.errors import UserError, install_command
 from trime.io import write_json
@@ -38,6 +41,7 @@ from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.rows import memories_of
 from trime.places import local_copy
 from trime.progress import Progress
+from trime.stages.prepare import PreparedText
 from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
@@ -264,8 +268,38 @@ class ExternalStore(Artefact):
             raise UserError(f"{setting} was encoded by another model: its keys mean nothing to this one")
         return self.folder
 
+    def documents(self) -> Iterator[np.ndarray]:
+        """Yield the tokens of each document, as far as the datastore holds them."""
+        begun: list[np.ndarray] = []
+        document = -1
+        for columns in Shards(self.folder).iter_columns("token", "document"):
+            tokens, numbers = (column.numpy() for column in columns)
+            for part in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers)) + 1):
+                if begun and numbers[part[0]] != document:
+                    yield np.concatenate(begun)
+                    begun = []
+                document = numbers[part[0]]
+                begun.append(tokens[part])
+        yield np.concatenate(begun)
+
     def build(self, folder: Path) -> None:
         raise AssertionError("a given datastore is never built")
+
+
+def duplicates_in_store(text: PreparedText, split: str, store: ExternalStore) -> Iterator[str]:
+    """Yield a note if documents of a split are also in a datastore.
+
+    A datastore with a budget of tokens holds the starts of documents: no more of any document is compared. One of the split
+    itself hides each document from itself.
+    """
+    corpus, source = text.corpus(), store.settings()
+    comparable = split in corpus.statistics["splits"] and source["vocabulary_fingerprint"] == corpus.vocabulary.fingerprint
+    if comparable and source["text"] != corpus.fingerprint(split):
+        documents, longest = corpus.split(split), max(map(len, store.documents()))
+        tokens = (documents.document(number) for number in range(len(documents.lengths)))
+        if found := find_duplicates(tokens, store.documents(), longest):
+            where = f"datastore.path={store.folder}"
+            yield describe_duplicates(found, documents.lengths, split, where, corpus.names(split))
 
 
 def uses_external(config: DictConfig) -> bool:

@@ -27,11 +27,15 @@ SEARCH = ("index.k", "index.nprobe", "index.rescore")  # the settings that decid
 
 @dataclass(frozen=True)
 class Sources:
-    """What memories are made from: the index of the datastore, if a row uses it, and the text of the datastore."""
+    """What memories are made from: the index of the datastore, if a row uses it, and the text of the datastore.
+
+    ``bounded``: documents are separate; else the text is one stream.
+    """
 
     index: BuildIndex | None
     text: PreparedText
     split: str
+    bounded: bool
 
 
 class StoredMemory(ABC):
@@ -69,7 +73,7 @@ class TextNgram(StoredMemory):
 
     def suffixes(self, sources: Sources) -> Suffixes:
         """Return the suffix array of the text."""
-        return Suffixes(sources.text.config, sources.text, sources.split)
+        return Suffixes(sources.text.config, sources.text, sources.split, sources.bounded)
 
     def needs(self, sources: Sources) -> list[Artefact]:
         return [self.suffixes(sources)]

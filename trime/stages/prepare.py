@@ -6,6 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -26,7 +27,8 @@ from trime.data.corpus import (
     training_vocabulary,
 )
 from trime.data.datasets import Dataset
-from trime.data.tokenizers import LearnedTokenizer
+from trime.data.duplicates import describe_duplicates, find_duplicates
+from trime.data.tokenizers import LearnedTokenizer, metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import plain
@@ -64,6 +66,11 @@ class PreparedText(Artefact):
     def content(self) -> dict[str, Any]:
         """Return what decides which text it is: the settings of the dataset, and a hash of its files."""
         return {"dataset": identify_text(plain(self.dataset_config)), "content": self.dataset.fingerprint()}
+
+    @property
+    def metric(self) -> str:
+        """The unit of results: perplexity, bits per character or bits per byte."""
+        return metric_of(self.dataset.tokenizer, self.corpus().statistics["characters"])
 
     def corpus(self) -> Corpus:
         """Return the finished corpus."""
@@ -134,6 +141,26 @@ def lab_folders(paths: DictConfig) -> tuple[Path, ...]:
     outputs, data = Place(paths.outputs).local, Place(paths.data).local
     inside = [outputs / name for name in ("runs", "artefacts", "reports", "sweeps", "plans")]
     return (outputs, *inside, *(data / name for name in ("prepared", "packed", "raw")))
+
+
+def duplicates_of(
+    text: PreparedText, split: str, other: PreparedText, other_split: str, hides_own: bool = False
+) -> Iterator[str]:
+    """Yield a note if documents of a split are also in another split of the text, or in another text in its vocabulary.
+
+    ``hides_own``: the other text is that of a datastore, which hides each document from itself if it is the same split.
+    """
+    corpus, others = text.corpus(), other.corpus()
+    is_same = corpus.folder == others.folder
+    exist = split in corpus.statistics["splits"] and other_split in others.statistics["splits"]
+    if not exist or (is_same and split == other_split):
+        return
+    if hides_own and corpus.fingerprint(split) == others.fingerprint(other_split):
+        return
+    if found := find_duplicates(corpus.documents(split), others.documents(other_split)):
+        where = other_split if is_same else f"{other_split} of {others.statistics['name']}"
+        names = corpus.names(split), others.names(other_split)
+        yield describe_duplicates(found, corpus.split(split).lengths, split, where, *names)
 
 
 def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: DictConfig) -> None:

@@ -1,4 +1,7 @@
-"""Artefact of stage datastore: the suffix array of a text, for n-grams of any length (5 bytes per token on disk)."""
+"""Artefact of stage datastore: the suffix array of a text, for n-grams of any length.
+
+On disk it has 6 bytes per token of a text of at most 65,000 symbols.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +11,43 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from trime.data.segments import document_offsets
 from trime.io import write_json
 from trime.memory.ngrams import SuffixArray
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.stages.prepare import PreparedText
 
+FILES = ("text", "order", "starts", "ends")
+
 
 class Suffixes(Artefact):
-    """A suffix array in ``order.npy`` and ``starts.npy``; the prepared text itself is not copied."""
+    """A suffix array in ``order.npy`` and ``starts.npy``, and its text with a separator after each document."""
 
-    kind, stage = "suffixes", "datastore"
+    kind, stage, format = "suffixes", "datastore", 2
     summary_file = "suffixes.json"
 
-    def __init__(self, config: DictConfig, text: PreparedText, split: str):
+    def __init__(self, config: DictConfig, text: PreparedText, split: str, bounded: bool):
         super().__init__(config)
-        self.text, self.split = text, split
+        self.text, self.split, self.bounded = text, split, bounded
 
     def needs(self) -> list[Artefact]:
         return [self.text]
 
     def settings(self) -> Any:
-        return {"split": self.split}
+        return {"split": self.split, "bounded": self.bounded}
 
     def build(self, folder: Path) -> None:
         meter, corpus = ResourceUsage(), self.text.corpus()
-        tokens = corpus.split(self.split).tokens
-        array = SuffixArray.build(tokens, len(corpus.vocabulary))
-        np.save(folder / "order.npy", array.suffixes)
-        np.save(folder / "starts.npy", array.starts)
-        content = {"tokens": len(tokens), "text": corpus.fingerprint(self.split), "seconds": round(meter.seconds, 1)}
+        text = corpus.split(self.split)
+        offsets = document_offsets(text, self.bounded)
+        array = SuffixArray.build(text.tokens, len(corpus.vocabulary), offsets)
+        for name, column in zip(FILES, (array.text, array.suffixes, array.starts, array.ends), strict=True):
+            np.save(folder / f"{name}.npy", column)
+        content = {"tokens": len(text.tokens), "text": corpus.fingerprint(self.split), "seconds": round(meter.seconds, 1)}
         write_json(folder / "suffixes.json", content)
 
     def array(self) -> SuffixArray:
-        """Return the suffix array, memory-mapped."""
-        order, starts = (np.load(self.path() / f"{name}.npy", mmap_mode="r") for name in ("order", "starts"))
-        return SuffixArray(self.text.corpus().split(self.split).tokens, order, np.array(starts))
+        """Return the suffix array, with its text memory-mapped."""
+        text, order, starts, ends = (np.load(self.path() / f"{name}.npy", mmap_mode="r") for name in FILES)
+        return SuffixArray(text, order, np.array(starts), np.array(ends))

@@ -41,6 +41,7 @@ class Dataset(ABC):
     own: bool = False  # a user's own text, for which nothing is published
     published: ClassVar[dict[str, int]] = {}  # token count in the literature, by split
     count_difference_reason: ClassVar[str] = ""
+    more_documents: str = "add documents to it"  # how a split gets more of them, for messages
     lab_folders: tuple[Path, ...] = ()  # where the lab writes: nothing below them is text
 
     @abstractmethod

@@ -25,11 +25,12 @@ ALIASES = {  # names of a split's folder or file, in any case
 
 
 class Layout(NamedTuple):
-    """The files of each split, how they were chosen, in words, and what was left out."""
+    """The files of each split, how they were chosen, in words, what was left out, and whether every file is in all splits."""
 
     files: dict[str, list[Path]]
     choice: str
     left_out: Counter[str]
+    is_cut: bool = False
 
 
 class Folder(Dataset):
@@ -39,7 +40,8 @@ class Folder(Dataset):
     have another name of ``ALIASES``. Hidden files, links to folders and what the lab writes are left out. ``ratio`` is the
     share of files for valid and for test; or ``tokens`` is the minimum number of tokens of each split, in whole files (None:
     all that remain): valid is filled first, then test, then train with the rest. If ``path`` is a file, its end is test and
-    the part before it valid, by ``ratio`` of its bytes (``cut_text``). Without a ``name``, it is that of the folder or file.
+    the part before it valid, by ``ratio`` of its bytes (``cut_text``). ``seed=None`` cuts every file of a folder so, those too
+    short for it excepted, which are train. Without a ``name``, it is that of the folder or file.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Folder(Dataset):
         tokenizer: Tokenizer,
         name: str | None = None,
         ratio: float = 0.05,
-        seed: int = 0,
+        seed: int | None = 0,
         suffix: str | list[str] = ".txt",
         tokens: dict[str, int | str] | None = None,
     ):
@@ -71,6 +73,11 @@ class Folder(Dataset):
         """The files of each split; UserError where there are too few to split."""
         return {split: [Path(self.location)] for split in SPLITS} if self.is_file else self.layout.files
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether every file is cut into train, valid and test."""
+        return self.is_file or self.layout.is_cut
+
     @cached_property
     def layout(self) -> Layout:
         """How the folder was read; UserError where it holds no text, or its splits lie further below."""
@@ -87,6 +94,9 @@ class Folder(Dataset):
                 "and test/; a single file is split by paragraphs (dataset.path=FILE)"
             )
         remark = self.inner_splits(files)
+        if self.seed is None and not self.tokens:
+            choice = f"{len(files):,} {self.suffix} files, each split in its order (dataset.ratio={self.ratio}){remark}"
+            return Layout(dict.fromkeys(SPLITS, files), choice, left_out, is_cut=True)
         random.Random(self.seed).shuffle(files)
         parts = self.split_by_tokens(files, self.tokens) if self.tokens else self.split_by_ratio(files)
         by_split = {split: sorted(part) for split, part in zip(SPLITS, parts, strict=True)}
@@ -153,6 +163,12 @@ class Folder(Dataset):
             raise UserError(f"{location} holds no train/, valid/ or test/, but {folder} has {names}: set dataset.path={folder}")
         return f", although {folder} has {names}"
 
+    @property
+    def more_documents(self) -> str:  # type: ignore[override]
+        if self.is_cut:
+            return "name a folder of more files"
+        return "raise dataset.ratio, or set dataset.seed=null, which takes the end of every file of one folder"
+
     def split_by_ratio(self, files: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
         """Return the files of train, valid and test by ``ratio``."""
         held_out = max(1, round(self.ratio * len(files)))
@@ -179,7 +195,14 @@ class Folder(Dataset):
         return taken
 
     def size(self, split: str) -> int:
-        return sum(map(len, self.lines_of_part(split))) if self.is_file else super().size(split)
+        if not self.is_cut:
+            return super().size(split)
+        return sum(self.part_size(path, split) for path in self.files(split))
+
+    def part_size(self, path: Path, split: str) -> int:
+        """Return the bytes of a split's part of a file."""
+        first, last = self.cuts[path].parts[split]
+        return last - first
 
     def files(self, split: str) -> list[Path]:
         return self.by_split[split]
@@ -187,34 +210,46 @@ class Folder(Dataset):
     def notes(self) -> list[str]:
         """Return how the text was split, and what was left out."""
         if self.is_file:
-            within = ", within its lines" if self.cut.within_lines else ""
+            within = ", within its lines" if self.within_lines else ""
             return [f"{printable(Path(self.location).name)} is split in its order (dataset.ratio={self.ratio}){within}"]
         return [f"{self.layout.choice}; left out: {counted(self.layout.left_out)}"]
 
     def fingerprint(self) -> str:
         """Return a hash of every file's name and content, and of splits within lines."""
-        return super().fingerprint() + (" within lines" if self.is_file and self.cut.within_lines else "")
+        return super().fingerprint() + (" within lines" if self.within_lines else "")
 
     def documents(self, split: str) -> Iterator[Document]:
-        if self.is_file:
-            yield Document(printable(Path(self.location).name), self.lines_of_part(split))
-            return
         for path in self.files(split):
-            yield Document(printable(str(path.relative_to(self.location))), lines_of(path))
+            name = printable(path.name if self.is_file else str(path.relative_to(self.location)))
+            if not self.is_cut:
+                yield Document(name, lines_of(path))
+            elif self.part_size(path, split):
+                yield Document(name, self.lines_of_part(path, split))
 
-    def lines_of_part(self, split: str) -> Iterator[bytes]:
-        """Yield the lines of a split's part of a single file."""
-        first, last = self.cut.parts[split]
+    def lines_of_part(self, path: Path, split: str) -> Iterator[bytes]:
+        """Yield the lines of a split's part of a file."""
+        first, last = self.cuts[path].parts[split]
         position = 0
-        for line in lines_of(Path(self.location)):
+        for line in lines_of(path):
             if part := line[max(first - position, 0) : max(last - position, 0)]:
                 yield part
             position += len(line)
 
     @cached_property
-    def cut(self) -> Cut:
-        """Where a single file is split; UserError if it is too short."""
-        cut = cut_text([*lines_of(Path(self.location))], self.ratio)
-        if cut is None:
+    def cuts(self) -> dict[Path, Cut]:
+        """Where every file is cut; UserError if none can be."""
+        cuts = {path: cut_text([*lines_of(path)], self.ratio) for path in self.files("train")}
+        if not any(cuts.values()):
             raise UserError(f"{self.location} cannot be split: it needs at least 3 words, or name a folder of files")
-        return cut
+        return {path: cut or whole(path) for path, cut in cuts.items()}
+
+    @property
+    def within_lines(self) -> bool:
+        """Whether a file is cut within a line."""
+        return self.is_cut and any(cut.within_lines for cut in self.cuts.values())
+
+
+def whole(path: Path) -> Cut:
+    """Leave a file whole, as train."""
+    size = sum(map(len, lines_of(path)))
+    return Cut({"train": (0, size), "valid": (size, size), "test": (size, size)}, False)

@@ -35,6 +35,11 @@ class ParallelCorpus(Corpus):
             return JointBPE.load(self.folder / PIECES)
         return PresegmentedText(**json.loads((self.folder / CUT).read_text()))
 
+    def documents(self, split: str) -> Iterator[np.ndarray]:
+        """Yield the tokens of each pair of sentences."""
+        for source, target in zip(self.sources.documents(split), super().documents(split), strict=True):
+            yield np.concatenate([source, target])
+
     def references(self, split: str) -> list[str]:
         """Return the reference translations of a split, untokenized."""
         return json.loads((self.folder / f"{split}.references.json").read_text())

@@ -32,7 +32,7 @@ NAMED = "names"  # the id of a vertical axis of names, not of numbers
 TITLE_WIDTH, LABEL_WIDTH, NAME_WIDTH = 40, 28, 20  # characters of a line
 HEADLINE_WIDTH = 55  # for each column of panels
 UNDATED: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same bytes always
-SCALES = {"perplexity": "log", "bits/char": "linear"}
+SCALES = {"perplexity": "log", "bits/char": "linear", "bits/byte": "linear"}
 
 
 def colour_of(memory: str) -> str:

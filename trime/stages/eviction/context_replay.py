@@ -60,7 +60,7 @@ class ContextReplay(Replay):
         return True
 
     def unit(self) -> str:
-        return "bits/char" if self.encoded.summary()["characters"] else "perplexity"
+        return self.encoded.corpus.metric
 
     def memories(self) -> list[str]:
         return ["long memory"]
