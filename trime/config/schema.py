@@ -140,9 +140,9 @@ class Evaluate:
     dataset: Any = setting(None, "another text to evaluate on, with the main vocabulary: dataset@evaluate.dataset=NAME")
     tokens: Any = tokens(None, "tokens scored in each of valid and test")
     sample: str = setting(
-        "starts",
-        "starts: the same number of tokens from the start of each document; documents: fewer, but whole documents",
-        choices=("starts", "documents"),
+        "documents",
+        "if tokens is set: whole documents, of longer ones the middle; or starts: as many from the start of each document",
+        choices=("documents", "starts"),
     )
     block: int = setting(256, "tokens scored per window", at_least=1, whole=True)
     context: int = setting(256, "earlier tokens of the document before each window", at_least=0, whole=True)

@@ -34,7 +34,7 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
         "train": train,
         "trained_with_memory": config.memory.get("_target_") is not None and not config.checkpoint,
         "tuned": tuned["rows"][-1]["tuned"],
-        "sample": config.evaluate.sample,
+        "sample": plan.test.portion.sample,
         "metrics": {
             "valid": [with_bits(row, characters, bytes_per_token(evaluated, "valid")) for row in tuned["rows"]],
             "test": [with_bits(row, characters, bytes_per_token(evaluated, "test")) for row in plan.evaluate.rows()],
