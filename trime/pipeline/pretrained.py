@@ -138,7 +138,7 @@ def reading_config(config: DictConfig, family: Any) -> ReadingConfig:
 def vocabulary_source(config: DictConfig) -> VocabularySource:
     """Return the vocabulary of the model's tokenizer, in which all text is read; UserError if no model is named."""
     if config.model.name is None:
-        raise UserError("model=pretrained as a language model needs the name of a model: add model.name=DIR, FILE.gguf or NAME")
+        raise UserError("model=pretrained as a language model needs the name of a model: add model.name=DIR_OR_NAME")
     pieces = PieceTokenizer(config.model.name)
     vocabulary = Vocabulary(pieces.symbols, [0] * len(pieces.symbols), pieces.start, pieces.unknown)
     name = f"{vocabulary.fingerprint} {folder_hash(config.model.name, *TOKENIZER_FILES)}"

@@ -29,6 +29,7 @@ from trime.config.help import groups, help_text
 from trime.config.messages import message_of
 from trime.config.schema import Trainer
 from trime.config.wording import no_choice
+from trime.config.words import check_words
 from trime.engines.worker import THREADS
 from trime.errors import UserError, install_command
 from trime.remote import FULL
@@ -229,6 +230,7 @@ def main() -> int:
     sys.argv[1:] = with_trainer_arguments(without_dashes(sys.argv[1:]))
     limit_threads(sys.argv[1:])
     try:
+        check_words(sys.argv[1:], groups(CONF))
         check_groups(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
