@@ -438,6 +438,9 @@ class Samples:
         None, "tokens read before a passage; null: enough to fill the memories", at_least=0, whole=True, optional=True
     )
     tokens: int = setting(40, "tokens per passage", at_least=1, whole=True)
+    minutes: float | None = setting(
+        5.0, "draw no further passage that would end later; null: all of them", above=0, optional=True
+    )
     entries: int = setting(3, "entries of memories shown per token", at_least=0, whole=True)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 from trime.data.corpus import evenly_spaced
 from trime.evaluation.generation import AttributedToken
 from trime.inspection.annotated import annotate
+from trime.inspection.drawing import draw_all
 from trime.inspection.translation_samples import TranslationSamples
 from trime.inspection.writers import GeneratedToken, Writer, last_row_memories
 from trime.io import plain
@@ -26,7 +29,7 @@ class Samples(Artefact):
 
     kind, stage, depends_on = "samples", "report", ("report.samples",)
     summary_file = "samples.json"
-    unhashed = ("evaluate.block", "evaluate.context", "model")
+    unhashed = ("evaluate.block", "evaluate.context", "model", "report.samples.minutes")
 
     def __init__(self, plan: Plan):
         super().__init__(plan.config)
@@ -38,10 +41,11 @@ class Samples(Artefact):
     def build(self, folder: Path) -> None:
         settings = plain(self.config.report.samples) | {"before": self.before()}
         text = self.plan.evaluated_corpus.corpus().split("test")
-        samples = [
-            self.passage(document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
+        draws = [
+            partial(self.passage, document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
             for document, begin, middle, end in passages(text.offsets, settings)
         ]
+        samples = draw_all(draws, folder, settings["minutes"], time.monotonic)
         (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
 
     def before(self) -> int:

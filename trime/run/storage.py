@@ -145,7 +145,7 @@ def prune(config: DictConfig) -> None:
             shutil.rmtree(folder)
     done = "deleted" if config.storage.delete else "could be deleted (storage.delete=true)"
     print(f"{len(sizes)} folders, {megabytes(sum(sizes.values()))} MB, {done}; {len(kept)} runs are kept")
-    for folder in unfinished:
+    for folder in (folder for folder in unfinished if not (folder / "results.json").exists()):
         print(f"what a run without results needs is kept too; to give it up, delete its folder: {folder}")
     if not config.storage.data:
         print(f"{config.paths.data} may be used by other outputs and is left alone (storage.data=true)")
