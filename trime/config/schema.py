@@ -69,6 +69,7 @@ class Storage:
     match: str = setting("*", "list, prune: the runs of these names, as a pattern; other runs are kept")
     sort: str = setting("date", "order of the list", choices=("date", "name", "score", "size"))
     keep: str = setting("all", "prune: keep all runs, or those whose command had a name=", choices=("all", "named"))
+    run: str | None = setting(None, "prune: only the runs of this name, or one as NAME/FOLDER, and what no other run needs")
     delete: Switch = switch(False, "prune: delete; false: only say what would be deleted")
     data: Switch = switch(False, "prune: also what lies in paths.data, which other outputs may use")
 

@@ -215,6 +215,28 @@ def sweep_size(words: list[str]) -> int:
         return 0
 
 
+def is_about_runs(words: list[str]) -> bool:
+    """Return whether a command only lists or deletes finished runs, which needs nothing that trains, nor a sweep."""
+    stages = [re.fullmatch(r"stages=\[([\w, ]+)\]", word) for word in words if word.startswith("stages=")]
+    named = {name.strip() for found in stages if found for name in found[1].split(",")}
+    others = any(word.startswith(("-", "report.", "hydra", "experiment=", "table=")) for word in words)
+    return len(stages) == 1 and bool(named) and named <= {"list", "disk", "prune"} and not others
+
+
+def look_after(words: list[str]) -> int:
+    """Run a command that is about finished runs alone, composed once and without Hydra's job; return the exit status."""
+    from trime.pipeline.compose import compose_config
+    from trime.run.storage import look_after_runs
+
+    config = compose_config(*words)
+    try:
+        look_after_runs(config)
+    except Exception as error:
+        print(f"error: {format_error(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main() -> int:
     """Run the command line; return the exit status, 1 if a run failed. Without words it prints the help."""
     if not sys.argv[1:] or {"--help", "-h"} & {*sys.argv[1:]}:
@@ -241,6 +263,8 @@ def main() -> int:
             flush=True,
         )
     try:
+        if is_about_runs(sys.argv[1:]):
+            return look_after(sys.argv[1:])
         return 0 if report_jobs(run_jobs()) else 1
     except (HydraException, OmegaConfBaseException) as error:
         plugins = ("hydra/sweeper/optuna", "hydra/launcher/joblib", "hydra/launcher/submitit")

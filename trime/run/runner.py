@@ -36,7 +36,7 @@ from trime.run.preflight import check
 from trime.run.provenance import command, provenance
 from trime.run.reporting import report_answers, report_replay, report_run
 from trime.run.results_at_url import download_all_results, upload_results
-from trime.run.storage import NEEDS, list_runs, note_needs, prune, show_disk
+from trime.run.storage import NEEDS, STORAGE_STAGES, note_needs
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,7 @@ BEFORE_TRAINING = ("import", "prepare", "pack")
 # Stages about all runs, which need no text.
 HOUSEKEEPING: dict[str, Callable[[DictConfig], object]] = {
     "ledger": write_ledger,
-    "list": list_runs,
-    "disk": show_disk,
-    "prune": prune,
+    **STORAGE_STAGES,
 }
 # Stages that run only when they are named.
 OPTIONAL_STAGES = (
