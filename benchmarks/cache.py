@@ -8,10 +8,12 @@ guides what is kept.
 from __future__ import annotations
 
 import argparse
+import copy
 from functools import partial
 from typing import Any
 
 import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import trime
 from benchmarks.measure import Claim, Measured, alternately, ratio
@@ -24,8 +26,6 @@ QUESTION = 20  # tokens
 
 def decoders(layers: int, vocabulary: int, device: str) -> tuple[Any, Any]:
     """Return two equal models, for an EvictingCache sets the attention of its own."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     models = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -62,63 +62,62 @@ def feed(model: Any, cache: Any, tokens: torch.Tensor, each: int) -> None:
         model(input_ids=part, past_key_values=cache, logits_to_keep=1)
 
 
+def decode_on(model: Any, cache: Any, tokens: torch.Tensor) -> None:
+    """Decode after what a cache holds, which stays as it is: each round begins with the same."""
+    feed(model, copy.deepcopy(cache), tokens, 1)
+
+
+def read_plain(model: Any, prompt: torch.Tensor) -> None:
+    """Read a prompt at once with transformers' own cache."""
+    feed(model, DynamicCache(config=model.config), prompt, prompt.shape[1])
+
+
+def read_evicting(model: Any, size: int, policy: EvictionPolicy, prompt: torch.Tensor, question: torch.Tensor | None) -> None:
+    """Read a prompt at once into a memory, or chunk by chunk with a question that decides what is kept."""
+    cache = trime.EvictingCache(model, size, policy)
+    if question is None:
+        feed(model, cache, prompt, prompt.shape[1])
+    else:
+        cache.read(model, prompt, question)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, default=30, help="layers of the model")
     parser.add_argument("--vocabulary", type=int, default=49_152, help="symbols of the model")
     parser.add_argument("--size", type=int, default=512, help="M, entries of a full memory")
-    parser.add_argument("--decode", type=int, default=16, help="tokens decoded in a round")
+    parser.add_argument("--decode", type=int, default=128, help="tokens decoded in a round")
     parser.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt that is read")
     parser.add_argument("--policies", nargs="+", default=list(policies()), choices=list(policies()))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
 
 
 def measure(options: argparse.Namespace) -> Measured:
     """Measure every policy beside a plain cache."""
-    from transformers import DynamicCache
-
     plain, model = decoders(options.layers, options.vocabulary, options.device)
-    size, rows = options.size, []
-    tokens = torch.randint(2, options.vocabulary, (1, max(options.prompt, size) + options.decode), device=options.device)
-    prompt, new, question = tokens[:, :size], tokens[:, -options.decode :], tokens[:, :QUESTION]
+    tokens = torch.randint(2, options.vocabulary, (1, max(options.prompt, 2 * options.size)), device=options.device)
+    rows = []
     for name in options.policies:
-        policy = policies()[name]
-
-        def holding(entries: int, read: int, policy: EvictionPolicy = policy) -> Any:
-            cache = trime.EvictingCache(model, entries, policy)
-            feed(model, cache, tokens[:, :read], read)
-            return cache
-
-        def decode(reader: Any, cache: Any) -> None:
-            cache = deep_copy(cache)
-            feed(reader, cache, new, 1)
-
-        own = DynamicCache(config=plain.config)
-        feed(plain, own, prompt, size)
-        filling, full = holding(4 * size, size), holding(size, 2 * size)
-        turns = {"plain": partial(decode, plain, own), UNTIL_FULL: partial(decode, model, filling)}
-        turns[WHEN_FULL] = partial(decode, model, full)
-        rows += rows_of(name, alternately(turns, options.rounds, warmup=1), options.decode)
-
-        long = tokens[:, : options.prompt]
-        guided = policy.can_be_guided
-        reads = {
-            "plain": lambda: feed(plain, DynamicCache(config=plain.config), long, long.shape[1]),
-            READ: lambda policy=policy: feed(model, trime.EvictingCache(model, size, policy), long, long.shape[1]),
+        policy, size = policies()[name], options.size
+        filled = {
+            "plain": (plain, DynamicCache(config=plain.config), size),
+            UNTIL_FULL: (model, trime.EvictingCache(model, 4 * size, policy), size),
+            WHEN_FULL: (model, trime.EvictingCache(model, size, policy), 2 * size),
         }
-        if guided:
-            reads[GUIDED] = lambda policy=policy: trime.EvictingCache(model, size, policy).read(model, long, question)
-        rows += rows_of(name, alternately(reads, max(1, options.rounds // 2), warmup=0), options.prompt)
+        for reader, cache, length in filled.values():
+            feed(reader, cache, tokens[:, :length], length)
+        decode = {what: partial(decode_on, *one[:2], tokens[:, : options.decode]) for what, one in filled.items()}
+        rows += rows_of(name, alternately(decode, options.rounds, warmup=1), options.decode)
+
+        prompt = tokens[:, : options.prompt]
+        read: dict[str, Any] = {"plain": partial(read_plain, plain, prompt)}
+        for what, question in ((READ, None), (GUIDED, tokens[:, :QUESTION])):
+            if question is None or policy.can_be_guided:
+                read[what] = partial(read_evicting, model, size, policy, prompt, question)
+        rows += rows_of(name, alternately(read, max(1, options.rounds // 2), warmup=0), options.prompt)
     worst = {what: max(row["over plain"] for row in rows if row["what"] == what) for what in BOUNDS}
     return Measured(
         rows, [Claim(f"{what}: time a token over a plain cache", worst[what], bound) for what, bound in BOUNDS.items()]
     )
-
-
-def deep_copy(cache: Any) -> Any:
-    """Return a copy of a cache, so that each round decodes from the same state."""
-    import copy
-
-    return copy.deepcopy(cache)
 
 
 def rows_of(policy: str, results: dict[str, dict[str, Any]], tokens: int) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from statistics import geometric_mean, mean
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 Loss = TypeVar("Loss", float, np.ndarray)
 LARGEST_LOSS = 700.0  # nats; the exponential of 710 is no float
@@ -73,6 +72,8 @@ class ResourceUsage:
     """Elapsed and processor seconds, and peak memory (of the GPU if there is one, or of the process), since construction."""
 
     def __init__(self) -> None:
+        import torch  # here, because tables of results need none, and it takes seconds
+
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         else:
@@ -85,6 +86,8 @@ class ResourceUsage:
 
     @property
     def peak_memory_mb(self) -> float:
+        import torch
+
         if torch.cuda.is_available():
             return round(torch.cuda.max_memory_allocated() / 2**20, 1)
         return round(process_peak() / 2**20, 1)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from tests.conftest import SHARED
 from trime.choices import EXCLUDED
@@ -29,13 +30,15 @@ from trime.data.datasets.enwik8 import Enwik8
 from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
-from trime.data.module import PlannedLoader
+from trime.data.module import PlannedLoader, WindowLoader
 from trime.data.neighbours import NEAR, Backend, Fast, Reference, Sparse, excluded_ranges
 from trime.data.parallel.folder import ParallelFolder
-from trime.data.segments import Segments, allocate_tokens, collate, cut, parse_token_count
+from trime.data.segments import Segments, allocate_tokens, collate, cut, cut_lines, parse_token_count
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import SpecialIds, Vocabulary
 from trime.errors import UserError
+from trime.pipeline.compose import compose_config
+from trime.stages.windows import Portion
 
 
 def tokenize(tokenizer: object, *lines: bytes) -> list[str]:
@@ -486,13 +489,55 @@ def test_a_folder_is_split_by_tokens(tmp_path: Path) -> None:
 def test_whole_documents_are_sampled() -> None:
     """A budget takes the same whole documents each time; the last one is cut where the budget ends."""
     lengths = np.array([40, 7, 300, 25, 60, 1])
-    for budget in (1, 50, 90, 432, 10**6):
+    for budget in (300, 310, 350, 432, 10**6):
         allocated = allocate_tokens(lengths, budget, "documents")
         complete = allocated == lengths
         assert allocated.sum() == min(budget, lengths.sum()) and ((allocated > 0) & ~complete).sum() <= 1
         assert (allocated == allocate_tokens(lengths, budget, "documents")).all()
-    larger = allocate_tokens(lengths, 200, "documents")
-    assert (larger >= allocate_tokens(lengths, 90, "documents")).all(), "a larger budget continues where a smaller one ended"
+    larger = allocate_tokens(lengths, 400, "documents")
+    assert (larger >= allocate_tokens(lengths, 300, "documents")).all(), "a larger budget continues where a smaller one ended"
+
+
+LONGER = [[5000, 4000, 6000, 3000, 7000], [5000, 100, 6000], [5000], [50, 5000], [5000, 5001], [10**6, 10, 20, 30]]
+
+
+@pytest.mark.parametrize("lengths", LONGER, ids=str)
+def test_documents_longer_than_the_budget_are_scored_in_their_middle(lengths: list[int]) -> None:
+    """The whole budget is spent, on several documents where there are several, and once on each token."""
+    offsets, budget = np.concatenate([[0], np.cumsum(lengths)]), 1000
+    text = Split(np.arange(offsets[-1]), offsets)
+    windows = cut(offsets, 64, 32, budget, "documents")
+    by_lines = cut_lines(text, offsets, -1, 64, 32, budget, "documents")
+    for found in (windows, by_lines):
+        first = found.document_offset + found.start + found.context
+        scored = np.concatenate([np.arange(a, a + n) for a, n in zip(first, found.length - found.context, strict=True)])
+        assert found.scored() == budget == len({*scored.tolist()})
+        assert len({*found.document.tolist()}) >= min(len(lengths), 2)
+        assert (found.document_offset + found.start >= offsets[found.document]).all()
+        for number in {*found.document.tolist()}:
+            held, length = scored[(scored >= offsets[number]) & (scored < offsets[number + 1])], lengths[number]
+            assert (np.diff(held) == 1).all(), "one part of each document"
+            assert held[0] == offsets[number] + ((length - len(held)) // 2 if length > budget else 0)
+
+
+def test_no_state_is_carried_into_the_middle_of_a_document() -> None:
+    """A document's first window is fresh for a model that reads window after window, wherever it begins."""
+    text = Split(np.arange(8000), np.array([0, 5000, 8000]))
+    windows = cut(text.offsets, 100, 0, 1000, "documents")
+    batches = [*WindowLoader(text, windows, [[number] for number in range(len(windows))], SpecialIds(0, 0))]
+    fresh = [bool(batch.fresh) for batch in batches]
+    assert min(int(batch.start) for batch in batches) > 0 and len({*windows.document.tolist()}) == 2
+    assert fresh == [True, *(np.diff(windows.document) != 0).tolist()]
+
+
+def test_all_tokens_are_one_portion_whatever_the_sample() -> None:
+    """Nor does a new default for parts of a text change the hashes of what was encoded of all of it."""
+    portions = []
+    for sample in ("starts", "documents"):
+        config = OmegaConf.create({"evaluate": {"tokens": None, "sample": sample, "dtype": "float32"}})
+        portions.append(Portion.from_config(config, "evaluate", "test"))
+    assert portions[0] == portions[1]
+    assert compose_config("experiment=vanilla").evaluate.sample == "documents"
 
 
 @pytest.mark.parametrize("order, combined", [("shuffled", 1), ("kept", 1), ("kept", 4)])

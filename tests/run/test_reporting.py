@@ -12,6 +12,7 @@ import pytest
 from omegaconf import DictConfig
 
 from tests.conftest import NO_PICTURES
+from trime.inspection.samples import Samples
 from trime.plan.language_model import Plan
 from trime.report.results import read_run, write_results
 from trime.run import command_line, log_results
@@ -34,6 +35,27 @@ def test_a_later_command_does_not_change_what_made_the_results(tiny: Tiny, tmp_p
     write_results(file, results | {"artefacts": {"evaluate": "another"}})
     run(tiny(*words))
     assert read_run(file)["created"] > "2020"
+
+
+def test_results_come_before_what_decorates_them(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interruption while passages are drawn leaves a finished run, and the same command completes its page."""
+    config = tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.passages=1")
+    folder = Plan(config).run_folder
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Samples, "passage", interrupt)
+        run(config)
+    assert read_run(folder / "results.json")["metrics"] and (folder / "table.md").exists()
+    assert f"results: {folder / 'results.json'}" in capsys.readouterr().out and not (folder / "page.html").exists()
+    run(config)
+    assert "Test text, scored" in (folder / "page.html").read_text()
+    another = Samples(Plan(tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.minutes=null")))
+    assert "minutes" not in str(another.settings()), "time decides how many are drawn by a command, not what they are"
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,8 +13,10 @@ import pytest
 from filelock import FileLock
 from omegaconf import DictConfig
 
+from tests.conftest import ROOT
 from trime.errors import UserError
 from trime.report.results import read_run, write_results
+from trime.run.command_line import is_about_runs
 from trime.run.runner import run
 from trime.run.storage import NEEDS, artefact_folders
 
@@ -144,3 +148,54 @@ def test_a_run_that_does_not_say_what_it_needs_stops_prune(outputs: Tiny) -> Non
     write_results(file, {key: value for key, value in read_run(file).items() if key != "made_from"})
     with pytest.raises(UserError, match="run its command again"):
         run(config)
+
+
+def test_one_run_is_deleted_by_its_name(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """What another run uses stays, and what no run needed before; a name that matches nothing is refused."""
+    config = outputs("stages=[prune]", "storage.run=cache")
+    place = Path(config.paths.outputs)
+    (place / "artefacts" / "tune-2").mkdir()
+    theirs = {*place.glob("runs/cache/*")}
+    needs = {name: {*read_run(next(place.glob(f"runs/{name}/*/results.json")))["made_from"]} for name in ("vanilla", "cache")}
+    capsys.readouterr()
+    run(config)
+    assert "could be deleted" in capsys.readouterr().out and all(folder.is_dir() for folder in theirs)
+    for wrong in ("cach", "cache*", "nothing_like_it"):
+        with pytest.raises(UserError, match=r"storage\.run=.*there is no run of that name"):
+            run(outputs("stages=[prune]", f"storage.run='{wrong}'", "storage.delete=true"))
+    run(outputs("stages=[prune]", "storage.run=cache", "storage.delete=true"))
+    left = {folder.name for folder in artefact_folders(config)}
+    assert [folder.name for folder in place.glob("runs/*")] == ["vanilla"]
+    assert needs["vanilla"] <= left and "tune-2" in left and not (needs["cache"] - needs["vanilla"]) & left - needs["vanilla"]
+    (unfinished := place / "runs" / "half" / "0-1").mkdir(parents=True)
+    (unfinished / NEEDS).write_text("tune-2")
+    run(outputs("stages=[prune]", "storage.run=half/0-1", "storage.delete=true"))
+    assert not unfinished.parent.exists() and "tune-2" not in {folder.name for folder in artefact_folders(config)}
+    run(outputs("experiment=vanilla"))
+
+
+def test_a_list_of_runs_imports_nothing_that_trains(two_runs: Path) -> None:
+    """It takes a second of processor time, most of them for the composition of the command."""
+    code = (
+        "import sys; from trime.run.command_line import main; status = main();"
+        "assert not {'torch', 'pytorch_lightning', 'matplotlib.pyplot'} & {*sys.modules}, 'heavy'; sys.exit(status)"
+    )
+    words = ["stages=[list]", f"paths.outputs={two_runs}/outputs"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and "2 runs in" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "alone"),
+    [
+        ("stages=[list]", True),
+        ("stages=[prune,disk] storage.delete=true", True),
+        ("stages=[list,report]", False),
+        ("stages=[list] -m", False),
+        ("stages=[list] report.runs=outputs", False),
+        ("experiment=trime", False),
+        ("stages=[]", False),
+    ],
+)
+def test_commands_about_runs_alone_are_known(words: str, alone: bool) -> None:
+    assert is_about_runs(words.split()) is alone

@@ -69,6 +69,7 @@ class Storage:
     match: str = setting("*", "list, prune: the runs of these names, as a pattern; other runs are kept")
     sort: str = setting("date", "order of the list", choices=("date", "name", "score", "size"))
     keep: str = setting("all", "prune: keep all runs, or those whose command had a name=", choices=("all", "named"))
+    run: str | None = setting(None, "prune: only the runs of this name, or one as NAME/FOLDER, and what no other run needs")
     delete: Switch = switch(False, "prune: delete; false: only say what would be deleted")
     data: Switch = switch(False, "prune: also what lies in paths.data, which other outputs may use")
 
@@ -140,9 +141,9 @@ class Evaluate:
     dataset: Any = setting(None, "another text to evaluate on, with the main vocabulary: dataset@evaluate.dataset=NAME")
     tokens: Any = tokens(None, "tokens scored in each of valid and test")
     sample: str = setting(
-        "starts",
-        "starts: the same number of tokens from the start of each document; documents: fewer, but whole documents",
-        choices=("starts", "documents"),
+        "documents",
+        "if tokens is set: whole documents, of longer ones the middle; or starts: as many from the start of each document",
+        choices=("documents", "starts"),
     )
     block: int = setting(256, "tokens scored per window", at_least=1, whole=True)
     context: int = setting(256, "earlier tokens of the document before each window", at_least=0, whole=True)
@@ -438,6 +439,9 @@ class Samples:
         None, "tokens read before a passage; null: enough to fill the memories", at_least=0, whole=True, optional=True
     )
     tokens: int = setting(40, "tokens per passage", at_least=1, whole=True)
+    minutes: float | None = setting(
+        5.0, "draw no further passage that would end later; null: all of them", above=0, optional=True
+    )
     entries: int = setting(3, "entries of memories shown per token", at_least=0, whole=True)
 
 

@@ -76,19 +76,26 @@ def document_offsets(split: Split, bounded: bool) -> np.ndarray:
     return split.offsets if bounded else split.offsets[[0, -1]]
 
 
-def allocate_tokens(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> np.ndarray:
-    """Return how many tokens from the start of each document a budget of ``tokens`` takes.
+FEWEST_PARTS = 4  # documents that a budget is spread over, at least, where each of them is longer than it
 
-    ``sample="starts"``: the same number from each document, more where others are short. ``"documents"``: whole documents
-    in a random order that depends only on their number; the last one is cut where the budget ends.
+
+def allocate_tokens(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> np.ndarray:
+    """Return how many tokens of each document a budget of ``tokens`` takes.
+
+    ``sample="starts"``: the same number from each document, more where others are short. ``"documents"``: whole documents in
+    a random order that depends only on their number; the last one is cut where the budget ends. A document that is longer
+    than the budget counts for a quarter of it, so that a few are scored, or for what the shorter ones leave.
     """
     if tokens is None or tokens >= lengths.sum():
         return lengths
     if sample == "documents":
+        long = lengths > tokens
+        left = tokens - int(lengths[~long].sum())
+        taken = np.where(long, max(-(-tokens // FEWEST_PARTS), -(-left // max(1, int(long.sum())))), lengths)
         order = np.random.RandomState(0).permutation(len(lengths))
         before = np.zeros_like(lengths)
-        before[order] = np.cumsum(lengths[order]) - lengths[order]
-        return np.clip(tokens - before, 0, lengths)
+        before[order] = np.cumsum(taken[order]) - taken[order]
+        return np.clip(tokens - before, 0, taken)
     allocated, remaining = np.zeros_like(lengths), tokens
     while remaining > 0:
         more = np.minimum(lengths - allocated, max(1, remaining // max(1, int((lengths > allocated).sum()))))
@@ -97,14 +104,25 @@ def allocate_tokens(lengths: np.ndarray, tokens: int | None, sample: str = "star
     return allocated
 
 
+def allocate_parts(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> tuple[np.ndarray, np.ndarray]:
+    """Return where the part of each document that a budget takes begins and ends.
+
+    With ``sample="documents"`` it is the middle of a document that is longer than the budget, else it begins the document.
+    """
+    allocated = allocate_tokens(lengths, tokens, sample)
+    in_middle = sample == "documents" and tokens is not None and lengths > tokens
+    first = np.where(in_middle, (lengths - allocated) // 2, 0)
+    return first, first + allocated
+
+
 def cut(offsets: np.ndarray, block: int, context: int = 0, tokens: int | None = None, sample: str = "starts") -> Segments:
     """Cut documents into segments of ``block`` scored tokens, each with up to ``context`` earlier tokens of the document."""
-    lengths = allocate_tokens(np.diff(offsets), tokens, sample)
-    counts = -(-lengths // block)
-    document = np.repeat(np.arange(len(lengths)), counts)
+    first, last = allocate_parts(np.diff(offsets), tokens, sample)
+    counts = -(-(last - first) // block)
+    document = np.repeat(np.arange(len(counts)), counts)
     order = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    scored_from = order * block
-    return with_context(offsets, document, scored_from, np.minimum(scored_from + block, lengths[document]), context)
+    scored_from = first[document] + order * block
+    return with_context(offsets, document, scored_from, np.minimum(scored_from + block, last[document]), context)
 
 
 def with_context(
@@ -129,10 +147,11 @@ def cut_lines(
     A longer line is a segment of its own, with its context shortened so that the window has at most
     ``block + context`` tokens if possible.
     """
-    lengths, parts = allocate_tokens(np.diff(offsets), tokens, sample), []
-    for document, (begin, length) in enumerate(zip(offsets[:-1], lengths, strict=True)):
-        ends = np.flatnonzero(np.asarray(split.tokens[begin : begin + length]) == eos) + 1
-        edges = pack_lines([*ends.tolist(), int(length)], block)
+    parts = []
+    for document, (first, last) in enumerate(zip(*allocate_parts(np.diff(offsets), tokens, sample), strict=True)):
+        begin, end = offsets[document] + first, offsets[document] + last
+        ends = np.flatnonzero(np.asarray(split.tokens[begin:end]) == eos) + 1
+        edges = first + pack_lines([*ends.tolist(), int(last - first)], block)
         parts.append(np.stack([np.full(len(edges) - 1, document), edges[:-1], edges[1:]]))
     documents, first, end = np.concatenate(parts, axis=1)
     return with_context(offsets, documents, first, end, np.minimum(context, np.maximum(context + block - (end - first), 0)))
@@ -153,7 +172,7 @@ def collate(
 ) -> Batch:
     """Collate the segments ``index`` into a batch, padded on the right; -1, or an empty index, gives a row of padding.
 
-    A row is fresh at a document's start, and where it does not continue the segment that it held ``before``.
+    A row is fresh at the first segment of a document, and where it does not continue the segment that it held ``before``.
     """
     if not index:
         return padding_batch(special_ids.pad)
@@ -168,7 +187,8 @@ def collate(
         targets[i, :length] = text
         tokens[i, 1:length] = text[:-1]
         tokens[i, 0] = split.tokens[offset + start - 1] if start else special_ids.eos
-    column, fresh = np.arange(width), rows.start == 0
+    follows = np.where(np.array(index) > 0, segments.document[np.array(index) - 1], -1)  # the document of the segment before
+    column, fresh = np.arange(width), (rows.start == 0) | (follows != rows.document)
     if before is not None:
         fresh |= np.array(before) + 1 != index
     scored = (column >= rows.context[:, None]) & (column < rows.length[:, None])

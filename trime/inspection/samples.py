@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 from trime.data.corpus import evenly_spaced
 from trime.evaluation.generation import AttributedToken
 from trime.inspection.annotated import annotate
+from trime.inspection.drawing import draw_all
 from trime.inspection.translation_samples import TranslationSamples
 from trime.inspection.writers import GeneratedToken, Writer, last_row_memories
 from trime.io import plain, write_json
@@ -26,7 +29,7 @@ class Samples(Artefact):
     kind, stage, depends_on = "samples", "report", ("report.samples",)
     format = 2  # 2: entries of the largest memory first, and how many agree
     summary_file = "samples.json"
-    unhashed = ("evaluate.block", "evaluate.context", "model")
+    unhashed = ("evaluate.block", "evaluate.context", "model", "report.samples.minutes")
 
     def __init__(self, plan: Plan):
         super().__init__(plan.config)
@@ -38,10 +41,11 @@ class Samples(Artefact):
     def build(self, folder: Path) -> None:
         settings = plain(self.config.report.samples) | {"before": self.before()}
         text = self.plan.evaluated_corpus.corpus().split("test")
-        samples = [
-            self.passage(document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
+        draws = [
+            partial(self.passage, document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
             for document, begin, middle, end in passages(text.offsets, settings)
         ]
+        samples = draw_all(draws, folder, settings["minutes"], time.monotonic)
         write_json(folder / "samples.json", samples, ensure_ascii=False)
 
     def before(self) -> int:

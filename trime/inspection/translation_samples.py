@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trime.data.corpus import evenly_spaced
 from trime.inspection.annotated import annotate
+from trime.inspection.drawing import draw_all
 from trime.inspection.stored_text import DatastoreText
 from trime.inspection.writers import describe_step
 from trime.io import write_json
@@ -21,7 +24,7 @@ class TranslationSamples(Artefact):
 
     kind, stage, depends_on = "samples", "report", ("report.samples.passages", "report.samples.entries")
     format = 2  # 2: entries of the largest memory first, and how many agree
-    summary_file = "samples.json"
+    summary_file, unhashed = "samples.json", ("report.samples.minutes",)
 
     def __init__(self, plan: TranslationPlan):
         super().__init__(plan.config)
@@ -36,7 +39,10 @@ class TranslationSamples(Artefact):
         assert translator.nearest is not None
         pairs = PairText(self.plan, translator.nearest.store)
         count, wanted = self.translations.scores()[-1]["sentences"], self.config.report.samples.passages
-        samples = [self.translation(translator, pairs, number, rows[-1].label) for number in evenly_spaced(count, wanted)]
+        draws = [
+            partial(self.translation, translator, pairs, number, rows[-1].label) for number in evenly_spaced(count, wanted)
+        ]
+        samples = draw_all(draws, folder, self.config.report.samples.minutes, time.monotonic)
         write_json(folder / "samples.json", samples, ensure_ascii=False)
 
     def translation(self, translator: Translator, pairs: PairText, number: int, row: str) -> dict[str, Any]:

@@ -23,7 +23,9 @@ from trime.models.pretrained.language import per_layer
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import PieceTokenizer
+from trime.pipeline.manifest import file_checksum
 from trime.pipeline.processes import device_of
+from trime.places import Place
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +38,14 @@ def is_pretrained(config: DictConfig) -> bool:
 
 
 def ensure_model_folder(config: DictConfig) -> None:
-    """Convert a packaged model into its folder if that does not exist yet; without its package, use the hub's name.
+    """Convert a GGUF file, named or of a package, into a folder if that does not exist yet; without its package, use the hub.
 
-    Files like model=smollm2 set ``model.package``, ``model.folder`` and ``model.hub``; another ``model.name`` is left alone.
+    Files like model=smollm2 set ``model.package``, ``model.folder`` and ``model.hub``; another ``model.name`` is left alone
+    unless it is a GGUF file.
     """
+    if str(config.model.get("name")).lower().endswith(".gguf"):
+        config.model.name = str(folder_of_gguf(Path(config.model.name).expanduser(), Place(config.paths.data).local))
+        return
     name = config.model.get("folder")
     folder = Path(name).expanduser() if name and name == config.model.name else None
     if folder is None or folder.is_dir():
@@ -48,6 +54,22 @@ def ensure_model_folder(config: DictConfig) -> None:
     if file is None:
         log.warning(f"model: package {config.model.package} holds no GGUF file here; {config.model.hub} is loaded from the hub")
         config.model.name = config.model.hub
+        return
+    convert_once(file, folder, f"package {config.model.package}")
+
+
+def folder_of_gguf(file: Path, data: Path) -> Path:
+    """Return the folder of the model of a GGUF file, named by its content and made once; UserError if there is no such file."""
+    if not file.is_file():
+        raise UserError(f"model.name={file}: there is no such file")
+    folder = data / "models" / f"{file.stem}-{file_checksum(file, lambda _: None)[:12]}"
+    convert_once(file, folder, str(file))
+    return folder
+
+
+def convert_once(file: Path, folder: Path, source: str) -> None:
+    """Convert a GGUF file into a folder unless that exists, and say so; of several processes one does."""
+    if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(lock_of(folder), f"converting {folder}"):
@@ -58,7 +80,7 @@ def ensure_model_folder(config: DictConfig) -> None:
         partial.mkdir()
         convert(file, partial)
         partial.replace(folder)
-    log.info(f"model: made {folder} from package {config.model.package}")
+    log.info(f"model: made {folder} from {source}")
 
 
 @cache

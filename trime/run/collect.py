@@ -39,7 +39,7 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
         "train": train,
         "trained_with_memory": config.memory.get("_target_") is not None and not config.checkpoint,
         "tuned": tuned["rows"][-1]["tuned"],
-        "sample": config.evaluate.sample,
+        "sample": plan.test.portion.sample,
         "metrics": {
             split: [with_bits(row, metric, scored[split]["bytes"] / scored[split]["tokens"]) for row in rows]
             for split, rows in (("valid", tuned["rows"]), ("test", plan.evaluate.rows()))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import fields
@@ -19,8 +19,8 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless war
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -29,9 +29,11 @@ from trime.config.help import groups, help_text
 from trime.config.messages import message_of
 from trime.config.schema import Trainer
 from trime.config.wording import no_choice
+from trime.config.words import SWEEPS, check_words, settings_among
 from trime.engines.worker import THREADS
 from trime.errors import UserError, install_command
 from trime.remote import FULL
+from trime.run.forecast import count_runs, forecast
 from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
 
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
@@ -55,16 +57,21 @@ def run_job(config: DictConfig) -> tuple[float | None, JobResult]:
         return None, JobResult(number, error=message)
     overrides = tuple(HydraConfig.get().overrides.task)
     folders = tuple(map(str, outcome.folders))
-    return outcome.loss, JobResult(number, OmegaConf.to_yaml(config), None, folders, outcome.loss, overrides)
+    return outcome.loss, JobResult(number, OmegaConf.to_yaml(config), None, folders, outcome.loss, overrides, outcome.made)
 
 
 def run_jobs() -> list[JobResult]:
     """Run the command's single job, or every job of its sweep, and return their results."""
     results: list[JobResult] = []
+    seconds: list[float | None] = []
 
     @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
     def job(config: DictConfig) -> float | None:
+        started = time.perf_counter()
         loss, result = run_job(config)
+        seconds.append(time.perf_counter() - started if result.made else None)
+        if (runs := runs_of_sweep()) > 1 and not in_worker_process():
+            print(forecast(seconds, runs), flush=True)
         if in_worker_process():
             write_job_result(result)
         else:
@@ -205,13 +212,40 @@ def is_read(stream: TextIO) -> bool:
 
 def sweep_size(words: list[str]) -> int:
     """Return how many runs the choices on a command line make; 0 if it is a search or no sweep, or cannot be read."""
-    if not {"-m", "--multirun"} & {*words} or any(word.startswith(("sweep=", "hydra/sweeper")) for word in words):
+    if not SWEEPS & {*words} or any(word.startswith(("sweep=", "hydra/sweeper")) for word in words):
         return 0
+    return count_runs(settings_among(words))
+
+
+def runs_of_sweep() -> int:
+    """Return how many runs the sweep has that is running, with the choices of its table; 0 for a search and a single run."""
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.MULTIRUN or not hydra_config.sweeper._target_.endswith(".BasicSweeper"):
+        return 0
+    choices = [f"{name}={value}" for name, value in (hydra_config.sweeper.params or {}).items()]
+    return count_runs([*choices, *settings_among(sys.argv[1:])])
+
+
+def is_about_runs(words: list[str]) -> bool:
+    """Return whether a command only lists or deletes finished runs, which needs nothing that trains, nor a sweep."""
+    stages = [re.fullmatch(r"stages=\[([\w, ]+)\]", word) for word in words if word.startswith("stages=")]
+    named = {name.strip() for found in stages if found for name in found[1].split(",")}
+    others = any(word.startswith(("-", "report.", "hydra", "experiment=", "table=")) for word in words)
+    return len(stages) == 1 and bool(named) and named <= {"list", "disk", "prune"} and not others
+
+
+def look_after(words: list[str]) -> int:
+    """Run a command that is about finished runs alone, composed once and without Hydra's job; return the exit status."""
+    from trime.pipeline.compose import compose_config
+    from trime.run.storage import look_after_runs
+
+    config = compose_config(*words)
     try:
-        overrides = OverridesParser.create().parse_overrides([word for word in words if not word.startswith("-")])
-        return math.prod(len([*override.sweep_iterator()]) for override in overrides if override.is_discrete_sweep())
-    except HydraException:  # it will be told when Hydra reads the words
-        return 0
+        look_after_runs(config)
+    except Exception as error:
+        print(f"error: {format_error(error)}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def main() -> int:
@@ -229,16 +263,19 @@ def main() -> int:
     sys.argv[1:] = with_trainer_arguments(without_dashes(sys.argv[1:]))
     limit_threads(sys.argv[1:])
     try:
+        check_words(sys.argv[1:], groups(CONF))
         check_groups(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if (runs := sweep_size(sys.argv[1:])) > 1:
         print(
-            f"{runs} runs, of which those that share a model train it once; a long training says how long it will take",
+            f"{runs} runs, of which those that share a model train it once; each says how long the rest will take",
             flush=True,
         )
     try:
+        if is_about_runs(sys.argv[1:]):
+            return look_after(sys.argv[1:])
         return 0 if report_jobs(run_jobs()) else 1
     except (HydraException, OmegaConfBaseException) as error:
         plugins = ("hydra/sweeper/optuna", "hydra/launcher/joblib", "hydra/launcher/submitit")

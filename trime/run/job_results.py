@@ -23,7 +23,7 @@ FOLDER, OWNER = "TRIME_SWEEP", "TRIME_SWEEP_OWNER"  # environment variables, whi
 class JobResult(NamedTuple):
     """Outcome of one job: its resolved configuration (YAML) or the error that ended it, its overrides, what it reported.
 
-    ``loss`` is the dev loss of the experiment's own row; ``folders`` are those of the runs.
+    ``loss`` is the dev loss of the experiment's own row; ``folders`` are those of the runs; ``made``: whether it made anything.
     """
 
     number: int
@@ -32,6 +32,7 @@ class JobResult(NamedTuple):
     folders: tuple[str, ...] = ()
     loss: float | None = None
     overrides: tuple[str, ...] = ()
+    made: bool = False
 
 
 class JobResults(Callback):

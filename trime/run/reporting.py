@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,9 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from trime.inspection.answer_samples import AnswerSamples
-from trime.inspection.samples import samples_of
+from trime.inspection.drawing import OutOfTimeError
+from trime.inspection.samples import Samples, samples_of
+from trime.inspection.translation_samples import TranslationSamples
 from trime.io import copy_file, plain, write_atomically, write_json
 from trime.plan.language_model import Plan
 from trime.plan.translation import TranslationPlan
@@ -28,6 +31,8 @@ from trime.run.collect import collect_results, keep_provenance, made_from
 from trime.run.provenance import provenance
 from trime.stages.analysis.per_token import FILE
 from trime.stages.evaluate import policy_name
+
+log = logging.getLogger(__name__)
 
 BASELINE_NOTE = (
     "The row vocabulary is this model without its memories, not a baseline: a model trained plainly does better without them. "
@@ -48,9 +53,6 @@ def report_run(plan: Plan) -> RunReport:
     config, folder = plan.config, plan.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     sampled = samples_of(plan)
-    if sampled:
-        sampled.make()
-    samples = sampled.summary() if sampled else []
     results = keep_provenance(folder / "results.json", collect_results(plan, [sampled] if sampled else []))
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", results)
@@ -70,6 +72,9 @@ def report_run(plan: Plan) -> RunReport:
         text = analysis_text(results)
         write_atomically(folder / "analysis.md", text)
         print(f"\n{text}")
+    print(f"\n{config.name}, seed {config.seed}, on {text_facts(results)}\n\n{table}")
+    print(f"results: {folder / 'results.json'}", flush=True)
+    samples = drawn_samples(sampled) if sampled else []
     figures = configured_figures(config.report.figures)
     headline = f"{results['name']} on {evaluated_text(results).title}, seed {results['seed']}"
     drawn = draw_figures(figures, results, folder, headline)
@@ -79,12 +84,21 @@ def report_run(plan: Plan) -> RunReport:
     examples = [*translations, *sample_sections(samples, "Translations" if translations else "Test text, scored")]
     shown = Table(header, lines, emphasise_last=True)
     page = write_page(run_page(results, shown, folder / "metrics.csv", [*figures.values()], examples), folder / "page.html")
-    print(f"\n{config.name}, seed {config.seed}, on {text_facts(results)}\n\n{table}")
-    print(f"results: {folder / 'results.json'}")
     tokens = [("tokens", folder / FILE)] if plan.per_token else []
     for name, path in [*tokens, *drawn.items(), ("page", page)]:
         print(f"{name}: {path}")
     return RunReport(results, samples, drawn)
+
+
+def drawn_samples(sampled: Samples | TranslationSamples) -> list[dict[str, Any]]:
+    """Draw the samples of a run's page, which may take longer than its results; return those that were drawn in time."""
+    try:
+        sampled.make()
+    except OutOfTimeError as stopped:
+        log.info(f"report: {stopped}")
+        return stopped.samples
+    samples: list[dict[str, Any]] = sampled.summary()
+    return samples
 
 
 def draw_figures(figures: dict[str, Figure], results: dict[str, Any], folder: Path, headline: str) -> dict[str, Path]:

@@ -36,7 +36,7 @@ from trime.run.preflight import check
 from trime.run.provenance import command, provenance
 from trime.run.reporting import report_answers, report_replay, report_run
 from trime.run.results_at_url import download_all_results, upload_results
-from trime.run.storage import NEEDS, list_runs, note_needs, prune, show_disk
+from trime.run.storage import NEEDS, STORAGE_STAGES, note_needs
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,7 @@ BEFORE_TRAINING = ("import", "prepare", "pack")
 # Stages about all runs, which need no text.
 HOUSEKEEPING: dict[str, Callable[[DictConfig], object]] = {
     "ledger": write_ledger,
-    "list": list_runs,
-    "disk": show_disk,
-    "prune": prune,
+    **STORAGE_STAGES,
 }
 # Stages that run only when they are named.
 OPTIONAL_STAGES = (
@@ -65,10 +63,14 @@ OPTIONAL_STAGES = (
 
 
 class RunOutcome(NamedTuple):
-    """Dev loss of the experiment's own row in nats, which sweeps minimise, and the folders of the reported runs."""
+    """Dev loss of the experiment's own row in nats, which sweeps minimise, and the folders of the reported runs.
+
+    ``made``: whether anything was made; else the run was complete already.
+    """
 
     loss: float | None = None
     folders: tuple[Path, ...] = ()
+    made: bool = False
 
 
 def report_sweep(config: DictConfig, folders: list[Path], command: str) -> None:
@@ -92,7 +94,9 @@ def run(config: DictConfig) -> RunOutcome:
         outcome = run_experiment(config, stages_of_run)
         if baseline:
             with command_of(*baseline) as other:
-                outcome = outcome._replace(folders=(*outcome.folders, *run_experiment(other, stages_of_run).folders))
+                compared = run_experiment(other, stages_of_run)
+                folders, made = (*outcome.folders, *compared.folders), outcome.made or compared.made
+                outcome = outcome._replace(folders=folders, made=made)
     for stage in stages:
         if stage in HOUSEKEEPING:
             HOUSEKEEPING[stage](config)
@@ -145,15 +149,16 @@ def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
                 parts = assist(open_store(first=False), lambda stage, name: build_plan(config).job_of(stage, name), plan.engine)
                 log.info(f"this machine is done: it made {parts} parts after the training")
             return outcome
-        made = [artefact.name for stage in stages if stage != "init_small" for artefact in plan.made_by(stage)]
-        if made:
-            note_needs(results_folder(plan, stages), made)
+        artefacts = [artefact for stage in stages if stage != "init_small" for artefact in plan.made_by(stage)]
+        missing = [each for each in artefacts if not (each.folder.is_dir() or each.is_uploaded())]
+        if artefacts:
+            note_needs(results_folder(plan, stages), [artefact.name for artefact in artefacts])
         with leading_machines(plan, stages):
             for stage in stages:
                 outcome = run_stage(plan, stage, outcome)
         if {"report", "answer"} & {*stages}:
             (results_folder(plan, stages) / NEEDS).unlink(missing_ok=True)  # results.json says it from now on
-    return outcome
+    return outcome._replace(made=bool(missing))
 
 
 def results_folder(plan: Plan, stages: list[str]) -> Path:

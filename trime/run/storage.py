@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from trime.report.groups import is_fitted
 from trime.report.results import read_run
 from trime.report.tables import TableRows, markdown, metric_name, metric_value
 from trime.report.texts import evaluated_text, is_smoke_test
+from trime.run.results_at_url import download_all_results, upload_results
 
 NEEDS = "needs.txt"  # in the folder of a run without results: the artefacts that it needs
 
@@ -126,29 +128,52 @@ def prune(config: DictConfig) -> None:
     """Print what no kept run needs, artefacts and runs, and with ``storage.delete`` delete it.
 
     ``storage.keep=all`` keeps every finished run. ``named`` gives up runs that match ``storage.match`` and whose command had no
-    ``name=``. What unfinished runs need stays, and what another process is building; so does what lies in ``paths.data``, for
-    other outputs may use it, unless ``storage.data`` is set. Raises UserError if a kept run does not say what it was made from.
+    ``name=``. ``storage.run`` gives up the runs of one name, with what they alone need. What unfinished runs need stays, and
+    what another process is building; so does what lies in ``paths.data``, for other outputs may use it, unless
+    ``storage.data`` is set. Raises UserError if a kept run does not say what it was made from.
     """
     check_sections(plain(config), "storage")
     runs = stored_runs(config)
-    given_up = [run for run in runs if config.storage.keep == "named" and matches(run, config) and not run.is_named]
-    kept = [run for run in runs if run not in given_up]
-    unfinished = {file.parent: noted_needs(file.parent) for file in sorted(runs_folder(config).glob(f"*/*/{NEEDS}"))}
+    if config.storage.run:
+        given_up = run_folders(config, config.storage.run)
+    else:
+        given_up = [run.folder for run in runs if config.storage.keep == "named" and matches(run, config) and not run.is_named]
+    kept = [run for run in runs if run.folder not in given_up]
+    files = sorted(runs_folder(config).glob(f"*/*/{NEEDS}"))
+    unfinished = {file.parent: noted_needs(file.parent) for file in files if file.parent not in given_up}
     needed = {name for run in kept for name in needs_of(run)}.union(*unfinished.values())
     folders = artefact_folders(config, config.storage.data)
     unused = [folder for folder in folders if folder.name.removesuffix(PARTIAL) not in needed and not is_in_use(folder)]
-    unused += [run.folder for run in given_up]
+    if config.storage.run:
+        theirs = {name for run in runs if run.folder in given_up for name in run.results.get("made_from", [])}
+        theirs = theirs.union(*(noted_needs(folder) for folder in given_up))
+        unused = [folder for folder in unused if folder.name.removesuffix(PARTIAL) in theirs]
+    unused += given_up
     sizes = {folder: size_of(folder) for folder in unused}
     for folder, size in sizes.items():
         print(f"{megabytes(size):>10} MB  {folder}")
         if config.storage.delete:
             shutil.rmtree(folder)
+            with suppress(OSError):  # other seeds of the run are there still
+                folder.parent.rmdir()
     done = "deleted" if config.storage.delete else "could be deleted (storage.delete=true)"
     print(f"{len(sizes)} folders, {megabytes(sum(sizes.values()))} MB, {done}; {len(kept)} runs are kept")
-    for folder in unfinished:
+    for folder in (folder for folder in unfinished if not (folder / "results.json").exists()):
         print(f"what a run without results needs is kept too; to give it up, delete its folder: {folder}")
     if not config.storage.data:
         print(f"{config.paths.data} may be used by other outputs and is left alone (storage.data=true)")
+
+
+def run_folders(config: DictConfig, name: str) -> list[Path]:
+    """Return the folders of the runs of a name, finished or not, or the one of NAME/FOLDER; UserError if there are none."""
+    place = runs_folder(config)
+    folders = sorted({file.parent for kind in ("results.json", NEEDS) for file in place.glob(f"*/*/{kind}")})
+    found = [folder for folder in folders if name in (folder.parent.name, str(folder.relative_to(place)))]
+    if not found:
+        near = get_close_matches(name, {folder.parent.name for folder in folders}, 1)
+        advice = f"is it {near[0]}?" if near else "stages=[list] lists the runs"
+        raise UserError(f"storage.run={name}: there is no run of that name in {place}: {advice}")
+    return found
 
 
 def needs_of(run: StoredRun) -> set[str]:
@@ -186,3 +211,16 @@ def artefact_folders(config: DictConfig, data: bool = True) -> list[Path]:
 def is_in_use(folder: Path) -> bool:
     """Return True if a process is building an artefact."""
     return is_locked(lock_of(folder.with_name(folder.name.removesuffix(PARTIAL))))
+
+
+# Stages about finished runs. They import nothing that trains, so that they answer at once.
+STORAGE_STAGES: dict[str, Callable[[DictConfig], None]] = {"list": list_runs, "disk": show_disk, "prune": prune}
+
+
+def look_after_runs(config: DictConfig) -> None:
+    """Run the stages about finished runs, also of those at a URL."""
+    download_all_results(config)
+    for stage, look_after in STORAGE_STAGES.items():
+        if stage in config.stages:
+            look_after(config)
+    upload_results(config)

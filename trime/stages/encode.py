@@ -76,6 +76,7 @@ class Encode(ArtefactInParts):
     def settings(self) -> Any:
         settings = {"portion": self.portion._asdict(), "windows": self.windowing.settings_of(self.portion)}
         settings |= {"precision": resolved_precision(self.config)}
+        settings |= {"parts": 1} if self.portion.sample == "documents" else {}  # which parts of long documents are read
         return super().settings() | settings | reading_settings(self.config)
 
     def windows(self, corpus: Corpus) -> Segments:

@@ -40,7 +40,9 @@ class Portion(NamedTuple):
     def from_config(cls, config: DictConfig, section: str, split: str) -> Portion:
         """Return the portion that a section of the configuration asks for."""
         settings = config[section]
-        return cls(section, split, parse_token_count(settings.tokens), settings.get("sample", "starts"), settings.dtype)
+        tokens = parse_token_count(settings.tokens)
+        sample = settings.get("sample", "starts") if tokens else "starts"  # one name for all tokens, so that they have one hash
+        return cls(section, split, tokens, sample, settings.dtype)
 
 
 class Windows(Configured, ABC):

@@ -126,3 +126,38 @@ def test_a_damaged_file_is_one_line(package: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="install its package again"):
         ensure_model_folder(composed("model=smollm2", f"paths.data={tmp_path}", "model.package=held_model"))
     assert "held_model" not in sys.modules
+
+
+def test_a_file_of_ones_own_is_converted_once(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named by its content: a copy is the same model, another file of that name is another one."""
+    file, copy = package / "small.gguf", tmp_path / "my models" / "small.GGUF"
+    copy.parent.mkdir()
+    copy.write_bytes(file.read_bytes())
+    made = []
+    for given in (file, copy):
+        config = composed("model=pretrained", f"paths.data={tmp_path}/data", f"model.name='{given}'")
+        ensure_model_folder(config)
+        made.append((config.model.name, config.model.embedding.name, capsys.readouterr().out.count("model: made")))
+    folder = made[0][0]
+    assert made == [(folder, folder, 1), (folder, folder, 0)] and Path(folder).parent == tmp_path / "data" / "models"
+    assert load_tokenizer(folder)("abcda")["input_ids"] == [9, 10, 1] and load_pretrained(folder) is not None
+    other = small()
+    other.lm_head.weight.data.mul_(2)
+    write(other, copy)
+    config = composed("model=pretrained", f"paths.data={tmp_path}/data", f"model.name='{copy}'")
+    ensure_model_folder(config)
+    assert config.model.name != folder
+
+
+def test_a_gguf_file_that_cannot_be_used_is_one_line(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = "model=pretrained", f"paths.data={tmp_path}"
+    with pytest.raises(UserError, match=r"model\.name=.*no\.gguf: there is no such file"):
+        ensure_model_folder(composed(*given, f"model.name={tmp_path}/no.gguf"))
+    with pytest.raises(UserError, match=r"name its GGUF file, model\.name=.*small\.gguf"):
+        load_pretrained(str(package))
+    for missing in ("gguf", "accelerate"):
+        with monkeypatch.context() as patch:
+            patch.setattr("trime.models.pretrained.gguf.find_spec", lambda name, missing=missing: name != missing or None)
+            with pytest.raises(UserError, match=f"needs the package {missing}: "):
+                ensure_model_folder(composed(*given, f"model.name={package}/small.gguf"))
+    assert not [*(tmp_path / "models").glob("small-*[0-9a-f]")]

@@ -1,4 +1,4 @@
-"""A decoder from the GGUF file of an installed package, converted to a folder in the transformers format."""
+"""A decoder from a GGUF file, of one's own or of an installed package, converted to a folder in the transformers format."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def convert(file: Path, folder: Path) -> None:
     where the file cannot be read.
     """
     check_version()
-    if not find_spec("gguf"):
-        raise UserError(f"reading a GGUF file needs the package gguf: {install_command('smollm2')}")
+    for package in ("gguf", "accelerate"):
+        if not find_spec(package):
+            raise UserError(f"reading a GGUF file needs the package {package}: {install_command('smollm2')}")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
@@ -40,8 +41,9 @@ def convert(file: Path, folder: Path) -> None:
     try:
         model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError, struct.error) as error:  # of truncated files
-        raise UserError(f"{file} cannot be read ({str(error).strip().splitlines()[0]}): install its package again") from None
+    except (OSError, ValueError, KeyError, IndexError, RuntimeError, ImportError, struct.error) as error:  # of truncated files
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{file} cannot be read ({reason}): download it or install its package again") from None
     config = type(model.config)(**{k: v for k, v in model.config.to_dict().items() if k != "quantization_config"})
     plain = type(model)(config)
     plain.load_state_dict(model.state_dict())

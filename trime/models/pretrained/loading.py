@@ -50,8 +50,13 @@ def is_encoder_decoder(name: str) -> bool:
 
 
 def load_error(name: str, what: str, error: Exception) -> UserError:
-    """Return a UserError with the first line of a library's message; without a network, the advice to name a folder."""
-    if hub_arguments(name)["local_files_only"]:
+    """Return a UserError with the first line of a library's message; without a network, the advice to name a folder.
+
+    A GGUF file is converted where the command line names it, so that a folder with one advises to name the file.
+    """
+    if files := sorted(Path(name).expanduser().glob("*.gguf")):
+        reason = f"name its GGUF file, model.name={files[0]}"
+    elif hub_arguments(name)["local_files_only"]:
         reason = "it is no folder here, was not downloaded before, and the hub cannot be reached: name a folder"
     else:
         reason = str(error).strip().splitlines()[0]
