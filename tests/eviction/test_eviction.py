@@ -26,8 +26,12 @@ FOR_SMALL_MEMORIES = {"snapkv": {"window": 3}, "sink": {"sinks": 2}}  # by defau
 
 def policy_of(name: str, **settings: int) -> EvictionPolicy:
     """Return the policy that conf/eviction/NAME.yaml describes, with other settings."""
-    settings = FOR_SMALL_MEMORIES.get(name, {}) | settings
     return instantiate(OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml"), _convert_="all", **settings)
+
+
+def small_policy_of(name: str, **settings: int) -> EvictionPolicy:
+    """Return the same policy, but so that memories of a few entries leave it a choice."""
+    return policy_of(name, **(FOR_SMALL_MEMORIES.get(name, {}) | settings))
 
 
 def least_size(policy: EvictionPolicy) -> int:
@@ -77,7 +81,7 @@ def entries(position: list[list[int]]) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("name", POLICIES)
 def test_entries_either_stay_or_are_evicted(name: str, size: int | None) -> None:
     """In memories without room, of the smallest size that the policy takes, and larger ones."""
-    policy = policy_of(name)
+    policy = small_policy_of(name)
     capacity = least_size(policy) if size is None else size
     torch.manual_seed(capacity)
     memory = BoundedMemory(capacity, policy)
@@ -97,7 +101,7 @@ def test_entries_either_stay_or_are_evicted(name: str, size: int | None) -> None
 def test_the_first_entries_of_a_row_stay_as_sinks(name: str) -> None:
     """Also after the row has been reset; the memory stays full, and other entries come and go."""
     torch.manual_seed(2)
-    memory = BoundedMemory(9, policy_of(name, sinks=3))
+    memory = BoundedMemory(9, small_policy_of(name, sinks=3))
     state, came, went = read(memory, [2, 5, 12, 3, 9])
     first = [sorted(place for row, place in came if row == number)[:3] for number in range(ROWS)]
     stays = entries(state.ranking.position.tolist())
@@ -114,7 +118,7 @@ def test_the_first_entries_of_a_row_stay_as_sinks(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_are_reset_one_by_one(name: str) -> None:
     torch.manual_seed(0)
-    memory = BoundedMemory(6, policy_of(name))
+    memory = BoundedMemory(6, small_policy_of(name))
     state, _, _ = read(memory, [4, 8])
     cleared = memory.reset(state, torch.tensor([False, True, False]))
     fresh = memory.empty(state.columns)
@@ -126,7 +130,7 @@ def test_rows_are_reset_one_by_one(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_blocks_of_queries_make_no_difference(name: str) -> None:
     torch.manual_seed(1)
-    policy = policy_of(name)
+    policy = small_policy_of(name)
     state, _, _ = read(BoundedMemory(9, policy), [6, 6])
     score, position = torch.randn(ROWS, 2, 8, 9, dtype=torch.float64), chunk(12, 8)
     whole = policy.observe(policy.begin(state.ranking), AttentionBlock(score, position))
@@ -145,7 +149,7 @@ def test_a_fixed_number_counts_as_used_only_where_nothing_is_retrieved(retrieved
     if hits is not None:
         hits[..., :retrieved] = True
     for name in ("lru", "lfu"):
-        policy = policy_of(name)
+        policy = small_policy_of(name)
         assert isinstance(policy, LRU | LFU)
         mask = retrieved_entries(AttentionBlock(score, torch.tensor([[60]]), hits), policy.top_k, policy.fallback_top_k)
         assert int(mask.sum()) == count and (hits is None or torch.equal(mask, hits))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trime.memory.bounded import choose_anywhere
-from trime.memory.bounded_cpu import choose_on_cpu
+from trime.memory.bounded import SlotWrites, rank_anywhere
+from trime.memory.bounded_cpu import rank_on_cpu
+from trime.types import Ranking
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
@@ -20,6 +21,11 @@ def test_the_same_entries_stay_and_enter(values: int, size: int, new: int, newes
         score = torch.randint(values, position.shape).double()
         position[torch.rand(position.shape) < torch.tensor([0.0, 0.2, 0.9])[:, None]] = -1
         score = score.masked_fill(position < 0, -torch.inf)
-        given = position, score, size, new, newest_first
-        for found, expected in zip(choose_on_cpu(*given), choose_anywhere(*given), strict=True):
-            assert torch.equal(found, expected)
+        attended, clock = torch.rand(3, size) < 0.5, torch.tensor([3, 5, 7])
+        old = Ranking(position[:, :size], torch.rand(3, size).double(), attended, clock, 2 * clock)
+        given = old, position, score, torch.rand(3, new).double(), newest_first
+        writes, expected = rank_anywhere(*given)
+        slot, source, found = rank_on_cpu(*given)
+        assert all(map(torch.equal, found, expected))
+        column, entries = torch.rand(3, size, 2), torch.rand(3, new, 2)
+        assert torch.equal(SlotWrites(slot, source, None).apply(column, entries), writes.apply(column, entries))

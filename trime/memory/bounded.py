@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from trime.eviction.base import EvictionPolicy
-from trime.memory.bounded_cpu import choose_on_cpu
+from trime.memory.bounded_cpu import rank_on_cpu
 from trime.types import Bool, Float, Int, Ranking, Tensor
 
 BY_SLOT = ("position", "score", "attended")  # the columns of a ranking
@@ -88,18 +88,32 @@ class BoundedMemory:
         score = self.policy.enter(columns, old, position).masked_fill(position < 0, -torch.inf)
         candidates = torch.cat([old.position, position], 1)
         competing = self.policy.compete(candidates, torch.cat([old.score, score], 1), self.size)
-        choose = choose_on_cpu if position.device.type == "cpu" else choose_anywhere
-        new = position.shape[1]
-        chosen = choose(candidates, competing, self.size, new, self.policy.newest_first)
-        writes = SlotWrites.of(*chosen, self.size, new)
-        ranking = Ranking(
-            writes.apply(old.position, position),
-            writes.apply(old.score, score),
-            writes.apply(old.attended, torch.zeros_like(position, dtype=torch.bool)),
-            old.clock,
-            old.written + (position >= 0).sum(1),
-        )
-        return writes, ranking
+        if position.device.type == "cpu":
+            slot, source, ranking = rank_on_cpu(old, candidates, competing, score, self.policy.newest_first)
+            return SlotWrites(slot, source, None), ranking
+        return rank_anywhere(old, candidates, competing, score, self.policy.newest_first)
+
+
+def rank_anywhere(
+    old: Ranking,
+    candidates: Int[Tensor, "b c"],
+    competing: Float[Tensor, "b c"],
+    score: Float[Tensor, "b n"],
+    newest_first: bool,
+) -> tuple[SlotWrites, Ranking]:
+    """Return the writes and the ranking that ``rank_on_cpu`` returns, on any device."""
+    (_, size), new = old.position.shape, score.shape[1]
+    stays, enters = keep_mask(candidates, competing, size, newest_first).split([size, new], 1)
+    slot, source = first_true(~stays, min(new, size)), first_true(enters, min(new, size))
+    writes, position = SlotWrites.of(slot, source, enters.gather(1, source), size, new), candidates[:, size:]
+    ranking = Ranking(
+        writes.apply(old.position, position),
+        writes.apply(old.score, score),
+        writes.apply(old.attended, torch.zeros_like(position, dtype=torch.bool)),
+        old.clock,
+        old.written + (position >= 0).sum(1),
+    )
+    return writes, ranking
 
 
 def keep_mask(position: Int[Tensor, "b c"], score: Tensor, size: int, newest_first: bool) -> Bool[Tensor, "b c"]:
@@ -110,16 +124,6 @@ def keep_mask(position: Int[Tensor, "b c"], score: Tensor, size: int, newest_fir
     by_age = (position if newest_first else -position).argsort(1, descending=True)
     order = by_age.gather(1, score.gather(1, by_age).argsort(dim=1, descending=True, stable=True))
     return torch.zeros_like(position, dtype=torch.bool).scatter(1, order[:, :size], True) & filled
-
-
-def choose_anywhere(
-    position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int, new: int, newest_first: bool
-) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
-    """Return what ``choose_on_cpu`` does, on any device."""
-    count = min(new, size)
-    stays, enters = keep_mask(position, score, size, newest_first).split([size, new], 1)
-    slot, source = first_true(~stays, count), first_true(enters, count)
-    return slot, source, enters.gather(1, source)
 
 
 class SlotWrites(NamedTuple):

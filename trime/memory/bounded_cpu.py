@@ -6,22 +6,50 @@ import numpy as np
 import torch
 
 from trime.kernels.numba_kernels import numba_jit, run_kernel
-from trime.types import Bool, Float, Int, Tensor
+from trime.types import Float, Int, Ranking, Tensor
 
 
-def choose_on_cpu(
-    position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int, new: int, newest_first: bool
-) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
-    """Return the slots that new entries are written to, which entries those are, and where there is one to write.
+def rank_on_cpu(
+    old: Ranking,
+    candidates: Int[Tensor, "b c"],
+    competing: Float[Tensor, "b c"],
+    score: Float[Tensor, "b n"],
+    newest_first: bool,
+) -> tuple[Int[Tensor, " w"], Int[Tensor, " w"], Ranking]:
+    """Return the slots that new entries are written to and which entries those are, over all rows, and the ranking after it.
 
-    The last ``new`` candidates are new; the others are in the slots of a memory of ``size``, -1 if empty. Those of the lowest
-    scores go until the rest fits, of equal ones the oldest, or the newest without ``newest_first``.
+    The last n ``candidates`` are the positions of new entries, which enter with ``score``; the others are in the slots of the
+    memory, -1 if empty. Those of the lowest ``competing`` scores go until the rest fits, of equal ones the oldest, or the
+    newest without ``newest_first``.
     """
-    count = min(new, size)
-    slot, source = (torch.empty(len(position), count, dtype=torch.long) for _ in range(2))
-    valid = torch.empty(len(position), count, dtype=torch.bool)
-    run_kernel(choose_kernel, position, score, size, newest_first, slot, source, valid)
-    return slot, source, valid
+    (b, size), new = old.position.shape, score.shape[1]
+    slot, source = (torch.empty(b, min(new, size), dtype=torch.long) for _ in range(2))
+    position, scores, attended, written = (part.detach().clone() for part in (*old[:3], old.written))
+    ranks = (position, scores, attended, written)
+    count = run_kernel(rank_kernel, candidates, competing, score, newest_first, *ranks, slot, source)
+    return slot.view(-1)[:count], source.view(-1)[:count], Ranking(position, scores, attended, old.clock, written)
+
+
+@numba_jit()
+def rank_kernel(  # type: ignore[no-untyped-def]
+    candidates, competing, score, newest_first, position, scores, attended, written, slot, source
+):
+    """Write the new entries that are kept into a ranking, list their slots and numbers, and return how many there are."""
+    (b, size), new = position.shape, score.shape[1]
+    valid = np.empty(slot.shape, np.bool_)
+    choose_kernel(candidates, competing, size, newest_first, slot, source, valid)
+    slots, sources, count = slot.ravel(), source.ravel(), 0
+    for row in range(b):
+        for j in range(new):
+            written[row] += candidates[row, size + j] >= 0
+        for j in range(slot.shape[1]):
+            if valid[row, j]:
+                place, entry = slot[row, j], source[row, j]
+                position[row, place], scores[row, place] = candidates[row, size + entry], score[row, entry]
+                attended[row, place] = False
+                slots[count], sources[count] = row * size + place, row * new + entry  # never beyond what is read
+                count += 1
+    return count
 
 
 @numba_jit()
