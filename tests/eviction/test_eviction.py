@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
 from tests.golden.memories import evicted
+from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy, retrieved_entries
 from trime.eviction.fifo import FIFO
 from trime.eviction.lfu import LFU
@@ -37,7 +38,7 @@ def small_policy_of(name: str, **settings: int) -> EvictionPolicy:
 def least_size(policy: EvictionPolicy) -> int:
     """Return the size of the smallest memory that leaves the policy a choice."""
     for size in range(1, 100):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(UserError):
             return BoundedMemory(size, policy).size
     raise AssertionError("no size is large enough")
 

@@ -217,7 +217,7 @@ def test_impossible_settings(refused: Callable[..., str]) -> None:
     assert "mixture.model.online=false" in refused("experiment=knn_mt", "mixture.model.online=true")
     assert "frontier.gb" in refused("report.runs=nowhere", "frontier.gb=-1")
     for wrong in (("experiment=trime_long", "tune.memory_size=[4,64]"), ("experiment=memorizing", "model.memory_size=4")):
-        assert "eviction.sinks=4 fills a memory of 4" in refused(*wrong, "eviction=sink")
+        assert "memory_size=4 has no room beside eviction.sinks=4" in refused(*wrong, "eviction=sink")
     assert "set index.engine=ray" in refused("experiment=trime_ext", "index.replicas=2")
     assert "choose one of them" in refused("experiment=trime_ext", "engine=processes", "index.engine=ray")
 

@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from trime.checks import check_number, check_object
+from trime.errors import UserError
 from trime.eviction.initial import BelowMean, Initial
 from trime.eviction.score_transform import Raw, ScoreTransform
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
@@ -76,12 +77,12 @@ class EvictionPolicy:
         return 0
 
     def check_size(self, size: int) -> None:
-        """Raise ValueError where a memory of ``size`` entries leaves no choice: all are sinks, or the newest ones."""
+        """Raise UserError where a memory of ``size`` entries leaves no choice: all are sinks, or the newest ones."""
         if size and size <= self.sinks:
-            raise ValueError(f"memory_size={size} has no room beside eviction.sinks={self.sinks}: raise it, or lower the sinks")
+            raise UserError(f"memory_size={size} has no room beside eviction.sinks={self.sinks}: raise it, or lower the sinks")
         newest = self.protected(size)
         if size and newest and size < self.sinks + newest + self.free_slots:
-            raise ValueError(
+            raise UserError(
                 f"memory_size={size}: {type(self).__name__} always keeps the {newest} newest entries and needs "
                 f"{self.sinks + self.free_slots} more to choose between others, or it is FIFO: raise memory_size, or lower "
                 "eviction.window or eviction.recent"

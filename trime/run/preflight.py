@@ -95,7 +95,7 @@ def check_memories(config: DictConfig) -> None:
     if config.index.engine == "ray" and not config.engine._target_.endswith(".Local"):
         raise UserError("each worker of engine= would start those of index.engine=ray: choose one of them")
     check_index_factory(config)
-    check_sinks(config)
+    check_sizes(config)
     if config.memory.get("_target_"):
         instantiated(config.memory)
     previous = config.memory.get("stale") and "Previous" in (OmegaConf.select(config, "memory.visibility._target_") or "")
@@ -116,15 +116,14 @@ def check_memories(config: DictConfig) -> None:
         )
 
 
-def check_sinks(config: DictConfig) -> None:
-    """Raise UserError if entries that always stay would fill a memory."""
+def check_sizes(config: DictConfig) -> None:
+    """Raise UserError if a memory is so small that its policy has no choice."""
     test = [plain(config.tune.memory_size)] if "long" in memories_of(config) else []
     sizes = {"eviction": [plain(config.model.get("memory_size")), *test], "train.eviction": [config.train.memory_size]}
     for key, given in sizes.items():
-        numbers = [size for part in given for size in as_list(part) if size]
-        sinks = OmegaConf.select(config, f"{key}.sinks") or 0
-        if numbers and sinks >= min(numbers):
-            raise UserError(f"{key}.sinks={sinks} fills a memory of {min(numbers)} entries: lower it")
+        policy = OmegaConf.select(config, key)
+        for size in {size for part in given for size in as_list(part) if size and policy}:
+            instantiated(policy).check_size(size)
 
 
 def check_mixture(config: DictConfig) -> None:

@@ -301,5 +301,5 @@ def test_a_peft_model_is_unwrapped(folder: Path) -> None:
     ],
 )
 def test_a_policy_without_a_choice_is_refused(size: int, policy: EvictionPolicy) -> None:
-    with pytest.raises(ValueError, match=f"memory_size={size}.*raise"):
+    with pytest.raises(UserError, match=f"memory_size={size}.*raise"):
         BoundedMemory(size, policy)
