@@ -60,10 +60,10 @@ wikitext103: install ## TrimeLM_ext on WikiText-103 as TRIME Table 2 (SIZE=tiny:
 enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=dataset.path=FILE)
 	$(RUN) $(if $(PAPER),experiment=reproduce/table4/trime_long,experiment=trime_long size=$(SIZE) dataset=enwik8) $(ARGS)
 
-KEPT := benchmarks/results/tables
+KEPT ?= outputs/tables
 tables: SIZE := $(if $(filter command line,$(origin SIZE)),$(SIZE),small)
-tables: install ## the papers' tables in small (SIZE=small; each resumes), their results.json under benchmarks/results/tables
-	$(RUN) table=main size=$(SIZE) report.keep=$(KEPT)/main $(ARGS)
+tables: install ## the papers' tables in small (SIZE=small, three seeds of the main one; each resumes), their results.json in outputs/tables
+	$(RUN) -m table=main size=$(SIZE) evaluate.tokens=60k seed=0,1,2 report.keep=$(KEPT)/main $(ARGS)
 	$(RUN) table=domain size=$(SIZE) report.keep=$(KEPT)/domain dataset@evaluate.dataset=folder_code \
 	  evaluate.dataset.path=$$($(VENV)/bin/python -c 'import networkx; print(networkx.__path__[0])') $(ARGS)
 	for name in $(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))); do \
