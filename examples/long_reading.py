@@ -18,8 +18,8 @@ question = torch.tensor([tokenizer(asked, add_special_tokens=False)["input_ids"]
 room = max(1, model.config.max_position_embeddings - question.shape[1] - 64)
 text = torch.tensor([tokenizer(Path(file).read_text())["input_ids"][:room]], dtype=torch.long)
 prompt = torch.cat([text, question], 1)
-policies = {"fifo": trime.FIFO(), "sink": trime.Sink(4), "lra_sum": trime.LRASum(trime.BelowMean(0.0), trime.Raw())}
-guided = {"tova": trime.TOVA(trime.Softmax()), "snapkv": trime.SnapKV(trime.Softmax(), kernel=21)} if asked else {}
+policies = {"fifo": trime.FIFO(), "sink": trime.Sink(), "lra_sum": trime.LRASum()}
+guided = {"tova": trime.TOVA(), "snapkv": trime.SnapKV(window=min(64, size // 2), kernel=21)} if asked else {}
 for label, policy in {**policies, **guided}.items():
     cache = trime.EvictingCache(model, size, policy)
     if label in guided:

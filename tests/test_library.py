@@ -214,7 +214,7 @@ def test_a_finished_run_scores_and_explains_text(
     tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Probabilities of a document are those of evaluation."""
-    config = tiny("experiment=trime_ext", "evaluate.per_token=true", "evaluate.sample=documents", f"paths.outputs={tmp_path}")
+    config = tiny("experiment=trime_ext", "evaluate.per_token=true", "evaluate.sample=starts", f"paths.outputs={tmp_path}")
     run(config)
     plan = Plan(config)
     model = trime.load(plan.run_folder)

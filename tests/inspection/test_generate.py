@@ -26,6 +26,7 @@ from trime.run.runner import run
 Tiny = Callable[..., DictConfig]
 SHORT = [
     "evaluate.tokens=120",
+    "evaluate.sample=starts",  # a writer reads a text from its start
     "tune.interpolation_share=[0.3]",
     "tune.temperature=[1.5]",
     "tune.interpolation_temperature=[1.0]",

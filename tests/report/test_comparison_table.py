@@ -148,7 +148,7 @@ def test_the_table_has_a_line_a_group() -> None:
     groups = group_runs([made("m", seed, [4.0, 4.1] * 5, policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
     header, lines = compare_table(groups, "fifo", {})
     cells = [dict(zip(header, line, strict=True)) for line in lines]
-    assert [cell["seeds"] for cell in cells] == ["0, 1", "0, 1"]
+    assert [cell["seeds"] for cell in cells] == ["2 seeds: 0, 1"] * 2
     assert sorted(cell["vs fifo, 95 % interval"] for cell in cells) == ["", "+0.00 [+0.00, +0.00] no difference shown"]
 
 

@@ -285,7 +285,7 @@ def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch, ti
     def broken() -> list[JobResult]:
         raise BrokenPipeError
 
-    monkeypatch.setattr("sys.argv", ["cli.py", "stages=[list]"])
+    monkeypatch.setattr("sys.argv", ["cli.py", "stages=[report]"])
     monkeypatch.setattr(command_line, "run_jobs", broken)
     reader, writer = os.pipe()
     with pytest.raises(BrokenPipeError):

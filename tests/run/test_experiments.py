@@ -280,7 +280,7 @@ def test_neighbours_and_index_backends(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    few = ["dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
+    few = ["dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}", "evaluate.sample=starts"]
     run(tiny("experiment=trime_ext", "neighbours=reference", "stages=[prepare,pack]", *few))
     losses = {}
     monkeypatch.setattr(factories, "EXACT_UP_TO", 100)

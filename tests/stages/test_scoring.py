@@ -97,6 +97,7 @@ def test_parts_begin_where_nothing_is_carried(
     tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "dataset=folder", f"dataset.path={text_folder}"
+    text += ("evaluate.sample=starts",)  # of more documents than whole ones would be
     config = tiny("experiment=cache", *text, f"paths.outputs={tmp_path}/outputs", "stages=[prepare,fit,encode]")
     run(config)
     encoded = Plan(config).valid

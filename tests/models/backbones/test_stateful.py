@@ -184,7 +184,8 @@ COMBINATIONS = [
 @pytest.mark.parametrize("policy, backbone, more", COMBINATIONS)
 def test_no_later_token_and_no_other_row_moves_anything(policy: str, backbone: str, more: list[str]) -> None:
     """This holds with any policy; and a row that starts a document forgets the last one."""
-    options = (f"eviction@train.eviction={policy}", "train.memory_size=20", *more)
+    window = ["train.eviction.window=7"] if policy == "snapkv" else []  # by default more than the memory holds
+    options = (f"eviction@train.eviction={policy}", "train.memory_size=20", *window, *more)
     config = composed(f"experiment={backbone}", "size=tiny", *options)
     torch.manual_seed(0)
     backbone = build_network(config.model, WORDS).double().eval().backbone  # type: ignore[assignment]
@@ -324,7 +325,8 @@ def test_what_was_used_last_stays() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_half_precision_reads_and_learns(experiment: str, policy: str) -> None:
     """As with mixed precision on a GPU: activations in bfloat16, memories and the search in float32."""
-    options = (f"eviction@train.eviction={policy}", "train.memory_size=32")
+    window = ["train.eviction.window=7"] if policy == "snapkv" else []  # by default more than the memory holds
+    options = (f"eviction@train.eviction={policy}", "train.memory_size=32", *window)
     network = build_network(composed(f"experiment={experiment}", "size=tiny", *options).model, WORDS)
     state, tokens = None, text(2, 48)
     for part in tokens.split(16, dim=1):
@@ -401,8 +403,8 @@ def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
         (["model.backbone.memory.top_k=5000"], "top_k=5000"),
         (["model.backbone.memory_layers=[7]"], "memory_layers"),
         (["compatibility=published", "vocabulary.fairseq=true"], "compatibility"),
-        (["eviction@train.eviction=lfu", "train.eviction.count=often"], "count=often"),
-        (["eviction=lfu", "eviction.count=often"], "count=often"),
+        (["eviction@train.eviction=lfu", "train.eviction.count=often"], "count='often'"),
+        (["eviction=lfu", "eviction.count=often"], "count='often'"),
         (["model.memory_size=8"], "memory_size=8"),
         (["model.memory_size=many"], "model.memory_size=many"),
         (["model.memory_size=-1"], "model.memory_size=-1"),
@@ -426,7 +428,7 @@ def test_impossible_settings(options: list[str], message: str, tiny: Tiny, tmp_p
 def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     """With one memory layer, the replay predicts what it holds before every window; the oracle retains most."""
     config = tiny("experiment=memorizing", "stages=[prepare,fit,record,replay]", "evaluate.tokens=3000", "model.memory_size=96")
-    config.replay.sizes, config.train.updates = [32, 96], 6
+    config.replay.sizes, config.train.updates = [72, 96], 6
     config.replay.policies = names = [name for name in POLICIES if name != "key_norm"]
     run(config)
     plan = Plan(config)
@@ -436,7 +438,7 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     number = int(layer["memory"].split()[-1])
     share = {(row["policy"], row["size"]): row["retained"] for row in layer["rows"]}
     assert all(0 < value <= 1 for value in share.values()) and {name for name, _ in share} == {*names, "oracle"}
-    assert all(share["oracle", size] > share[name, size] for name in names for size in (32, 96))
+    assert all(share["oracle", size] > share[name, size] for name in names for size in (72, 96))
     for name in names:
         config.eviction = OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml")
         assert list(online(plan, number)) == list(replayed(plan, number, name))
