@@ -226,3 +226,14 @@ def test_engines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(row["what"], row["by"]) for row in found["rows"]] == [*product(engines.MADE, engines.ENGINES)]
     assert commands[0][-1].startswith("stages=[prepare") and len(commands) == 1 + 2 * 2 * len(engines.MADE)
     assert sum("engine=processes" in command for command in commands) == 2 * len(engines.MADE) == 2 * len(found["claims"])
+
+
+def test_cache(bench: Bench) -> None:
+    few = ["--layers", "1", "--vocabulary", "50", "--size", "80", "--decode", "2", "--prompt", "160", "--rounds", "1"]
+    found = bench("cache", *few, "--policies", "fifo", "snapkv")
+    ways = [("decode until full", "decode when full", "read a prompt"), ("read, guided by a question",)]
+    assert [(row["what"], row["policy"]) for row in found["rows"]] == [
+        *((what, "fifo") for what in ways[0]),
+        *((what, "snapkv") for what in (*ways[0], *ways[1])),
+    ]
+    assert [claim["bound"] for claim in found["claims"]] == [1.1, 1.3]

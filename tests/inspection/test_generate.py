@@ -202,8 +202,9 @@ def test_a_prompt_is_continued_and_explained(
     for token in found["tokens"]:
         assert sum(token["parts"].values()) == pytest.approx(token["probability"], abs=1e-6)
         assert set(token["parts"]) == {"vocabulary", "local", "long", "external"}
-        shares = [entry["share"] for entry in token["entries"]]
-        assert shares == sorted(shares, reverse=True) and sum(shares) <= token["probability"] + 1e-6
+        largest = max({*token["parts"]} - {"vocabulary"}, key=token["parts"].__getitem__)
+        order = [(entry["memory"] != largest, -entry["share"]) for entry in token["entries"]]
+        assert order == sorted(order) and sum(entry["share"] for entry in token["entries"]) <= token["probability"] + 1e-6
         for entry in token["entries"]:
             assert entry["text"].endswith(token["text"].strip()) and entry["share"] <= token["parts"][entry["memory"]] + 1e-6
     assert any(".py, token" in entry["place"] for token in found["tokens"] for entry in token["entries"])
