@@ -213,3 +213,19 @@ def test_a_prompt_is_read_as_a_corpus(tmp_path: Path) -> None:
 def test_byte_pairs_are_learned_within_the_letters_of_a_word() -> None:
     """A script without spaces has words of any length, on which training takes quadratic time: they are broken."""
     assert max(map(len, train_pieces(["a" * 20_000], 300).get_vocab())) <= 256
+
+
+def test_a_few_files_are_split_each_in_its_order(tmp_path: Path) -> None:
+    """Ten files would be one document of test; whole ones are held out on request, and of thirty or more."""
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text("".join(f"line {line} of {number}\n\n" for line in range(40)))
+    many = Folder(str(tmp_path), Words(), seed="auto")
+    assert many.by_split == Folder(str(tmp_path), Words(), seed=0).by_split and not many.is_cut
+    for number in range(10, 30):
+        (tmp_path / f"{number:02d}.txt").unlink()
+    few, whole = Folder(str(tmp_path), Words(), seed="auto"), Folder(str(tmp_path), Words(), seed=0)
+    assert len([*few.documents("test")]) == 10 and len([*whole.documents("test")]) == 1
+    assert "10 .txt files, each split in its order" in few.notes()[0] and "dataset.seed=0 holds out whole" in few.notes()[0]
+    assert few.fingerprint() != whole.fingerprint()
+    with pytest.raises(UserError, match=r"dataset\.seed=some"):
+        Folder(str(tmp_path), Words(), seed="some")

@@ -41,7 +41,8 @@ class Folder(Dataset):
     share of files for valid and for test; or ``tokens`` is the minimum number of tokens of each split, in whole files (None:
     all that remain): valid is filled first, then test, then train with the rest. If ``path`` is a file, its end is test and
     the part before it valid, by ``ratio`` of its bytes (``cut_text``). ``seed=None`` cuts every file of a folder so, those too
-    short for it excepted, which are train. Without a ``name``, it is that of the folder or file.
+    short for it excepted, which are train; ``seed=auto`` does it where valid and test would have a single file each, and is 0
+    otherwise. Without a ``name``, it is that of the folder or file.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Folder(Dataset):
         tokenizer: Tokenizer,
         name: str | None = None,
         ratio: float = 0.05,
-        seed: int | None = 0,
+        seed: int | str | None = 0,
         suffix: str | list[str] = ".txt",
         tokens: dict[str, int | str] | None = None,
     ):
@@ -58,6 +59,8 @@ class Folder(Dataset):
         self.is_file = file.is_file()
         self.location = file if self.is_file else existing_folder(path, f"dataset {name or 'folder'}")
         self.name, self.own = name or printable(self.location.resolve().stem), name is None
+        if isinstance(seed, str) and seed != "auto":
+            raise UserError(f"dataset.seed={seed}: choose a whole number, null or auto")
         self.tokenizer, self.ratio, self.seed = tokenizer, ratio, seed
         self.suffixes = tuple(each.lower() for each in ([suffix] if isinstance(suffix, str) else suffix))
         self.suffix = " or ".join(self.suffixes)  # as messages name it
@@ -94,15 +97,15 @@ class Folder(Dataset):
                 "and test/; a single file is split by paragraphs (dataset.path=FILE)"
             )
         remark = self.inner_splits(files)
-        if self.seed is None and not self.tokens:
-            choice = f"{len(files):,} {self.suffix} files, each split in its order (dataset.ratio={self.ratio}){remark}"
+        seed, few = (0 if self.seed == "auto" else self.seed), self.held_out(files) == 1
+        if not self.tokens and (seed is None or (self.seed == "auto" and few)):
+            advice = ", for they are few (dataset.seed=0 holds out whole files)" if self.seed == "auto" else ""
+            choice = f"{len(files):,} {self.suffix} files, each split in its order (dataset.ratio={self.ratio}){advice}{remark}"
             return Layout(dict.fromkeys(SPLITS, files), choice, left_out, is_cut=True)
-        random.Random(self.seed).shuffle(files)
+        random.Random(seed).shuffle(files)
         parts = self.split_by_tokens(files, self.tokens) if self.tokens else self.split_by_ratio(files)
         by_split = {split: sorted(part) for split, part in zip(SPLITS, parts, strict=True)}
-        return Layout(
-            by_split, f"{len(files):,} {self.suffix} files, split at random (dataset.seed={self.seed}){remark}", left_out
-        )
+        return Layout(by_split, f"{len(files):,} {self.suffix} files, split at random (dataset.seed={seed}){remark}", left_out)
 
     def layout_by_names(self, entries: list[Path], named: dict[str, list[Path]]) -> Layout:
         """Read the entries that have the names of splits; UserError if one split has two names, or none has a file."""
@@ -169,9 +172,13 @@ class Folder(Dataset):
             return "name a folder of more files"
         return "raise dataset.ratio, or set dataset.seed=null, which takes the end of every file of one folder"
 
+    def held_out(self, files: list[Path]) -> int:
+        """Return the number of files of valid, and of test, by ``ratio``."""
+        return max(1, round(self.ratio * len(files)))
+
     def split_by_ratio(self, files: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
         """Return the files of train, valid and test by ``ratio``."""
-        held_out = max(1, round(self.ratio * len(files)))
+        held_out = self.held_out(files)
         return files[2 * held_out :], files[:held_out], files[held_out : 2 * held_out]
 
     def split_by_tokens(self, files: list[Path], tokens: dict[str, int | str]) -> tuple[list[Path], list[Path], list[Path]]:
