@@ -38,8 +38,9 @@ def describe_duplicates(
     ``other_names`` are those of the other text's documents, if they are known.
     """
     share = 100 * lengths[[*found]].sum() / lengths.sum()
+    advice = "results are not those of new text; remove these documents from one of the two"
     pairs = [f"{names[one]}{f' as {other_names[two]}' if other_names else ''}" for one, two in islice(found.items(), 3)]
     return (
         f"{split}: {len(found):,} of {len(lengths):,} documents, with {share:.1f} % of its tokens, are also in {other} "
-        f"(for instance {', '.join(pairs)}): results are not those of new text; remove these documents from one of the two"
+        f"(for instance {', '.join(pairs)}): {advice if share >= 0.1 else 'too few to change results'}"
     )
