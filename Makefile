@@ -24,7 +24,7 @@ $(VENV)/.installed-%: pyproject.toml requirements.txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.txt -e ".[$*,dev]"
 	touch $@
 
-run: install ## the main experiment on the built-in corpus: a table and a picture, in under 10 minutes on 2 cores
+run: install ## the main experiment on the built-in corpus: a table and a picture, in some 10 minutes on 2 cores
 	$(RUN) experiment=trime_ext
 
 # One thread each: tests are small, and threads that wait for one another take what the other process needs.
