@@ -243,6 +243,9 @@ def test_what_is_not_supported_is_told(folder: Path) -> None:
         EvictingCache(model, 4, trime.Sink(2), chunk=3)
     with pytest.warns(UserWarning, match="each chunk replaces the one before it"):
         EvictingCache(model, 8, TOVA(Softmax()), chunk=8)
+    with pytest.raises(UserError, match="a row for each text"):
+        model(torch.tensor([[3, 4]]), past_key_values=cache, attention_mask=torch.zeros(1, 1, 2, 2))
+    cache.reset()
     with pytest.raises(UserError, match="no attention weights"):
         model(torch.tensor([[3, 4]]), past_key_values=cache, output_attentions=True)
     cache.reset()

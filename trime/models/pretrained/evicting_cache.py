@@ -265,6 +265,8 @@ class EvictingLayer(CacheLayerMixin):
             raise UserError("the texts read so far have padding: pass their attention_mask, with ones for the new tokens")
         if mask is None or (self.mask is None and bool(mask.all())):
             return torch.arange(before, self.seen, device=query.device).expand(len(query), -1)
+        if mask.dim() != 2:
+            raise UserError("attention_mask: pass a row for each text [b l], with zeros for padding")
         mask = mask.bool()
         if before and self.rows:
             known = torch.ones_like(mask[:, :before]) if self.mask is None else self.mask
