@@ -55,18 +55,18 @@ def decoder(device: str) -> Any:
     return Small("decoder", WIDTH, LAYERS, HEADS, LONGEST).build(WORDS, 1, 0).eval().to(device)
 
 
-def decoder_like_smollm2(device: str) -> Any:
-    """Return a Llama with random weights, of SmolLM2-135M's shape but for its number of layers."""
+def decoder_like_smollm2(device: str, layers: int = SMOLLM2_LAYERS, vocabulary: int = WORDS) -> Any:
+    """Return a Llama with random weights, of SmolLM2-135M's shape but for its layers and symbols."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=WORDS,
+        vocab_size=vocabulary,
         hidden_size=576,
         intermediate_size=1536,
         num_attention_heads=9,
         num_key_value_heads=3,
-        num_hidden_layers=SMOLLM2_LAYERS,
+        num_hidden_layers=layers,
         max_position_embeddings=SMOLLM2_POSITIONS,
     )
     return LlamaForCausalLM(config).eval().to(device)

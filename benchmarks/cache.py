@@ -13,34 +13,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
 import trime
+from benchmarks.attendre import decoder_like_smollm2
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.eviction.base import EvictionPolicy
 
 UNTIL_FULL, WHEN_FULL, READ, GUIDED = "decode until full", "decode when full", "read a prompt", "read, guided by a question"
 BOUNDS = {UNTIL_FULL: 1.1, WHEN_FULL: 1.3}
 QUESTION = 20  # tokens
-
-
-def decoders(layers: int, vocabulary: int, device: str) -> tuple[Any, Any]:
-    """Return two equal models, for an EvictingCache sets the attention of its own."""
-    models = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            num_hidden_layers=layers,
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
-        )
-        models.append(LlamaForCausalLM(config).eval().to(device))
-    return models[0], models[1]
 
 
 def policies() -> dict[str, EvictionPolicy]:
@@ -93,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> Measured:
     """Measure every policy beside a plain cache."""
-    plain, model = decoders(options.layers, options.vocabulary, options.device)
+    # Two equal models, for an EvictingCache sets the attention of its own.
+    plain, model = (decoder_like_smollm2(options.device, options.layers, options.vocabulary) for _ in range(2))
     tokens = torch.randint(2, options.vocabulary, (1, max(options.prompt, 2 * options.size)), device=options.device)
     rows = []
     for name in options.policies:
