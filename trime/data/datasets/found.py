@@ -13,6 +13,7 @@ from trime.data.datasets.base import wide_encoding
 from trime.errors import UserError
 
 SAMPLE = 2**14  # bytes of a file that show whether it is text
+RECORDS = (".json", ".jsonl")  # whose text is a field among others: advised only where there is nothing else
 
 
 class Found(NamedTuple):
@@ -66,9 +67,8 @@ def counted(left_out: Counter[str]) -> str:
 def readable_suffix(entries: Iterable[Path], left_out: Counter[str]) -> str | None:
     """Return the most frequent suffix of left-out files that hold text, as the first one shows; None if there is none."""
     files = find_texts(entries, ("",)).files
-    firsts = (
-        (suffix, next((file for file in files if file.suffix.lower() == suffix), None)) for suffix, _ in left_out.most_common()
-    )
+    suffixes = sorted((suffix for suffix, _ in left_out.most_common()), key=RECORDS.__contains__)
+    firsts = ((suffix, next((file for file in files if file.suffix.lower() == suffix), None)) for suffix in suffixes)
     return next((suffix for suffix, first in firsts if first and is_text(first)), None)
 
 
