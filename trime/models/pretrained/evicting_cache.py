@@ -215,9 +215,9 @@ class EvictingLayer(CacheLayerMixin):
                 "cache.batch_repeat_interleave(number of beams) after read"
             )
         position = self.positions_of(query, mask)
-        columns = [part.transpose(1, 2) for part in (query, key, value)]
+        columns = [query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)]
         if self.filling is not None and self.filling.takes(query.shape[2]):
-            self.filling.append(*columns, position)
+            self.filling.append(columns[0], columns[1], columns[2], position)
             seen = self.filling.mask(position, self.mask is not None)
             return own_attention(module, query, self.filling.keys, self.filling.values, seen, settings)
         if self.mask is None or bool((position >= 0).all()):
