@@ -30,7 +30,10 @@ class MemoryState(NamedTuple):
 
 
 class BoundedMemory:
-    """A memory of the ``size`` entries that its policy scores highest; ValueError if that is negative or leaves no choice."""
+    """A memory of the ``size`` entries that its policy scores highest.
+
+    ValueError if ``size`` is negative, UserError if it leaves the policy no choice (``EvictionPolicy.check_size``).
+    """
 
     def __init__(self, size: int, policy: EvictionPolicy):
         if size < 0:
