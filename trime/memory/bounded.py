@@ -147,6 +147,16 @@ class SlotWrites(NamedTuple):
             return cls(slot.flatten(), source.flatten(), valid.flatten())
         return cls(slot.flatten(), source.flatten(), None) if valid.all() else cls(slot[valid], source[valid], None)
 
+    def split(self, parts: int, slots: int, entries: int) -> list[SlotWrites]:
+        """Return the writes to each part of the rows, which has so many slots and new entries."""
+        if self.valid is None:
+            counts = torch.bincount(self.source // entries, minlength=parts).tolist()
+        else:
+            counts = [len(self.source) // parts] * parts
+        place, entry = (self.slot % slots).split(counts), (self.source % entries).split(counts)
+        valid = [None] * parts if self.valid is None else self.valid.split(counts)
+        return [SlotWrites(*part) for part in zip(place, entry, valid, strict=True)]
+
     def apply(self, old: Tensor, new: Tensor) -> Tensor:
         """Return a copy of a column [b m ...] with the new entries [b n ...] written to it."""
         return self.apply_(old.clone(), new)

@@ -146,15 +146,28 @@ class Attendre:
         """Attend to the memory in one softmax; the eviction policy sees all scores."""
         used = self.used_slots(state.ranking)
         (query, *payload), columns = leaving.columns, (column[:, :used] for column in state.columns)
-        (key, value, *metadata), old = columns, slots_of(state.ranking, used)
-        pairs = query, leaving.position, key, old.position
-        on_cpu = self.search == "exact" and runs_on_cpu(query, key, value)
-        logits, attended, retrieved = (self.attend_on_cpu if on_cpu else self.attend_anywhere)(pairs, value, score)
-        policy, block = self.keys.policy, AttentionBlock(logits, leaving.position, retrieved)
-        new = policy.finalize(old, policy.observe(policy.begin(old), block))
-        seen = Retrieved(logits, retrieved, old.position, tuple(metadata))
+        (key, value, *metadata), of = columns, state.ranking.position[:, :used]
+        logits, attended, retrieved = self.look((query, leaving.position, key, of), value, score)
+        ranking = self.learn(state.ranking, AttentionBlock(logits, leaving.position, retrieved))
+        seen = Retrieved(logits, retrieved, of, tuple(metadata))
         output = AttentionOutput(attended.transpose(1, 2), tuple(payload), leaving.position, seen)
-        return state._replace(ranking=with_slots(state.ranking, new)), output
+        return state._replace(ranking=ranking), output
+
+    def look(
+        self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score, sees_all: bool = False
+    ) -> Attended:
+        """Return what queries see of entries: queries and keys, each with its positions, and values [b m g d].
+
+        ``sees_all``: it is known that every query sees all entries.
+        """
+        if self.search == "exact" and runs_on_cpu(pairs[0], pairs[2], value):
+            return self.attend_on_cpu(pairs, value, score, sees_all)
+        return self.attend_anywhere(pairs, value, score)
+
+    def learn(self, ranking: Ranking, block: AttentionBlock) -> Ranking:
+        """Return the ranking after a step in which queries saw the entries of the first slots."""
+        policy, old = self.keys.policy, slots_of(ranking, block.score.shape[-1])
+        return with_slots(ranking, policy.finalize(old, policy.observe(policy.begin(old), block)))
 
     def used_slots(self, ranking: Ranking) -> int:
         """Return how many slots a memory on the CPU has filled so far, from the first on; on other devices all it has."""
@@ -162,13 +175,15 @@ class Attendre:
             return self.keys.size
         return min(self.keys.size, int(ranking.written.max()))
 
-    def attend_on_cpu(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score) -> Attended:
+    def attend_on_cpu(
+        self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score, sees_all: bool = False
+    ) -> Attended:
         """Return what ``attend_anywhere`` does, in one pass over the scores of every query."""
         if self.causal and isinstance(score, RotaryScore):
             (logits, far), longest = score.causal_parts(*pairs), score.longest
         else:
             logits, far, longest = score(*pairs), None, None
-        reach = Reach(self.causal, self.window, longest)
+        reach = Reach(self.causal, self.window, longest, sees_all)
         attended, retrieved = attend(logits, far, pairs[1], pairs[3], value, self.top_k, reach)
         return Attended(logits, attended, retrieved)
 

@@ -131,6 +131,40 @@ def test_a_row_of_a_batch_is_the_row_alone(name: str, folder: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("top_k", "padded"), [(None, False), (None, True), (4, True)])
+@pytest.mark.parametrize("name", BATCHED)
+def test_layers_that_decode_together_keep_what_each_would_keep(
+    name: str, top_k: int | None, padded: bool, folder: Path
+) -> None:
+    """Whatever comes between tokens: padding, a question that looks back, rows that change places, a look at what is kept."""
+    model = load_pretrained(str(folder))
+    tokens, mask = torch.randint(3, 20, (3, 60)), torch.ones(3, 60, dtype=torch.long)
+    if padded:
+        mask[1, :9], mask[:2, 44:46] = 0, torch.tensor([[0], [1]])
+    caches = [EvictingCache(model, SIZE, BATCHED[name](), top_k, CHUNK) for _ in range(2)]
+    caches[1].are_alike = False
+    parts = [
+        slice(0, 40),
+        *(slice(at, at + 1) for at in range(40, 50)),
+        slice(50, 53),
+        *(slice(at, at + 1) for at in range(53, 60)),
+    ]
+    for part in parts:
+        texts = [model(tokens[:, part], attention_mask=mask[:, : part.stop], past_key_values=cache).logits for cache in caches]
+        torch.testing.assert_close(*texts, atol=1e-5, rtol=1e-5)
+        if part.start % 5 == 0:
+            assert all(torch.equal(*(cache.positions(layer) for cache in caches)) for layer in range(len(caches[0].memories)))
+        if part.start == 48:
+            mask = mask[[2, 0, 1]]
+            for cache in caches:
+                cache.reorder_cache(torch.tensor([2, 0, 1]))
+        if part.start == 47 and not padded and caches[0].memories[0].memory.keys.policy.can_be_guided:
+            for cache in caches:
+                cache.look_back(model, tokens[:, :1])
+    assert caches[0].decoding is not None and caches[1].decoding is None
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["h2o", "snapkv", "tova", "lra_sum"])
 def test_a_memory_that_fills_up_step_by_step_is_that_of_the_reader(name: str, folder: Path) -> None:
     """Scores that are computed when the first entry has to go are those of every step."""

@@ -24,11 +24,15 @@ FIRST_STEP = np.float32(0.2)  # of that distance, by which a guess is first corr
 
 
 class Reach(NamedTuple):
-    """Which entries a query sees: ``causal`` and ``window`` as in Attendre; beyond ``longest`` tokens other scores count."""
+    """Which entries a query sees: ``causal`` and ``window`` as in Attendre; beyond ``longest`` tokens other scores count.
+
+    ``sees_all``: it is known that nothing is hidden.
+    """
 
     causal: bool
     window: int | None = None
     longest: int | None = None
+    sees_all: bool = False
 
 
 class CPUAttention(NamedTuple):
@@ -83,13 +87,16 @@ def attend_to_all(
     reach: Reach,
 ) -> Float[Tensor, "b h 1 d"]:
     """Return what ``attend`` does for one query a row, which is soon done without a kernel of its own."""
-    hidden = (key_position < 0) | (query_position < 0)
-    if reach.causal:
-        hidden |= key_position > query_position
-    if reach.window is not None:
-        hidden |= (query_position - key_position).abs() >= reach.window
-    hidden = hidden[:, None, None]
-    weight = logits.masked_fill_(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)  # not a number where all are hidden
+    if reach.sees_all:
+        weight = logits.softmax(-1)
+    else:
+        hidden = (key_position < 0) | (query_position < 0)
+        if reach.causal:
+            hidden |= key_position > query_position
+        if reach.window is not None:
+            hidden |= (query_position - key_position).abs() >= reach.window
+        hidden = hidden[:, None, None]
+        weight = logits.masked_fill_(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)  # NaN where all are hidden
     grouped, values = weight.unflatten(1, (value.shape[2], -1)).squeeze(3), value.transpose(1, 2)
     rows = [
         of_row @ entries for of_row, entries in zip(grouped, values, strict=True)

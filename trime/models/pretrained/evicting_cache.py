@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,14 +19,15 @@ from torch.nn import functional as F
 from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attendre import Attendre, Queries, scored_as
+from trime.models.attendre import Attendre, scored_as
 from trime.models.layers.rotary import dot_products
+from trime.models.pretrained.decoding import Decoding, Padding
 from trime.models.pretrained.family import model_class, unwrapped
 from trime.models.pretrained.filling import Filling, forgotten, seen_by
 from trime.models.pretrained.language import per_layer
 from trime.models.pretrained.loading import check_version
 from trime.models.pretrained.rope import KINDS, sliding_windows
-from trime.types import Bool, Int, Tensor
+from trime.types import AttentionBlock, Float, Int, Tensor
 
 check_version()
 
@@ -34,6 +36,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 IMPLEMENTATION = "trime_evicting"  # the name of the attention function in transformers
+OwnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # the model's, of [b _ _ d] and a mask
 
 
 class EvictingCache(Cache):
@@ -76,6 +79,9 @@ class EvictingCache(Cache):
             )
         parts = zip(sizes, best, sliding_windows(model.config, count), strict=True)
         self.chunk, self.longest = chunk, model.config.max_position_embeddings
+        self.padding, self.decoding = Padding(), None  # type: Padding, Decoding | None
+        # One ranking can hold that of all layers if they are alike, and no score depends on the keys.
+        self.are_alike = len(set(sizes)) == 1 and len({k is None for k in best}) == 1 and not policy.needs_keys
         super().__init__(
             layers=[EvictingLayer(Attendre(BoundedMemory(m, policy), 0, k, True, window), chunk) for m, k, window in parts]
         )
@@ -83,8 +89,18 @@ class EvictingCache(Cache):
         AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
         model.set_attn_implementation(IMPLEMENTATION)
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """Hand a layer's new keys and values [b g l d] to its memory; warn once of a text longer than the model's positions."""
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return a layer's new keys and values [b g l d], marked for the attention function.
+
+        Warns once of a text longer than the model's positions. UserError for another number of texts.
+        """
+        if self.rows not in (0, len(key_states)):
+            raise UserError(
+                f"the cache holds {self.rows} texts and {len(key_states)} are continued: for beams, call "
+                "cache.batch_repeat_interleave(number of beams) after read"
+            )
         seen = self.get_seq_length()
         new = seen + key_states.shape[2]
         if layer_idx == 0 and seen <= self.longest < new:
@@ -93,7 +109,37 @@ class EvictingCache(Cache):
                 "sees positions that it was not trained for",
                 stacklevel=2,
             )
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        keys = keys.view_as(keys)
+        keys.evicting_cache = self, layer_idx  # type: ignore[attr-defined]
+        return keys, values
+
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, own: OwnAttention) -> Tensor:
+        """Insert a layer's entries [b g l d] and return the values [b l h d] that its queries [b h l d] attend to."""
+        if index == 0:
+            hidden = self.padding.read(query, mask)
+            if hidden is not None:
+                for one in self.apart():
+                    one.forget(hidden)
+            self.decoding = self.decoding_next(query.shape[2])
+            if self.decoding is not None:
+                self.decoding.insert(self.padding.position.to(query.device))
+        layer, columns = self.memories[index], [part.transpose(1, 2) for part in (query, key, value)]
+        if self.decoding is not None:
+            return layer.decode(columns, self.decoding, index, own)
+        return layer.attend(columns, self.padding.position.to(query.device), self.padding.mask is not None, own)
+
+    def decoding_next(self, length: int) -> Decoding | None:
+        """Return the ranking of all layers together if the next step is one token and all are full; else each has its own."""
+        if not self.are_alike or length > 1 or torch.is_grad_enabled():
+            self.apart()
+            return None
+        if self.decoding is not None:
+            return self.decoding
+        states = [layer.full for layer in self.memories if layer.full is not None]
+        if len(states) < len(self.memories) or len({state.ranking.clock.device for state in states}) > 1:
+            return None
+        return Decoding(self.memories[0].memory, states)
 
     @torch.no_grad()
     def read(self, model: Any, text: Any, question: Any = None) -> None:
@@ -120,10 +166,11 @@ class EvictingCache(Cache):
 
     def look_back(self, model: Any, question: Int[Tensor, "b q"]) -> None:
         """Let a question attend to all entries, and take the scores that they have after it; the question is forgotten."""
+        layers = [layer.with_room(question.shape[1]) for layer in self.apart()]
         other = copy.copy(self)
-        other.layers = [layer.with_room(question.shape[1]) for layer in self.memories]
+        other.padding, other.layers = copy.copy(self.padding), layers
         model(input_ids=question, past_key_values=other, logits_to_keep=1)
-        for mine, theirs in zip(self.memories, other.memories, strict=True):
+        for mine, theirs in zip(self.memories, other.apart(), strict=True):
             mine.full = scored_as(mine.state, theirs.state)
 
     @property
@@ -138,12 +185,43 @@ class EvictingCache(Cache):
 
     def positions(self, layer: int) -> Int[Tensor, "b m"]:
         """Return the positions of a layer's entries, -1 for empty slots: what it still remembers of the text."""
-        return self.memories[layer].positions()
+        return self.apart()[layer].positions()
 
     @property
     def memories(self) -> list[EvictingLayer]:
         """The layers of the cache, in the order of the model's."""
         return self.layers  # type: ignore[return-value]
+
+    def apart(self) -> list[EvictingLayer]:
+        """Return the layers, each with a ranking of its own, also where the last token was decoded by all together."""
+        if self.decoding is not None:
+            for layer, ranking in zip(self.memories, self.decoding.rankings(), strict=True):
+                layer.full = layer.state._replace(ranking=ranking)
+            self.decoding = None
+        return self.memories
+
+    def reset(self) -> None:
+        """Empty the memories, for another text."""
+        self.padding, self.decoding = Padding(), None
+        super().reset()
+
+    def batch_select_indices(self, indices: Int[Tensor, " r"]) -> None:
+        """Continue with these rows of the batch, in this order; a row may occur several times."""
+        for layer in self.apart():
+            layer.batch_select_indices(indices)
+        self.padding.take_rows(indices)
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " b"]) -> None:
+        """Continue with these beams, each with its own memory."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Continue with every row of the batch ``repeats`` times, copies side by side."""
+        self.batch_select_indices(torch.arange(self.rows).repeat_interleave(repeats))
+
+    def crop(self, max_length: int) -> None:
+        """Raise UserError: what was evicted cannot come back."""
+        raise UserError("an evicting cache cannot forget its newest tokens: assisted generation needs another cache")
 
 
 class EvictingLayer(CacheLayerMixin):
@@ -157,7 +235,6 @@ class EvictingLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Empty the memory, for another text."""
         self.seen = 0  # tokens, padding included
-        self.mask: Tensor | None = None  # of the tokens seen, False for padding; None: no padding
         self.filling: Filling | None = Filling(self.memory, self.chunk)  # until the memory is full
         self.full: MemoryState | None = None  # from then on
 
@@ -166,12 +243,9 @@ class EvictingLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return new keys and values [b g l d], marked with this layer for the attention function."""
+        """Return new keys and values as they are: they are inserted when their queries arrive."""
         self.is_initialized = True
-        self.seen += key_states.shape[2]
-        keys = key_states.view_as(key_states)
-        keys.evicting_layer = self  # type: ignore[attr-defined]
-        return keys, value_states
+        return key_states, value_states
 
     @property
     def rows(self) -> int:
@@ -207,80 +281,66 @@ class EvictingLayer(CacheLayerMixin):
         other.full = other.memory.keys.fit(state)
         return other
 
-    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **settings: Any) -> Tensor:
-        """Insert entries [b g l d] and return the attended values [b l h d] of queries [b h l d]."""
-        if self.rows not in (0, len(query)):
-            raise UserError(
-                f"the cache holds {self.rows} texts and {len(query)} are continued: for beams, call "
-                "cache.batch_repeat_interleave(number of beams) after read"
-            )
-        position = self.positions_of(query, mask)
-        columns = [query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)]
-        if self.filling is not None and self.filling.takes(query.shape[2]):
+    def attend(self, columns: list[Tensor], position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention) -> Tensor:
+        """Insert entries and return the attended values [b l h d]; queries, keys and values are [b l _ d]."""
+        length = position.shape[1]
+        self.seen += length
+        if self.filling is not None and self.filling.takes(length):
             self.filling.append(columns[0], columns[1], columns[2], position)
-            seen = self.filling.mask(position, self.mask is not None)
-            return own_attention(module, query, self.filling.keys, self.filling.values, seen, settings)
-        if self.mask is None or bool((position >= 0).all()):
-            return self.attend_in_steps(module, columns, position, settings)
+            return own(columns[0], self.filling.keys, self.filling.values, self.filling.mask(position, has_padding))
+        if not has_padding or bool((position >= 0).all()):
+            return self.attend_in_steps(columns, position, has_padding, own)
         # Padding goes to the end, so that the steps of a row are those that it has without the other rows.
         order = (position < 0).byte().argsort(dim=1, stable=True)
         rows = torch.arange(len(order), device=order.device)[:, None]
-        attended = self.attend_in_steps(module, [part[rows, order] for part in columns], position[rows, order], settings)
+        attended = self.attend_in_steps([part[rows, order] for part in columns], position[rows, order], True, own)
         return attended[rows, order.argsort(1)]
 
-    def attend_in_steps(self, module: Any, columns: list[Tensor], position: Int[Tensor, "b l"], settings: Any) -> Tensor:
-        """Insert entries and let their queries attend, chunk by chunk: query, key and value are [b l _ d]."""
+    def attend_in_steps(
+        self, columns: list[Tensor], position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention
+    ) -> Tensor:
+        """Insert entries and let their queries attend, chunk by chunk."""
         memory = self.memory.keys
         if not self.rows:
             self.full, self.filling = memory.empty((columns[1], columns[2])), None
         write = memory.update if torch.is_grad_enabled() else memory.overwrite
-        see = self.see_with_scores if memory.policy.uses_attention or self.memory.top_k is not None else self.see
         outputs = []
         for query, key, value, at in zip(*(part.split(self.chunk, 1) for part in (*columns, position)), strict=True):
             self.full = write(self.state, (key, value), at)
-            outputs.append(see(module, query, at, settings))
+            of = self.full.ranking.position[:, : self.memory.used_slots(self.full.ranking)]
+            attended, block = self.look(query, at, of, has_padding or bool((of < 0).any()), own)
+            if block is not None:
+                self.full = self.full._replace(ranking=self.memory.learn(self.full.ranking, block))
+            outputs.append(attended)
         return torch.cat(outputs, 1)
 
-    def see_with_scores(self, module: Any, query: Tensor, at: Int[Tensor, "b l"], settings: Any) -> Tensor:
-        """Return what queries [b l h d] attend to, by scores that the policy sees."""
-        self.full, output = self.memory.attend(self.state, Queries((query,), at), rotated_score)
-        return output.attended
+    def decode(self, columns: list[Tensor], decoding: Decoding, index: int, own: OwnAttention) -> Tensor:
+        """Insert the entry of one token, as layer ``index`` of those that decode together; return what its query attends to."""
+        self.seen += 1
+        for kept, new in zip(self.columns, columns[1:], strict=True):
+            decoding.writes[index].apply_(kept, new)
+        attended, block = self.look(columns[0], decoding.at, decoding.positions[index], decoding.has_gaps, own)
+        if block is not None:
+            decoding.blocks.append(block)
+        return attended
 
-    def see(self, module: Any, query: Tensor, at: Int[Tensor, "b l"], settings: Any) -> Tensor:
-        """Return what queries [b l h d] attend to by the model's own attention, for a policy that sees no scores."""
-        used = self.memory.used_slots(self.state.ranking)
-        position = self.state.ranking.position[:, :used]
-        sees_all = at.shape[1] == 1 and self.memory.window is None and self.mask is None and bool((position >= 0).all())
-        key, value = (column[:, :used] for column in self.state.columns)
-        seen = None if sees_all else seen_by(self.memory, at, position)
-        return own_attention(module, query.transpose(1, 2), key, value, seen, settings)
+    def look(
+        self, query: Tensor, at: Int[Tensor, "b l"], of: Int[Tensor, "b n"], has_gaps: bool, own: OwnAttention
+    ) -> tuple[Float[Tensor, "b l h d"], AttentionBlock | None]:
+        """Return what queries attend to of the first entries, those at positions ``of``, and the scores, if they matter.
 
-    def positions_of(self, query: Tensor, mask: Tensor | None) -> Int[Tensor, "b l"]:
-        """Return the positions of the newest tokens; with a padding mask [b seen] those of padding are -1.
-
-        Tokens that an earlier call has read and this mask hides, as rows of a batch that ended early, are forgotten.
+        Where neither the policy nor a top-k needs scores the model's own attention does it. ``has_gaps``: some of the queries
+        or entries may be at position -1.
         """
-        length, before = query.shape[2], self.seen - query.shape[2]
-        if mask is None and self.mask is not None:
-            raise UserError("the texts read so far have padding: pass their attention_mask, with ones for the new tokens")
-        if mask is None or (self.mask is None and bool(mask.all())):
-            return torch.arange(before, self.seen, device=query.device).expand(len(query), -1)
-        if mask.dim() != 2:
-            raise UserError("attention_mask: pass a row for each text [b l], with zeros for padding")
-        mask = mask.bool()
-        if before and self.rows:
-            known = torch.ones_like(mask[:, :before]) if self.mask is None else self.mask
-            if not torch.equal(mask[:, :before], known):
-                self.hide(mask[:, :before], known)
-        self.mask = None if bool(mask.all()) else mask
-        return (mask.long().cumsum(1) - 1).masked_fill(~mask, -1)[:, -length:]
+        key, value = (column[:, : of.shape[1]] for column in self.columns)
+        sees_all = at.shape[1] == 1 and self.memory.window is None and not has_gaps
+        if self.memory.keys.policy.uses_attention or self.memory.top_k is not None:
+            logits, attended, retrieved = self.memory.look((query, at, key, of), value, rotated_score, sees_all)
+            return attended.transpose(1, 2), AttentionBlock(logits, at, retrieved)
+        return own(query, key, value, None if sees_all else seen_by(self.memory, at, of)), None
 
-    def hide(self, mask: Bool[Tensor, "b s"], known: Bool[Tensor, "b s"]) -> None:
-        """Forget the newest tokens of each row that the mask hides; UserError if it changes anything else."""
-        same = (mask.cumsum(1) == known.cumsum(1)) & known
-        if not bool((same | ~mask).all()):
-            raise UserError("attention_mask changes what was read: of earlier tokens only a row's newest can be hidden later")
-        length = mask.sum(1)
+    def forget(self, length: Int[Tensor, " b"]) -> None:
+        """Forget each row's entries from position ``length`` on."""
         if self.filling is not None:
             self.filling.forget(length)
         elif self.full is not None:
@@ -302,7 +362,6 @@ class EvictingLayer(CacheLayerMixin):
         """Continue with these rows of the batch, in this order; a row may occur several times."""
         if not self.rows:
             return
-        self.mask = None if self.mask is None else self.mask[indices.to(self.mask.device)]
         if self.filling is not None:
             self.filling.take_rows(indices.to(self.filling.position.device))
         elif self.full is not None:
@@ -316,42 +375,30 @@ class EvictingLayer(CacheLayerMixin):
             other.batch_select_indices(torch.arange(self.rows))
         return other
 
-    def reorder_cache(self, beam_idx: Int[Tensor, " b"]) -> None:
-        """Continue with these beams, each with its own memory."""
-        self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Continue with every row of the batch ``repeats`` times, copies side by side."""
-        self.batch_select_indices(torch.arange(self.rows).repeat_interleave(repeats))
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Raise UserError: what was evicted cannot come back."""
-        raise UserError("an evicting cache cannot forget its newest tokens: assisted generation needs another cache")
-
 
 def rotated_score(query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
     """Return scores [b h q m] of queries and keys that the model has rotated."""
     return dot_products(query, key)
 
 
-def own_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, settings: Any) -> Tensor:
-    """Return the values [b l h d] that queries [b h l d] attend to by the model's own attention; entries are [b n g d]."""
-    return sdpa_attention_forward(module, query, key.transpose(1, 2), value.transpose(1, 2), seen, **settings)[0]
-
-
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
 ) -> tuple[Tensor, None]:
-    """Return attended values [b l h d], by the memory that has marked the keys; UserError without one."""
+    """Return attended values [b l h d], by the cache that has marked the keys; UserError without one."""
     if settings.get("output_attentions", module.config.output_attentions):
         raise UserError("an EvictingCache returns no attention weights: call the model without output_attentions")
-    layer: EvictingLayer | None = getattr(key, "evicting_layer", None)
-    if layer is None:
+    cache, layer = getattr(key, "evicting_cache", (None, 0))
+    if cache is None:
         raise UserError(
             'this model reads with an EvictingCache: pass past_key_values=, or model.set_attn_implementation("sdpa") sets its '
             "own attention back"
         )
-    return layer.attend(module, query, key, value, attention_mask, **settings), None
+
+    def own(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        return sdpa_attention_forward(module, query, key, value, seen, **settings)[0]
+
+    return cache.attend(layer, query, key, value, attention_mask, own), None
 
 
 def padding_mask(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
