@@ -168,7 +168,7 @@ class EvictingCache(Cache):
         """Let a question attend to all entries, and take the scores that they have after it; the question is forgotten."""
         layers = [layer.with_room(question.shape[1]) for layer in self.apart()]
         other = copy.copy(self)
-        other.padding, other.layers = copy.copy(self.padding), layers
+        other.padding, other.layers = copy.copy(self.padding), [*layers]
         model(input_ids=question, past_key_values=other, logits_to_keep=1)
         for mine, theirs in zip(self.memories, other.apart(), strict=True):
             mine.full = scored_as(mine.state, theirs.state)
