@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 
 from trime.errors import UserError
 from trime.io import checksum_of, plain, write_atomically
-from trime.places import Place
 from trime.report.answers import answers_table
 from trime.report.figures.base import configured_figures
 from trime.report.figures.canvas import save_panels
@@ -39,7 +38,7 @@ def report_several(config: DictConfig, runs: list[dict[str, Any]], command: str 
     ``command`` is the command line that asked for the report.
     """
     runs = distinct_runs(runs)
-    folder = report_folder(Place(config.paths.outputs).local / "reports", config.report.name, runs)
+    folder = report_folder(Path(config.paths.outputs).expanduser() / "reports", config.report.name, runs)
     with writing_report(folder):
         if answering := [run for run in runs if "questions" in run]:
             report_answering(answering, folder, command)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import glob
 import json
-import re
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from trime.errors import UserError
 from trime.io import checksum_of, compact_json, write_atomically
-from trime.places import Place
 from trime.report.command_lines import without_paths
 from trime.report.texts import evaluated_text, other_texts
 
@@ -56,13 +54,11 @@ def find_runs(patterns: list[str]) -> list[dict[str, Any]]:
     """
     paths: set[Path] = set()
     others: set[Path] = set()
-    for pattern in map(Place, patterns):
-        if pattern.is_remote:
-            download_results(pattern)
-        files = json_files(glob.glob(str(pattern.local), recursive=True))
+    for pattern in patterns:
+        files = json_files(glob.glob(str(Path(pattern).expanduser()), recursive=True))
         found = {file for file in files if file.name == RESULTS or holds_results(file)}
         if not files and len(patterns) > 1:
-            print(f"report: {pattern.address} matches no results of a run")
+            print(f"report: {pattern} matches no results of a run")
         paths |= found
         others |= files - found
     if others:
@@ -100,15 +96,6 @@ def observation(run: dict[str, Any]) -> str:
     asked = {key: value for key, value in run["questions"].items() if key not in PLACES}
     seed = run["seed"] if run.get("small_model") else None
     return checksum_of([settings, asked, run.get("questions_text"), seed, results])
-
-
-def download_results(pattern: Place) -> None:
-    """Copy the results to this machine that lie below the URL before the pattern's first wildcard."""
-    whole = re.split(r"/[^/]*[*?\[]", pattern.address, maxsplit=1)[0]
-    place = Place(re.sub(r"/[^/]*\.json$", "", whole))
-    names = {PurePosixPath(name) for name in place.files() if name.endswith(".json")}
-    folders = {name.parent for name in names if name.name == RESULTS}
-    place.download([str(name) for name in names if name.name == RESULTS or not folders & {*name.parents}])
 
 
 def json_files(names: Iterable[str]) -> set[Path]:

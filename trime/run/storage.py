@@ -18,13 +18,11 @@ from omegaconf import DictConfig
 from trime.config.check import check_sections
 from trime.errors import UserError
 from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of, write_atomically
-from trime.places import Place
 from trime.report.answers import counted
 from trime.report.groups import is_fitted
 from trime.report.results import read_run
 from trime.report.tables import TableRows, markdown, metric_name, metric_value
 from trime.report.texts import evaluated_text, is_smoke_test
-from trime.run.results_at_url import download_all_results, upload_results
 
 NEEDS = "needs.txt"  # in the folder of a run without results: the artefacts that it needs
 
@@ -118,7 +116,7 @@ def show_disk(config: DictConfig) -> None:
     for kind in sorted(kinds, key=sizes.__getitem__, reverse=True):
         used = sum(any(folder.name in names for names in needed) for folder in kinds[kind])
         lines.append([kind, str(len(kinds[kind])), str(used), megabytes(sizes[kind])])
-    outputs = Place(config.paths.outputs).local
+    outputs = Path(config.paths.outputs).expanduser()
     lines += [[name, "", "", megabytes(size_of(outputs / name))] for name in ("runs", "reports", "sweeps")]
     print(f"\n{markdown(['what', 'folders', 'needed by a run', 'MB'], lines)}")
     print("stages=[prune] tells which artefacts no run needs; storage.delete=true deletes them.")
@@ -198,13 +196,13 @@ def noted_needs(folder: Path) -> list[str]:
 
 def runs_folder(config: DictConfig) -> Path:
     """Return the folder in which every run has its own, by name and seed."""
-    return Place(config.paths.outputs).local / "runs"
+    return Path(config.paths.outputs).expanduser() / "runs"
 
 
 def artefact_folders(config: DictConfig, data: bool = True) -> list[Path]:
     """Return the folders of artefacts, finished or not; with ``data`` also those of the text alone, in ``paths.data``."""
-    of_text = [Place(config.paths.data).local / name for name in ("prepared", "packed") if data]
-    places = (*of_text, Place(config.paths.outputs).local / "artefacts")
+    of_text = [Path(config.paths.data).expanduser() / name for name in ("prepared", "packed") if data]
+    places = (*of_text, Path(config.paths.outputs).expanduser() / "artefacts")
     return [path for place in places for path in sorted(place.glob("[!.]*")) if path.is_dir()]
 
 
@@ -218,9 +216,7 @@ STORAGE_STAGES: dict[str, Callable[[DictConfig], None]] = {"list": list_runs, "d
 
 
 def look_after_runs(config: DictConfig) -> None:
-    """Run the stages about finished runs, also of those at a URL."""
-    download_all_results(config)
+    """Run the stages about finished runs."""
     for stage, look_after in STORAGE_STAGES.items():
         if stage in config.stages:
             look_after(config)
-    upload_results(config)
