@@ -1,8 +1,8 @@
 """Write README.md and the pages of docs/ that report measurements, from docs/templates and the kept results: ``make pages``.
 
-A template is Markdown with jinja expressions in place of the numbers. They call the functions of ``FUNCTIONS``:
-``{% set main = folder("tables/main") %}`` names a folder of benchmarks/results, and then ``{{ main("trime").test }}`` is a
-test perplexity and ``{{ main("trime") - main("vanilla") }}`` a difference with its interval.
+A template is Markdown with jinja expressions for its numbers: after ``{% set main = folder("tables/main") %}``, a folder of
+benchmarks/results, ``{{ main("trime").test }}`` is a test perplexity, and ``{{ main("trime") - main("vanilla") }}`` a
+difference with its interval. They may call FUNCTIONS and FILTERS.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trime.metrics import perplexity
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
 from trime.report.comparison_table import order_table
-from trime.report.frontier import Point, frontier_points
+from trime.report.frontier import External, Point, frontier_points
 from trime.report.groups import Group, group_runs, split_by_mixture
 from trime.report.memories import memory_contribution
 
@@ -41,10 +41,7 @@ def read(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Results:
-    """The kept results of one experiment, a file for each seed, and the row of their tables that is meant.
-
-    Numbers are means over seeds, as in the project's reports.
-    """
+    """One experiment's kept results, for each seed, and the row of their tables that is meant; numbers are means over seeds."""
 
     kept: tuple[dict[str, Any], ...]
     index: int = -1
@@ -52,7 +49,7 @@ class Results:
     @property
     def group(self) -> Group:
         """Return the runs with the row as their last one, which is the one that reports compare."""
-        stop = None if self.index == -1 else self.index + 1
+        stop = self.index + 1 or None
         return Group([run | {"metrics": {split: rows[:stop] for split, rows in run["metrics"].items()}} for run in self.kept])
 
     @property
@@ -69,7 +66,7 @@ class Results:
         return replace(self, index=-1)
 
     def row(self, index: int) -> Results:
-        """Return another row: 0 is the vocabulary alone."""
+        """Return another row: 0 is the vocabulary alone, -1 the last."""
         return replace(self, index=index)
 
     def seed(self, seed: int) -> Results:
@@ -111,31 +108,21 @@ class Results:
         kind = self.group.row.get("search") or ""
         return f"{kind}, recall {self['datastore.recall']:.2f}" if kind == "approximate" else kind
 
-    def without(self, memory: str) -> float:
-        """Return the perplexity on test without one memory of a fitted mixture."""
-        return memory_contribution([*self.kept], memory)[0]
-
-    def adds(self, memory: str) -> Difference:
-        """Return the change on test by adding one memory to the others of a fitted mixture."""
-        return memory_contribution([*self.kept], memory)[1]
-
-    def at_size(self, size: int) -> float:
-        """Return the perplexity on test at a size of the long memory."""
-        return perplexity(mean(run["analysis"]["test"]["by_memory_size"][str(size)] for run in self.kept))
+    def contribution(self, memory: str) -> tuple[float, Difference]:
+        """Return the perplexity on test of a fitted mixture without one of its memories, and the change with it."""
+        return memory_contribution([*self.kept], memory)
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder below benchmarks/results. ``NAME`` is NAME.json, NAME/results.json or NAME-seed*.json, one file for each seed."""
+    """A folder below benchmarks/results; a name in it is NAME.json, NAME/results.json, or NAME-seed*.json for each seed."""
 
     name: str
 
     def files(self, name: str) -> list[Path]:
         """Return the files of an experiment; none if it is not there."""
-        for pattern in (f"{name}.json", f"{name}/results.json", f"{name}-seed*.json"):
-            if paths := sorted((RESULTS / self.name).glob(pattern)):
-                return paths
-        return []
+        patterns = (f"{name}.json", f"{name}/results.json", f"{name}-seed*.json")
+        return next(filter(None, (sorted((RESULTS / self.name).glob(pattern)) for pattern in patterns)), [])
 
     def __contains__(self, name: str) -> bool:
         return bool(self.files(name))
@@ -153,25 +140,19 @@ class Folder:
         """Return all results in the folder."""
         return [read(path) for path in sorted((RESULTS / self.name).rglob("*.json"))]
 
-    @property
-    def without_commit(self) -> int:
-        """Return how many results do not name the commit of their code."""
-        return sum(not run["commit"] for run in self.runs)
-
     def order(self, title: str) -> str:
         """Return how many pairs of rows have the order of a set of published results, whose title begins with ``title``."""
         sets = {name: rows for name, rows in published_sets().items() if name.startswith(title)}
         verdicts = Counter(line[-1] for line in order_table(group_runs(split_by_mixture(self.runs)), sets)[1])
         agree, none, other = (verdicts[verdict] for verdict in ("agrees", "no difference shown", "disagrees"))
-        return f"{agree} of the paper's {verdicts.total()} pairs have its order, {other} the opposite, {none} show no difference"
+        agreeing = f"{agree} of the paper's {verdicts.total()} pairs have its order"
+        return f"{agreeing}, {other} the opposite, and for {none} no difference is shown"
 
     def point(self, memories: str, index: str = "", k: int = 0, keys: str = "") -> Point:
         """Return the point of a frontier with some memories, as ``local + long``, an index, K and precision of keys."""
-        for point in frontier_points(self.runs):
-            external = point.external
-            if point.names == memories and (external and (external.index, external.k, external.precision)) in (None, (index, k, keys)):
-                return point
-        raise LookupError(f"there is no point {memories}, {index}, K {k}, {keys}")
+        external = External(index, k, keys) if index else None
+        (found,) = [point for point in frontier_points(self.runs) if (point.names, point.external) == (memories, external)]
+        return found
 
 
 @cache
@@ -190,21 +171,22 @@ def published(title: str, name: str) -> float | None:
     return found[0] if found else None
 
 
-def benchmark(name: str) -> dict[str, Any]:
+def benchmark(name: str) -> Any:
     """Return the JSON of a benchmark: its command, hardware, rows and claims."""
-    content: dict[str, Any] = read(RESULTS / f"{name}.json")
-    return content
+    return read(RESULTS / f"{name}.json")
 
 
 def entry(name: str, **conditions: Any) -> dict[str, Any]:
     """Return the only row of a benchmark that has some values; texts may have wildcards."""
 
-    def fits(row: dict[str, Any]) -> bool:
-        pairs = [(row.get(key), value) for key, value in conditions.items()]
-        return all(fnmatchcase(str(found), value) if isinstance(value, str) else found == value for found, value in pairs)
-
-    (row,) = filter(fits, benchmark(name)["rows"])
-    return row
+    found: list[dict[str, Any]] = [
+        row
+        for row in benchmark(name)["rows"]
+        if all(fnmatchcase(str(row.get(key)), str(value)) for key, value in conditions.items())
+    ]
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} rows of {name} have {conditions}")
+    return found[0]
 
 
 def machine(results: Results | dict[str, Any]) -> str:
@@ -233,13 +215,11 @@ def short(value: float) -> str:
 
 
 def digits(value: Any, decimals: int | None = None) -> str:
-    """Return a value with some decimals: None as an empty cell, a difference with its interval, a list separated by commas."""
+    """Return a value with some decimals: None as an empty cell, a difference with its interval."""
     if isinstance(value, Difference):
         ends = [f"{end:+,.{2 if decimals is None else decimals}f}" for end in value[:3]]
-        none = ", no difference shown" if value.has_verdict and not value.significant else ""
-        return f"{ends[0]} [{ends[1]}, {ends[2]}]".replace("-", "−") + none
-    if isinstance(value, (list, tuple)):
-        return ", ".join(digits(item, decimals) for item in value)
+        verdict = "" if value.significant else ", no difference shown" if value.has_verdict else ", too few for a verdict"
+        return f"{ends[0]} [{ends[1]}, {ends[2]}]".replace("-", "−") + verdict
     if isinstance(value, (int, float)):
         places = decimals if decimals is not None else 2 * isinstance(value, float)
         return f"{value:,.{places}f}".replace("-", "−")
@@ -252,27 +232,19 @@ def percent(share: float) -> str:
 
 
 FUNCTIONS = (Folder, published, benchmark, entry, machine, setup)
-FILTERS = (short, digits, percent)
+FILTERS = (short, digits, percent, perplexity)
 
 
 def pages() -> dict[Path, str]:
     """Return every page that has a template, as it should be."""
-    jinja = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        finalize=digits,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    jinja = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, finalize=digits)
+    jinja.trim_blocks = jinja.lstrip_blocks = jinja.keep_trailing_newline = True
     jinja.globals |= {function.__name__.lower(): function for function in FUNCTIONS}
     jinja.filters |= {function.__name__: function for function in FILTERS}
-    return {page_of(name): NOTICE.format(name) + jinja.get_template(name).render() for name in jinja.list_templates()}
-
-
-def page_of(name: str) -> Path:
-    """Return the page that a template writes."""
-    return ROOT / name if name == "README.md" else ROOT / "docs" / name
+    return {
+        ROOT / ("" if name == "README.md" else "docs") / name: NOTICE.format(name) + jinja.get_template(name).render()
+        for name in jinja.list_templates()
+    }
 
 
 if __name__ == "__main__":
