@@ -13,7 +13,7 @@ from omegaconf.errors import ConfigAttributeError
 from trime.config.fields import Rule
 from trime.config.walk import schema_entries
 from trime.io import plain
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.compose import compose_config
 from trime.pipeline.config_hash import config_hash
 from trime.pipeline.settings import plain_settings, select_settings, without
@@ -166,7 +166,15 @@ def changed(config: DictConfig, changes: dict[str, Any]) -> DictConfig:
 
 def settings_of(config: DictConfig) -> dict[str, str]:
     """Return what each artefact hashes of its own."""
-    return {name: repr(artefact.settings()) for name, artefact in artefacts_of(config).items()}
+    return {name: hashed(artefact) for name, artefact in artefacts_of(config).items()}
+
+
+def hashed(artefact: Artefact) -> str:
+    """Return what the hash of an artefact contains beside the artefacts that it is made from."""
+    content = repr(artefact.settings() if isinstance(artefact, ConfiguredArtefact) else artefact.identity())
+    for need in artefact.needs():
+        content = content.replace(need.fingerprint, need.kind)
+    return content
 
 
 def elsewhere(change: dict[str, Any]) -> bool:

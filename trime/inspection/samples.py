@@ -17,13 +17,13 @@ from trime.inspection.drawing import draw_all
 from trime.inspection.translation_samples import TranslationSamples
 from trime.inspection.writers import GeneratedToken, Writer, last_row_memories
 from trime.io import plain, write_json
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.pretrained import is_pretrained
 from trime.plan.language_model import Plan
 from trime.plan.translation import TranslationPlan
 
 
-class Samples(Artefact):
+class Samples(ConfiguredArtefact):
     """``samples.json``: passages of the report page, read like prompts, with evaluation's windows and tuned memories."""
 
     kind, stage, depends_on = "samples", "report", ("report.samples",)

@@ -14,12 +14,12 @@ from trime.inspection.stored_text import DatastoreText
 from trime.inspection.writers import describe_step
 from trime.io import write_json
 from trime.memory.retrieval.datastore import Datastore
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.plan.translation import TranslationPlan
 from trime.stages.translation.translator import Translator
 
 
-class TranslationSamples(Artefact):
+class TranslationSamples(ConfiguredArtefact):
     """``samples.json``: translations of the report page, with the last row's memory and tuned settings."""
 
     kind, stage, depends_on = "samples", "report", ("report.samples.passages", "report.samples.entries")

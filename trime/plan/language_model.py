@@ -13,11 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from trime.data.corpus import VocabularySource
-from trime.data.segments import training_segments
 from trime.errors import UserError
+from trime.io import plain
 from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.datastore import check_k
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, Lab
 from trime.pipeline.engines import Engine, Job, Local, MakePart
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.parts import ArtefactInParts, Parts
@@ -43,7 +43,7 @@ from trime.stages.long_context.train_small import TrainSmall
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, build_tune, given_mixture
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare, PreparedText, duplicates_of
+from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, duplicates_of
 from trime.stages.training_task import LanguageModelTraining, TrainingTask
 from trime.stages.tune import TunedRows
 from trime.stages.windows import Portion, TextWindows, Windows
@@ -56,6 +56,7 @@ class Plan:
     training: type[TrainingTask] = LanguageModelTraining  # what is trained
     windows: type[Windows] = TextWindows  # how splits are cut into the windows that are encoded
     importer: type[ImportedModel] = Import  # the stage that imports released checkpoints
+    cuts_segments = True  # False: a sentence is a segment
 
     def __init__(self, config: DictConfig):
         self.config = config
@@ -63,12 +64,22 @@ class Plan:
     def corpus_of(self, section: str) -> PreparedText:
         """Return the corpus of a section: its own dataset in the main vocabulary if it names one, else the main corpus."""
         dataset = self.config[section].get("dataset")
-        return Prepare(self.config, dataset, self.fixed_vocabulary or self.corpus.source()) if dataset else self.corpus
+        return self.prepare(dataset, self.fixed_vocabulary or self.corpus.source()) if dataset else self.corpus
+
+    def prepare(self, dataset: DictConfig, source: VocabularySource | None) -> PreparedText:
+        """Return the corpus of a dataset in its own vocabulary, or in that of a ``source``."""
+        return Prepare(plain(dataset), VocabularySettings(**plain(self.config.vocabulary)), self.lab, source)
+
+    @cached_property
+    def lab(self) -> Lab:
+        """Where this experiment's artefacts lie, and who makes them."""
+        outputs, data = (Path(self.config.paths[name]).expanduser() for name in ("outputs", "data"))
+        return Lab(outputs, data, self.config.artefacts.verify, self.run_parts)
 
     @cached_property
     def corpus(self) -> PreparedText:
         """The corpus that is trained on."""
-        return Prepare(self.config, self.config.dataset, self.fixed_vocabulary)
+        return self.prepare(self.config.dataset, self.fixed_vocabulary)
 
     @cached_property
     def fixed_vocabulary(self) -> VocabularySource | None:
@@ -94,16 +105,23 @@ class Plan:
     def pack(self) -> Pack | None:
         """The neighbours of training segments, if batches are made from them."""
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
-        cut = partial(training_segments, length=self.config.segments.length, bounded=self.config.segments.bounded)
-        trained = self.config.train.updates and not self.config.checkpoint
-        return Pack(self.config, self.corpus, cut, self.run_parts) if needed and trained else None
+        if not needed or not self.config.train.updates or self.config.checkpoint:
+            return None
+        segments, neighbours = self.config.segments, plain(self.config.neighbours)
+        length = segments.length if self.cuts_segments else None
+        return Pack(self.corpus, length, segments.bounded, self.config.batching.k, neighbours, self.lab)
 
     @cached_property
     def model(self) -> Artefact:
         """The model that is evaluated: given by ``checkpoint=``, imported, or trained here."""
         if self.config.checkpoint:
-            return ExternalModel(self.config) if local_copy(self.config.checkpoint).is_dir() else self.importer(self.config)
+            return ExternalModel(self.config) if local_copy(self.config.checkpoint).is_dir() else self.imported
         return self.fit
+
+    @cached_property
+    def imported(self) -> ImportedModel:
+        """The released checkpoint that ``checkpoint=`` names, as a model of this package."""
+        return self.importer(self.config.checkpoint, plain(self.config.dictionary), self.lab)
 
     @cached_property
     def fit(self) -> Fit:

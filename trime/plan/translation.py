@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from trime.data.parallel.corpus import sentence_segments
 from trime.errors import UserError
 from trime.io import plain
 from trime.plan.language_model import Plan
@@ -15,7 +13,7 @@ from trime.stages.datastore import BuildIndex, uses_external
 from trime.stages.evaluate import Evaluate
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import build_tune
-from trime.stages.pack import Pack
+from trime.stages.prepare import VocabularySettings
 from trime.stages.translation.evaluate import EvaluateTranslations
 from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
 from trime.stages.translation.prepare import PreparePairs
@@ -32,11 +30,16 @@ class TranslationPlan(Plan):
     training = TranslationTraining
     windows = SentenceWindows
     importer = ImportTranslation
+    cuts_segments = False
 
     @cached_property
     def corpus(self) -> PreparePairs:
         """The parallel corpus."""
-        return PreparePairs(self.config, self.config.dataset, self.dictionaries)
+        vocabulary, joined = (
+            VocabularySettings(self.config.vocabulary.max_size, 0, False),
+            self.config.translation.joined_dictionary,
+        )
+        return PreparePairs(plain(self.config.dataset), vocabulary, self.lab, joined, self.dictionaries)
 
     @cached_property
     def dictionaries(self) -> Dictionaries | None:
@@ -45,12 +48,6 @@ class TranslationPlan(Plan):
             return None
         model = self.model
         return model.dictionaries if isinstance(model, ImportTranslation) else Dictionaries.of_folder(model.folder)
-
-    @cached_property
-    def pack(self) -> Pack | None:
-        """The neighbours of training sentences, if batches are made from them."""
-        needed = instantiate(self.config.batching, _convert_="all").needs_neighbours and not self.config.checkpoint
-        return Pack(self.config, self.corpus, sentence_segments, self.run_parts) if needed else None
 
     @cached_property
     def tune(self) -> TuneByBleu:

@@ -34,7 +34,7 @@ from trime.memory.retrieval.sharded import (
     train_shared,
 )
 from trime.metrics import ResourceUsage
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
@@ -67,7 +67,7 @@ class AssignedCells(Parts):
         advance(self.sizes[number])
 
 
-class BuildIndex(ArtefactInParts):
+class BuildIndex(ConfiguredArtefact, ArtefactInParts):
     """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force."""
 
     kind, depends_on = "datastore", ("index.factory", "index.metric")
@@ -229,7 +229,7 @@ def sample_keys(keys: Keys, count: int) -> Float[Tensor, "n d"]:
     return keys.take(torch.arange(0, len(keys), max(1, len(keys) // count))[:count, None]).squeeze(1)
 
 
-class ExternalStore(Artefact):
+class ExternalStore(ConfiguredArtefact):
     """A datastore that another run encoded with the same model."""
 
     kind, unhashed = "encode", ("datastore.path",)

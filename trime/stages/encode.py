@@ -28,7 +28,7 @@ from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys, stored_numbers
 from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Reader
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.model_io import CARRIED, NETWORK, POSITIONS, check_positions, open_network, reading_settings
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
@@ -47,7 +47,7 @@ BATCH_TOKENS = {"cpu": 2**13, "cuda": 98_304}  # tokens per batch, unless evalua
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
 
-class Encode(ArtefactInParts):
+class Encode(ConfiguredArtefact, ArtefactInParts):
     """A portion of a corpus encoded by the model, window by window."""
 
     kind, format = "encode", 3

@@ -21,7 +21,7 @@ from trime.io import plain, write_json, write_tensors
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.metrics import ResourceUsage, Usage, processor_ms
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.model_io import memory_settings
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
@@ -31,7 +31,7 @@ from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
 from trime.stages.tune import TunedRows
 
 
-class TestResults(Artefact):
+class TestResults(ConfiguredArtefact):
     """The results of every row on the test split: ``rows.json``."""
 
     def rows(self) -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ class TextNgram(StoredMemory):
 
     def suffixes(self, sources: Sources) -> Suffixes:
         """Return the suffix array of the text."""
-        return Suffixes(sources.text.config, sources.text, sources.split, sources.bounded)
+        return Suffixes(sources.text, sources.split, sources.bounded, sources.text.lab)
 
     def needs(self, sources: Sources) -> list[Artefact]:
         return [self.suffixes(sources)]

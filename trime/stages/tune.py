@@ -24,7 +24,7 @@ from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, Usage
 from trime.mixtures.experts import ExpertMasses, concat_masses
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
 from trime.pipeline.rows import MixtureSpecs
@@ -45,7 +45,7 @@ GRIDS = {  # the grid of a tuned value, where its name is another
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
-class TunedRows(Artefact):
+class TunedRows(ConfiguredArtefact):
     """The rows of a table at their best settings on the validation split, which ``encoded`` is.
 
     ``memories`` are those that the rows use.

@@ -8,7 +8,7 @@ from typing import Any
 
 from trime.evaluation.scorer import ScoredWindow
 from trime.io import to_json
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.stages.encode import Encode
 from trime.stages.scoring import SCORING, build_scorer, with_progress
 from trime.stages.tune import TunedRows
@@ -17,7 +17,7 @@ FILE = "tokens.jsonl"
 DIGITS = 6  # decimals of probabilities and weights
 
 
-class PerToken(Artefact):
+class PerToken(ConfiguredArtefact):
     """A line of JSON for each scored token of test under the experiment's own row: ``tokens.jsonl``.
 
     Its keys: ``document``, ``position`` in it, ``token``, ``log_probability`` in nats, ``parts`` of the probability that come

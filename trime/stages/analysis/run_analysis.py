@@ -19,7 +19,7 @@ from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
 from trime.metrics import perplexity
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.stages.encode import Encode
 from trime.stages.scoring import SCORING, build_scorer, with_progress
 from trime.stages.tune import TunedRows
@@ -28,7 +28,7 @@ from trime.types import Bool, Contexts, Tensor
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 
 
-class RunAnalysis(Artefact):
+class RunAnalysis(ConfiguredArtefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
     kind, stage, format = "analysis", "evaluate", 2

@@ -26,7 +26,7 @@ from trime.io import write_json, write_tensors
 from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import ExpertMasses
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
 from trime.progress import Progress
@@ -37,7 +37,7 @@ from trime.stages.mixture import TuneMixture, build_mixture, fit_mixture, sum_by
 from trime.stages.scoring import SCORING, add_sums, build_scorer, sums_as_tensors, text_parts, windows_of
 
 
-class SubsetMixtures(Artefact):
+class SubsetMixtures(ConfiguredArtefact):
     """A mixture for each subset of a mixture's memories, with its cross-fitted loss on valid; the last has all memories."""
 
     kind, stage = "subset_mixtures", "evaluate"
@@ -88,7 +88,7 @@ class SubsetMixtures(Artefact):
         return [*rows, self.tune.rows()[-1]]
 
 
-class Subsets(ArtefactInParts):
+class Subsets(ConfiguredArtefact, ArtefactInParts):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
     kind, stage, format = "subsets", "evaluate", 3

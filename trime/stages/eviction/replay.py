@@ -24,7 +24,7 @@ from trime.eviction.base import EvictionPolicy, topk_mask
 from trime.eviction.clairvoyant import Clairvoyant
 from trime.io import plain, write_json
 from trime.memory.bounded import BoundedMemory
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.settings import Keys
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
     source: Any
 
 
-class Replay(ArtefactInParts):
+class Replay(ConfiguredArtefact, ArtefactInParts):
     """Retained mass, and loss for the long memory, by memory, policy and size: ``replay.json``."""
 
     kind = "replay"
