@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trime.mixtures.adaptive import Adaptive
     from trime.mixtures.calibrated import Calibrated
     from trime.mixtures.interpolate import interpolate
-    from trime.mixtures.joint import joint
+    from trime.mixtures.joint import joint_log_prob
     from trime.models.pretrained.evicting_cache import EvictingCache
     from trime.tasks.trime_loss import trime_loss
 
@@ -76,7 +76,7 @@ __all__ = [
     "Softmax",
     "Window",
     "interpolate",
-    "joint",
+    "joint_log_prob",
     "load",
     "trime_loss",
     "window_of",
@@ -117,7 +117,7 @@ DEFINED_IN = {
     "Softmax": "trime.eviction.score_transform",
     "Window": "trime.memory.base",
     "interpolate": "trime.mixtures.interpolate",
-    "joint": "trime.mixtures.joint",
+    "joint_log_prob": "trime.mixtures.joint",
     "load": "trime.bundle.loaded_model",
     "trime_loss": "trime.tasks.trime_loss",
     "window_of": "trime.evaluation.memory_mixture",

@@ -38,7 +38,7 @@ def grid_attribution(
 ) -> Attribution:
     """Attribute probabilities under a row with a single value for every setting.
 
-    ``vocabulary`` is each token's log-mass; ``gate`` as in Mass. Tensors of the vocabulary's size keep its dtype, all others
+    ``vocabulary`` is each token's log-mass; ``gate`` as in LogMass. Tensors of the vocabulary's size keep its dtype, all others
     are float64.
     """
     divisors = iter(row.divisors(*scales(width, scaled_interpolation)))

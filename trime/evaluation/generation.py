@@ -27,7 +27,7 @@ from trime.memory.base import Entries, Memory, Window
 from trime.mixtures.experts import ExpertMasses, History, stack_masses
 from trime.models.attention_trace import AttentionTrace
 from trime.models.network import Network
-from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
+from trime.types import Contexts, Float, LogMass, Tensor, TokenPosition
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ class Continuation:
         number = first // self.windows.block
         self.f, contexts, self.next_state = encode(self.network, inputs[:length], targets[:length], begin, number, self.state)
         zeros = contexts.g.new_zeros(length - (first - begin))
-        return Window(contexts, first - begin, Mass(zeros, zeros))
+        return Window(contexts, first - begin, LogMass(zeros, zeros))
 
     def close_window(self, skip_history: bool = False) -> None:
         """Write the new contexts of a full window to the memories, and update the history unless ``skip_history``."""
-        filling = [memory for memory in self.memories.values() if memory.carries]
+        filling = [memory for memory in self.memories.values() if memory.state_scope]
         if not (filling or self.network.is_stateful or (self.history and not skip_history)):
             self.history_length = len(self.tokens)
             return
@@ -164,7 +164,7 @@ class Continuation:
             self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled_interpolation))
         )
         masses = {name: self.memories[name].experts(window, divisor) for name in self.row.memory_order}
-        largest = {name: Mass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
+        largest = {name: LogMass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
         expert_masses = stack_masses(mass, largest, window.query.positions.document)
         self.history.features(0, expert_masses.log_probability[max(self.history_length - window.scored_from, 0) :])
         self.history_length = window.scored_from + len(targets)

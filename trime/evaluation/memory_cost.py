@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trime.memory.base import Entries, Memory, Window
-from trime.types import Float, Mass, Tensor
+from trime.types import Float, LogMass, Tensor
 
 
 class MeteredMemory(Memory):
@@ -17,7 +17,7 @@ class MeteredMemory(Memory):
     def __init__(self, memory: Memory):
         self.memory, self.seconds, self.peak_bytes = memory, 0.0, 0
         self.sizes, self.expert_names = memory.sizes, memory.expert_names
-        self.supports_batched_queries, self.carries = memory.supports_batched_queries, memory.carries
+        self.supports_batched_queries, self.state_scope = memory.supports_batched_queries, memory.state_scope
         self.depends_on_whole_document = memory.depends_on_whole_document
 
     def reset(self) -> None:
@@ -26,10 +26,10 @@ class MeteredMemory(Memory):
     def prefetch(self, windows: list[Window]) -> list[Any]:
         return self.timed(self.memory.prefetch, windows)
 
-    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         return self.timed(self.memory.mass, window, divisor, prefetched)
 
-    def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         return self.timed(self.memory.experts, window, divisor, prefetched)
 
     def write(self, window: Window) -> None:

@@ -26,7 +26,7 @@ from trime.memory.base import Memory, Window
 from trime.mixtures.adaptive import Adaptive
 from trime.mixtures.experts import FEWEST_FOLDS, Mixture
 from trime.mixtures.folds import folds
-from trime.types import Contexts, Float, Int, Mass, Tensor, TokenPosition
+from trime.types import Contexts, Float, Int, LogMass, Tensor, TokenPosition
 
 VOCABULARY = "vocabulary"  # the name of the model's own part
 TEMPERATURES = [0.25, 0.5, 1.0, 2.0]  # of the experts of each memory, times sqrt(d)
@@ -50,7 +50,7 @@ def window_of(
     number = torch.full((size,), document, device=g.device)
     positions = TokenPosition(number, number, start + torch.arange(size, device=g.device))
     scores = logits.float()
-    mass = Mass(scores.gather(1, targets[size - scored :, None]).squeeze(1), scores.logsumexp(1))
+    mass = LogMass(scores.gather(1, targets[size - scored :, None]).squeeze(1), scores.logsumexp(1))
     return Window(Contexts(g.float(), targets, positions), size - scored, mass)
 
 

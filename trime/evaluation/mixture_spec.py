@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 
 from trime.errors import UserError
-from trime.memory.base import Carried, Window
+from trime.memory.base import StateScope, Window
 from trime.mixtures.interpolate import interpolate
-from trime.mixtures.joint import joint, union
-from trime.types import Float, Mass, Tensor
+from trime.mixtures.joint import joint_log_prob, pool_masses
+from trime.types import Float, LogMass, Tensor
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class MixtureSpec:
         return "interpolate" if self.interpolations else "joint"
 
     uses_experts: ClassVar[bool] = False
-    carries: ClassVar[Carried] = Carried.NOTHING  # beside what its memories carry
+    state_scope: ClassVar[StateScope] = StateScope.NONE  # beside what its memories carry
 
     def window_scorer(self) -> GridScorer:
         """Return a scorer for the windows of one pass over a text."""
@@ -65,15 +65,15 @@ class MixtureSpec:
         joint_divisors = [joint_scale * t for t in self.temperature] if self.joint else []
         return joint_divisors + [interpolation_scale * t for part in self.interpolations for t in part.temperature]
 
-    def score(self, vocabulary: Mass, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+    def score(self, vocabulary: LogMass, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         """Return log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
         start = len(self.temperature) if self.joint else 0
         joined = [slice_divisors(masses[name], 0, start) for name in self.joint]
-        result = joint(vocabulary, joined)
+        result = joint_log_prob(vocabulary, joined)
         result = result if joined else result[None, None]
         for interpolation in self.interpolations:
             end = start + len(interpolation.temperature)
-            memory = union([slice_divisors(masses[name], start, end) for name in interpolation.memories])
+            memory = pool_masses([slice_divisors(masses[name], start, end) for name in interpolation.memories])
             result, start = interpolate_grid(result, memory, interpolation.share), end
         return result
 
@@ -107,14 +107,14 @@ class GridScorer:
     def __init__(self, row: MixtureSpec):
         self.row = row
 
-    def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+    def __call__(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         return self.row.score(window.vocabulary, masses)
 
-    def vocabulary_log_prob(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+    def vocabulary_log_prob(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         """Return the log of the vocabulary's part of P(target) for the window scored last."""
         return self(window, {name: without_target(mass) for name, mass in masses.items()})
 
-    def parts(self, window: Window, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+    def parts(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
         """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last.
 
         P is linear in the memories' masses of the target while their totals stay.
@@ -124,25 +124,25 @@ class GridScorer:
         vocabulary = self.vocabulary_log_prob(window, masses)[0, 0].double().exp()
         return {"vocabulary": vocabulary} | {name: whole - other.double().exp() for name, other in others.items()}
 
-    def weights(self, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+    def weights(self, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
         """Return no weights: Eq. 6 has none, and those of Eq. 8 are the same for every token."""
         return {}
 
 
-def without_target(mass: Mass) -> Mass:
+def without_target(mass: LogMass) -> LogMass:
     """Return a mass of which nothing is the target's."""
-    return Mass(torch.full_like(mass.target, -math.inf), mass.total)
+    return LogMass(torch.full_like(mass.target, -math.inf), mass.total)
 
 
-def slice_divisors(mass: Mass, start: int, end: int) -> Mass:
+def slice_divisors(mass: LogMass, start: int, end: int) -> LogMass:
     """Return divisors ``start`` to ``end`` of a mass [s t n]."""
-    return Mass(mass.target[:, start:end], mass.total[:, start:end])
+    return LogMass(mass.target[:, start:end], mass.total[:, start:end])
 
 
-def interpolate_grid(base: Float[Tensor, "_ a n"], memory: Mass, shares: tuple[float, ...]) -> Float[Tensor, "_ _ n"]:
+def interpolate_grid(base: Float[Tensor, "_ a n"], memory: LogMass, shares: tuple[float, ...]) -> Float[Tensor, "_ _ n"]:
     """Interpolate every base with every temperature of the memory and every share; the new axis a is a · t · shares."""
     share = base.new_tensor(shares)[None, None, None, :, None]
-    broadcast = Mass(memory.target[:, None, :, None], memory.total[:, None, :, None])
+    broadcast = LogMass(memory.target[:, None, :, None], memory.total[:, None, :, None])
     return interpolate(base[:, :, None, None], broadcast, share).flatten(1, 3)
 
 

@@ -10,7 +10,7 @@ import torch
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
 from trime.evaluation.mixture_spec import GridScorer, MixtureSpec, scales
 from trime.memory.base import Memory, Window
-from trime.types import Float, Mass, Tensor
+from trime.types import Float, LogMass, Tensor
 
 Item = TypeVar("Item")
 
@@ -20,15 +20,15 @@ PREFETCHED_QUERIES = 4096  # minimum number of queries in a call of ``prefetch``
 class WindowMasses(NamedTuple):
     """The masses of a window by memory: under every divisor, and under the memory's own experts where it has any."""
 
-    by_divisor: dict[str, Mass]
-    experts: dict[str, Mass]
+    by_divisor: dict[str, LogMass]
+    experts: dict[str, LogMass]
 
 
 class ScoredWindow(NamedTuple):
     """A window that the only row of a scorer has read, with log P of each scored token."""
 
     window: Window
-    masses: dict[str, Mass]
+    masses: dict[str, LogMass]
     log_probability: Float[Tensor, " n"]
     scorer: GridScorer | FittedScorer
 
@@ -44,7 +44,7 @@ class ScoredWindow(NamedTuple):
 class Scorer:
     """Queries every memory for each window and scores every row from the answers.
 
-    ``jumps_clear`` is the published code's quirk: memories are cleared where a window does not follow the previous one.
+    ``reset_on_gap`` is the published code's quirk: memories are cleared where a window does not follow the previous one.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Scorer:
         rows: Sequence[MixtureSpec | FittedMixtureSpec],
         memories: Mapping[str, Memory],
         scaled_interpolation: bool,
-        jumps_clear: bool = False,
+        reset_on_gap: bool = False,
     ):
         self.rows, self.memories = rows, {name: memories[name] for name in memories if name in memory_names(rows)}
-        self.scaled_interpolation, self.jumps_clear = scaled_interpolation, jumps_clear
+        self.scaled_interpolation, self.reset_on_gap = scaled_interpolation, reset_on_gap
 
     def scores(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
         """Yield each window in stream order with log P(target) of each row over its grid."""
@@ -70,12 +70,12 @@ class Scorer:
         for window, (masses,) in self.masses(windows):
             yield ScoredWindow(window, masses, scorer(window, masses)[0, 0], scorer)
 
-    def masses(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[dict[str, Mass]]]]:
+    def masses(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[dict[str, LogMass]]]]:
         """Yield each window in stream order with the masses [s t n] of each row's memories."""
         self.reset()
         expected = 0
         for window, prefetched in self.with_prefetched(windows):
-            if self.jumps_clear and window.scored_from != expected:
+            if self.reset_on_gap and window.scored_from != expected:
                 self.reset()
             expected = window.scored_from + len(window.query.token)
             divisors = self.divisors(window.contexts.g.shape[1])
@@ -102,7 +102,7 @@ class Scorer:
         queried = {name: memory for name, memory in self.memories.items() if memory.supports_batched_queries}
         groups = group_windows(windows, PREFETCHED_QUERIES if queried else 1)
         requested = ((group, {name: memory.request(group) for name, memory in queried.items()}) for group in groups)
-        for group, requests in one_ahead(requested):
+        for group, requests in prefetch_one(requested):
             results = {name: wait() for name, wait in requests.items()}
             for number, window in enumerate(group):
                 yield window, {name: result[number] for name, result in results.items()}
@@ -120,7 +120,7 @@ class Scorer:
 
     def row_masses(
         self, masses: WindowMasses, row: MixtureSpec | FittedMixtureSpec, distinct: Tensor, divisors: list[float]
-    ) -> dict[str, Mass]:
+    ) -> dict[str, LogMass]:
         """Select the masses of a row's memories at the row's divisors and memory sizes, in the row's order."""
         index = torch.searchsorted(distinct, torch.tensor(divisors, device=distinct.device))
         result = {}
@@ -129,8 +129,8 @@ class Scorer:
             mass = masses.experts[name] if has_experts else masses.by_divisor[name]
             if memory.sizes != Memory.sizes:
                 sizes = [0 if row.uses_experts and len(memory.sizes) == 1 else memory.sizes.index(size) for size in row.sizes]
-                mass = Mass(mass.target[sizes], mass.total[sizes])
-            result[name] = mass if has_experts else Mass(mass.target[:, index], mass.total[:, index])
+                mass = LogMass(mass.target[sizes], mass.total[sizes])
+            result[name] = mass if has_experts else LogMass(mass.target[:, index], mass.total[:, index])
         return result
 
 
@@ -139,7 +139,7 @@ def memory_names(rows: Sequence[MixtureSpec | FittedMixtureSpec]) -> set[str]:
     return set().union(*(row.memories for row in rows))
 
 
-def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
+def prefetch_one(items: Iterator[Item]) -> Iterator[Item]:
     """Yield each item once the one after it has been made."""
     made: list[Item] = []
     for item in items:

@@ -24,7 +24,7 @@ from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.io import write_json
-from trime.memory.base import Carried, Window
+from trime.memory.base import StateScope, Window
 from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import Datastore, KNNMemory
 from trime.models.network import Reader
@@ -34,7 +34,7 @@ from trime.plan.language_model import Plan
 from trime.progress import Progress
 from trime.stages.encode import read_windows
 from trime.stages.scoring import build_scorer
-from trime.types import Mass, Tensor, contexts_of, is_token
+from trime.types import LogMass, Tensor, contexts_of, is_token
 
 MAX_WINDOWS = 6  # windows of the test text that are altered
 TOLERANCE = 1e-4  # nats: changes by rounding
@@ -97,7 +97,7 @@ class Audit:
             contexts = contexts._replace(positions=contexts.positions._replace(segment=contexts.positions.segment + number))
             scored = batch.scored.flatten()
             mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], targets[scored])
-            vocabulary = Mass(mass.target.float(), mass.total.float(), mass.gate)
+            vocabulary = LogMass(mass.target.float(), mass.total.float(), mass.gate)
             yield Window(contexts, int((~scored).sum()), vocabulary, targets[scored])
 
     def alter_text(self, positions: np.ndarray, seed: int) -> Split:
@@ -211,8 +211,8 @@ def audit(plan: Plan) -> dict[str, Any]:
 
 def is_bounded(checks: Audit) -> bool:
     """Return True if evaluation treats documents as independent of one another."""
-    carried = [part.carries for part in (*checks.scorer.rows, *checks.scorer.memories.values())]
-    return checks.plan.config.evaluate.bounded and Carried.TEXT not in carried
+    carried = [part.state_scope for part in (*checks.scorer.rows, *checks.scorer.memories.values())]
+    return checks.plan.config.evaluate.bounded and StateScope.CORPUS not in carried
 
 
 def evenly_spaced(numbers: np.ndarray) -> list[int]:

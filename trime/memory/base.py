@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from trime.types import Contexts, Float, Int, Mass, Tensor
+from trime.types import Contexts, Float, Int, LogMass, Tensor
 
 
 class Window(NamedTuple):
@@ -19,7 +19,7 @@ class Window(NamedTuple):
 
     contexts: Contexts
     num_context: int
-    vocabulary: Mass
+    vocabulary: LogMass
     targets: Int[Tensor, " n"] | None = None
 
     @property
@@ -50,7 +50,7 @@ class Entries(NamedTuple):
     counts: Float[Tensor, "*n e k"] | None = None
 
 
-class Carried(IntEnum):
+class StateScope(IntEnum):
     """What of the text read so far the next window is scored with, in rising order."""
 
     NOTHING = 0  # each window is scored by itself
@@ -73,7 +73,7 @@ class Memory(ABC):
 
     sizes: list[int] = [0]
     supports_batched_queries = False
-    carries = Carried.NOTHING
+    state_scope = StateScope.NONE
     depends_on_whole_document = False
     expert_names: list[str] = []
 
@@ -89,10 +89,10 @@ class Memory(ABC):
         return partial(self.prefetch, windows)
 
     @abstractmethod
-    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         """Return the masses [s t n] for the window's queries, with similarities divided by each divisor."""
 
-    def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         """Return the masses [s e n] under each expert of the memory: one for each divisor, or those of ``expert_names``."""
         return self.mass(window, divisor, prefetched)
 

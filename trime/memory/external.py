@@ -8,7 +8,7 @@ from typing import Any
 from trime.checks import check_number, check_object
 from trime.memory.base import Entries, Memory, Window
 from trime.memory.retrieval.datastore import KNNMemory, retrieved_mass
-from trime.types import Contexts, Float, Mass, Tensor
+from trime.types import Contexts, Float, LogMass, Tensor
 
 
 class ExternalMemory(Memory):
@@ -43,10 +43,10 @@ class ExternalMemory(Memory):
 
         return result
 
-    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         score, token = self.prefetch([window])[0] if prefetched is None else prefetched
         mass = retrieved_mass(score, token, window.query.token, divisor)
-        return Mass(mass.target[None], mass.total[None])
+        return LogMass(mass.target[None], mass.total[None])
 
     def entries(self, window: Window) -> Entries:
         score, token, number = self.nearest.entries(window.contexts.take(slice(-1, None)))

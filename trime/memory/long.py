@@ -7,12 +7,12 @@ from typing import Any
 from trime.checks import check_choice, check_object
 from trime.choices import METRICS, Metric
 from trime.eviction.base import EvictionPolicy
-from trime.memory.base import Carried, Entries, Memory, Window
+from trime.memory.base import Entries, Memory, StateScope, Window
 from trime.memory.bounded import MemoryState
 from trime.memory.evicting import EvictingTokenMemory
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.local import context_entries
-from trime.types import Float, Mass, Tensor
+from trime.types import Float, LogMass, Tensor
 
 
 class LongMemory(Memory):
@@ -33,7 +33,7 @@ class LongMemory(Memory):
     ):
         check_object("policy", policy, EvictionPolicy, "FIFO()")
         check_choice("metric", metric, METRICS)
-        self.carries = Carried.TEXT if across_documents else Carried.DOCUMENT
+        self.state_scope = StateScope.CORPUS if across_documents else StateScope.DOCUMENT
         self.memory: FifoTokenMemory | EvictingTokenMemory
         if policy.keeps_newest and not selective:
             self.memory = FifoTokenMemory(sizes, across_documents, include_window, metric)
@@ -56,7 +56,7 @@ class LongMemory(Memory):
     def reset(self) -> None:
         self.memory.reset()
 
-    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         return self.memory.mass(window.query, divisor, overlap=window.num_context)
 
     def write(self, window: Window) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from trime.checks import check_number, shown
 from trime.errors import UserError
-from trime.types import Float, Int, Mass, Tensor
+from trime.types import Float, Int, LogMass, Tensor
 
 LOG_PROBABILITY_FLOOR = -60.0  # nats: smaller log-probabilities are clamped to it in training
 HISTORY_FLOOR = -12.0  # nats: smaller log-probabilities are clamped to it in histories
@@ -48,7 +48,7 @@ class ExpertMasses(NamedTuple):
         return ExpertMasses(*(part[index] for part in self))
 
 
-def stack_masses(vocabulary: Mass, memories: dict[str, Mass], document: Int[Tensor, " n"]) -> ExpertMasses:
+def stack_masses(vocabulary: LogMass, memories: dict[str, LogMass], document: Int[Tensor, " n"]) -> ExpertMasses:
     """Return the masses of the vocabulary [n] and those of memories [1 e n] side by side, in order."""
     target = torch.cat([vocabulary.target[None], *(mass.target[0] for mass in memories.values())])
     total = torch.cat([vocabulary.total[None], *(mass.total[0] for mass in memories.values())])

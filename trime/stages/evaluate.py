@@ -101,7 +101,7 @@ class EvaluateParts(Parts):
     def __init__(self, evaluate: Evaluate, folder: Path):
         self.evaluate, self.folder = evaluate, folder
         self.rows, memories = evaluate.tune.rows(), evaluate.tune.memories
-        carried = [max(row.carries, memories.carried(row.memories)) for row in self.rows]
+        carried = [max(row.state_scope, memories.carried(row.memories)) for row in self.rows]
         cuts = {each: text_parts(evaluate.encoded, each) for each in {*carried}}
         self.parts = [(row, part) for row, each in enumerate(carried) for part in cuts[each]]
         self.sizes = [part.tokens for _, part in self.parts]

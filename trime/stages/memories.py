@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.evaluation.scorer import memory_names
 from trime.io import plain
-from trime.memory.base import Carried, Memory
+from trime.memory.base import Memory, StateScope
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import Ngrams, TextNgrams
 from trime.pipeline.artefact import Artefact
@@ -41,7 +41,7 @@ class Sources:
 class StoredMemory(ABC):
     """A memory that is read from artefacts; memories without artefacts are instantiated directly."""
 
-    carries: Carried = Carried.NOTHING  # of the opened memory
+    state_scope: StateScope = StateScope.NONE  # of the opened memory
 
     @abstractmethod
     def needs(self, sources: Sources) -> list[Artefact]:
@@ -66,7 +66,7 @@ class DatastoreMemory(StoredMemory):
 class TextNgram(StoredMemory):
     """n-grams of the whole text of datastore.split, even if the datastore holds only some of its tokens."""
 
-    carries = Ngrams.carries
+    state_scope = Ngrams.state_scope
 
     def __init__(self, orders: list[int]):
         self.orders = orders
@@ -104,9 +104,9 @@ class Memories(Configured):
         kinds = {name: self.kind(name, []) for name in self.names}
         return {name: kind for name, kind in kinds.items() if isinstance(kind, StoredMemory)}
 
-    def carried(self, names: set[str]) -> Carried:
+    def carried(self, names: set[str]) -> StateScope:
         """Return what of the text read so far any of the named memories carries to the next window."""
-        return max((self.kind(name, []).carries for name in names), default=Carried.NOTHING)
+        return max((self.kind(name, []).state_scope for name in names), default=StateScope.NONE)
 
     def needs(self) -> list[Artefact]:
         """Return the artefacts that the memories are read from."""

@@ -13,7 +13,7 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.loss_sums import LossSums
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
-from trime.memory.base import Carried, Window
+from trime.memory.base import StateScope, Window
 from trime.memory.retrieval.datastore import Shards
 from trime.pipeline.parts import columns_of, grouped
 from trime.pipeline.processes import device_of
@@ -39,13 +39,13 @@ class TextPart(NamedTuple):
         return f"{self.low:09d}-{self.high:09d}"
 
 
-def text_parts(encoded: Encode, carried: Carried) -> list[TextPart]:
+def text_parts(encoded: Encode, carried: StateScope) -> list[TextPart]:
     """Cut an encoded split so that nothing is carried into a part: between windows, between documents, or not at all."""
     columns = Shards(encoded.path()).iter_columns("segment", "document", "scored")
     first, document, scored = (torch.cat(parts) for parts in zip(*((starts(s), d, k) for s, d, k in columns), strict=True))
     if encoded.config.compatibility.sorted_windows and carried:
-        carried = Carried.TEXT  # windows of a document do not follow one another
-    cuts = {Carried.NOTHING: first, Carried.DOCUMENT: starts(document), Carried.TEXT: torch.zeros_like(first)}[carried]
+        carried = StateScope.CORPUS  # windows of a document do not follow one another
+    cuts = {StateScope.NONE: first, StateScope.DOCUMENT: starts(document), StateScope.CORPUS: torch.zeros_like(first)}[carried]
     before = torch.cat([scored.new_zeros(1, dtype=torch.long), scored.cumsum(0)])
     edges = [0]
     for row in cuts.nonzero().flatten().tolist():

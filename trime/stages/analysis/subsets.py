@@ -138,7 +138,7 @@ class SubsetParts(Parts):
     def __init__(self, subsets: Subsets, folder: Path):
         self.subsets, self.folder, self.rows = subsets, folder, subsets.mixtures.rows()
         full_row, memories = self.rows[-1], subsets.tune.memories
-        self.parts = text_parts(subsets.encoded, max(full_row.carries, memories.carried(full_row.memories)))
+        self.parts = text_parts(subsets.encoded, max(full_row.state_scope, memories.carried(full_row.memories)))
         self.sizes = [part.tokens for part in self.parts]
 
     def file(self, number: int) -> Path:

@@ -17,7 +17,7 @@ from trime.errors import UserError
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.eviction.base import EvictionPolicy
-from trime.memory.base import Carried, Window
+from trime.memory.base import StateScope, Window
 from trime.memory.local import LocalMemory
 from trime.memory.long import LongMemory
 from trime.memory.similarity import similarity
@@ -68,7 +68,7 @@ class ContextReplay(Replay):
     def pieces(self, memory: str) -> list[Piece]:
         if self.config.compatibility.sorted_windows:
             raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
-        carried = Carried.TEXT if self.config.long.across_documents else Carried.DOCUMENT
+        carried = StateScope.CORPUS if self.config.long.across_documents else StateScope.DOCUMENT
         return [Piece(memory, part.name, part) for part in text_parts(self.encoded, carried)]
 
     def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
