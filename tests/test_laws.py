@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
+from tests.conftest import composed
 from tests.helpers.laws import ROWS, VISIBILITIES, WORDS, contexts, direct_mass, eq5
 from trime.data.batching.base import generator
 from trime.data.batching.bm25 import greedy_chain
-from trime.evaluation.mixture_spec import parse_row
 from trime.memory.drawn import Drawn
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.in_batch import InBatch, local_draw
@@ -30,6 +29,7 @@ from trime.memory.visibility import (
 )
 from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint_log_prob, memory_share, pool_masses
+from trime.pipeline.rows import parse_row
 from trime.types import Contexts, LogMass
 
 
@@ -93,11 +93,10 @@ def test_eq_8_interpolates_over_the_datastore_or_over_every_memory() -> None:
         hit = scores.masked_fill(token[name] != target, -math.inf)
         return LogMass(hit.logsumexp(1)[None, :, None], scores.logsumexp(1)[None, :, None])
 
-    grid = OmegaConf.create(
-        {"temperature": [tau], "interpolation_temperature": [own], "interpolation_share": [share], "memory_size": [6]}
-    )
+    grid = [f"tune.temperature=[{tau}]", f"tune.interpolation_temperature=[{own}]", f"tune.interpolation_share=[{share}]"]
+    config = composed("experiment=trime_ext", *grid, "tune.memory_size=[6]")
     for word, names in (("datastore", ["external"]), ("all", [*similarity])):
-        row = parse_row({"joint": [*similarity], "interpolate": [word]}, grid, (*similarity, "external"))
+        row = parse_row({"joint": [*similarity], "interpolate": [word]}, config)
         score = row.score(LogMass(logits[target, None], logits.logsumexp(0)[None]), {name: masses(name) for name in similarity})
         every = sum(float((similarity[name] / own).exp().sum()) for name in names)
         hits = sum(float((similarity[name] / own).exp()[token[name] == target].sum()) for name in names)

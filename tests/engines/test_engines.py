@@ -151,7 +151,15 @@ def test_artefacts_are_the_same_by_several_processes(
         )
         run(config)
         plan = Plan(config)
-        made = [plan.pack, plan.valid, plan.store, plan.index, *plan.tune.build_order(), plan.test, plan.evaluate]
+        made = [
+            plan.pack,
+            plan.valid,
+            plan.memories.datastores[0].store,
+            plan.memories.datastores[0].index,
+            *plan.tune.build_order(),
+            plan.test,
+            plan.evaluate,
+        ]
         made += [plan.subsets.mixtures, plan.subsets]
         contents.append({file.relative_to(tmp_path): content(file) for artefact in made for file in artefact.path().iterdir()})
         for artefact in made:

@@ -47,7 +47,7 @@ def window(number: int, size: int = 2) -> Window:
 def test_the_next_windows_are_searched_while_these_are_scored(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorer, "PREFETCHED_QUERIES", 4)  # two windows
     memory = Elsewhere()
-    scored = Scorer([MixtureSpec(("elsewhere",), ())], {"elsewhere": memory}, False).masses(map(window, range(count)))
+    scored = Scorer([MixtureSpec(("elsewhere",), ())], {"elsewhere": memory}, False).query(map(window, range(count)))
     assert [int(read.contexts.token[0]) for read, _ in scored] == [*range(count)]
     expected = {
         0: [],

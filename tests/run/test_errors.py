@@ -162,7 +162,7 @@ def test_truncated_artefact(kind: str, said: Said, tiny: Callable[..., DictConfi
         "prepare": plan.corpus,
         "fit": plan.model,
         "encode": plan.valid,
-        "datastore": plan.index,
+        "datastore": plan.memories.datastores[0].index,
         "tune": plan.tune,
         "evaluate": plan.evaluate,
     }[kind]

@@ -107,7 +107,7 @@ class MemoryMixture:
     def fit(self, windows: Iterable[Window]) -> float:
         """Fit the weights; return the mean loss in nats of tokens under a fit without their documents (cross-fitted)."""
         collector = MassCollector(self.row)
-        for window, (masses,) in self.scorer().masses(checked(windows)):
+        for window, (masses,) in self.scorer().query(checked(windows)):
             collector.add(window, masses)
         if not collector.tokens:
             raise UserError("there are no windows to fit the mixture to")
@@ -122,11 +122,11 @@ class MemoryMixture:
 
     def score(self, windows: Iterable[Window]) -> Iterator[Float[Tensor, " n"]]:
         """Yield the log-probability in nats of each scored token, window by window."""
-        return (scored.log_probability for scored in self.fitted_scorer().scored(checked(windows)))
+        return (scored.log_probability for scored in self.fitted_scorer().score_row(checked(windows)))
 
     def explain(self, windows: Iterable[Window]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield log-probabilities, and how much of each probability comes from the vocabulary and from each memory."""
-        return ((scored.log_probability, scored.parts()) for scored in self.fitted_scorer().scored(checked(windows)))
+        return ((scored.log_probability, scored.parts()) for scored in self.fitted_scorer().score_row(checked(windows)))
 
 
 def check_memories(memories: Any) -> None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from trime.errors import UserError
 from trime.memory.base import StateScope, Window
 from trime.mixtures.interpolate import interpolate
 from trime.mixtures.joint import joint_log_prob, pool_masses
@@ -90,14 +89,14 @@ class MixtureSpec:
             axes += [[{temperature: t} for t in interpolation.temperature], [{share: s} for s in interpolation.share]]
         return [dict(item for part in parts for item in part.items()) for parts in product(*axes)]
 
-    def at(self, chosen: dict[str, float]) -> MixtureSpec:
+    def with_settings(self, chosen: dict[str, float]) -> MixtureSpec:
         """Return the row with the chosen settings alone."""
         temperature = (chosen["temperature"],) if self.joint else self.temperature
         interpolations = tuple(
             Interpolation(interpolation.memories, (chosen[t],), (chosen[share],))
             for interpolation, (t, share) in zip(self.interpolations, self.names, strict=True)
         )
-        sizes = (int(chosen["memory_size"]),) if "long" in self.memories else self.sizes
+        sizes = (int(chosen["memory_size"]),) if "memory_size" in chosen else self.sizes
         return MixtureSpec(self.joint, interpolations, temperature, sizes)
 
 
@@ -144,43 +143,6 @@ def interpolate_grid(base: Float[Tensor, "_ a n"], memory: LogMass, shares: tupl
     share = base.new_tensor(shares)[None, None, None, :, None]
     broadcast = LogMass(memory.target[:, None, :, None], memory.total[:, None, :, None])
     return interpolate(base[:, :, None, None], broadcast, share).flatten(1, 3)
-
-
-def rows_from_config(specifications: Any, grid: Any, known: tuple[str, ...]) -> list[MixtureSpec]:
-    """Parse ``evaluate.rows`` into rows over the grid of ``tune``; ``known`` names all memories.
-
-    Raises UserError where there is no row, or where one cannot be parsed.
-    """
-    if not isinstance(specifications, list) or not specifications:
-        raise UserError(f"evaluate.rows={specifications}: name at least one row, for instance [{{joint: [local]}}]")
-    return [parse_row(specification, grid, known) for specification in specifications]
-
-
-def parse_row(specification: Any, grid: Any, known: tuple[str, ...]) -> MixtureSpec:
-    """Parse one row: {joint: [names], interpolate: [[names], ...]}; UserError where it is invalid."""
-    fields = dict(specification) if isinstance(specification, dict) else {f"{specification}": None}
-    joined = tuple(fields.pop("joint", None) or ())
-    interpolations = tuple(
-        Interpolation(
-            interpolated_memories(names, joined), tuple(grid.interpolation_temperature), tuple(grid.interpolation_share)
-        )
-        for names in fields.pop("interpolate", None) or ()
-    )
-    row = MixtureSpec(joined, interpolations, tuple(grid.temperature) if joined else (1.0,))
-    unknown = [*fields, *(row.memories - set(known))]
-    if unknown or len(interpolations) > 2 or any(not part.memories for part in interpolations):
-        raise UserError(
-            f"evaluate.rows: {unknown or interpolations} is not understood: a row is {{joint: [...], interpolate: [[...]]}} "
-            f"over the memories {', '.join(known)}, with at most two interpolations"
-        )
-    return MixtureSpec(joined, interpolations, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
-
-
-def interpolated_memories(names: str | list[str], joined: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the memories of an interpolation: those named, the datastore alone, or all that the row joins (Eq. 8)."""
-    if isinstance(names, str):
-        return {"datastore": ("external",), "all": joined}.get(names, (names,))
-    return tuple(names)
 
 
 def scales(width: int, scaled_interpolation: bool) -> tuple[float, float]:

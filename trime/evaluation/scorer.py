@@ -57,20 +57,20 @@ class Scorer:
         self.rows, self.memories = rows, {name: memories[name] for name in memories if name in memory_names(rows)}
         self.scaled_interpolation, self.reset_on_gap = scaled_interpolation, reset_on_gap
 
-    def scores(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
+    def score_rows(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
         """Yield each window in stream order with log P(target) of each row over its grid."""
         scorers = [row.window_scorer() for row in self.rows]
-        for window, masses in self.masses(windows):
+        for window, masses in self.query(windows):
             yield window, [scorer(window, row_masses) for scorer, row_masses in zip(scorers, masses, strict=True)]
 
-    def scored(self, windows: Iterator[Window]) -> Iterator[ScoredWindow]:
+    def score_row(self, windows: Iterator[Window]) -> Iterator[ScoredWindow]:
         """Yield each window in stream order as the only row scores it."""
         (row,) = self.rows
         scorer = row.window_scorer()
-        for window, (masses,) in self.masses(windows):
+        for window, (masses,) in self.query(windows):
             yield ScoredWindow(window, masses, scorer(window, masses)[0, 0], scorer)
 
-    def masses(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[dict[str, LogMass]]]]:
+    def query(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[dict[str, LogMass]]]]:
         """Yield each window in stream order with the masses [s t n] of each row's memories."""
         self.reset()
         expected = 0

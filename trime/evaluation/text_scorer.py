@@ -33,7 +33,7 @@ class TextScorer:
     @torch.no_grad()
     def score(self, tokens: list[int]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield, window by window, the log-probability of each token, and the parts of its probability by memory."""
-        for scored in self.scorer.scored(self.windows(tokens)):
+        for scored in self.scorer.score_row(self.windows(tokens)):
             yield scored.log_probability, scored.parts()
 
     def windows(self, tokens: list[int]) -> Iterator[Window]:

@@ -73,7 +73,7 @@ class CostForecast:
     def __init__(self, plan: Plan):
         self.plan, self.config = plan, plan.config
         settings = self.config.plan
-        if plan.index is None:
+        if not plan.memories.datastores:
             raise UserError("stages=[plan]: this experiment has no datastore to plan for: choose one with an external memory")
         if self.config.datastore.path:
             raise UserError("stages=[plan] encodes datastores of its own: leave datastore.path out")
@@ -97,7 +97,7 @@ class CostForecast:
         """Raise UserError if the planned kind of index cannot be tried with so few entries."""
         index, width = self.config.index, self.config.model.get("width")
         try:
-            check_k(self.plan.max_neighbours, entries)
+            check_k(self.plan.memories.datastores[0].index.largest_k, entries)
             if isinstance(width, int):  # that of a pretrained model is known when it is read
                 check_index(index, entries, width)
         except UserError as error:
@@ -111,7 +111,7 @@ class CostForecast:
     @cached_property
     def available(self) -> int:
         """The tokens of the text of the datastore."""
-        return len(self.plan.stored_corpus.corpus().split(self.config.datastore.split).tokens)
+        return len(self.plan.memories.datastores[0].text.corpus().split(self.config.datastore.split).tokens)
 
     @property
     def checks(self) -> list[int]:
@@ -130,7 +130,7 @@ class CostForecast:
         smallest = self.variant(self.probes[0])
         for stage in PROBED[: PROBED.index("encode") + 1]:
             self.make(smallest, stage)
-        return int(smallest.store.summary()["width"])
+        return int(smallest.memories.datastores[0].store.summary()["width"])
 
     def cells(self, entries: float) -> float:
         """Return the number of cells of an index of so many entries."""
@@ -239,10 +239,10 @@ class CostForecast:
         """Return how fast the machines search one index together, and what a slow or a lost one costs, by simulation."""
         if self.nodes == 1:
             return []
-        here, k, metric = self.probes[-1], self.plan.max_neighbours, self.config.index.metric
+        here, k, metric = self.probes[-1], self.plan.memories.datastores[0].index.largest_k, self.config.index.metric
         probe = self.probe(here)
-        assert probe.index is not None
-        built, folder, store = probe.index.summary(), probe.index.path(), probe.store.path()
+        (searched,) = probe.memories.datastores
+        built, folder, store = searched.index.summary(), searched.index.path(), searched.store.path()
         keys, nprobe, part_bytes = Keys(Shards(store)), built.get("nprobe", 1), self.searched_bytes() / self.nodes
         if divides_by_cells(built["index"] if self.factory else None):
             cost = cost_by_cells(keys, split_cells(folder, self.nodes, metric), nprobe, k)
@@ -326,7 +326,10 @@ def write_cost_plan(plan: Plan, provenance: dict[str, Any]) -> Path:
     print(markdown(header, table))
     print(f"Searching reads an index of {costs.searched_bytes() / nodes / 1e9:.3g} GB on each machine.")
     if nodes > 1:
-        sent, received = 4 * costs.width, 12 * costs.plan.max_neighbours  # float32 keys; distances and row numbers
+        sent, received = (
+            4 * costs.width,
+            12 * costs.plan.memories.datastores[0].index.largest_k,
+        )  # float32 keys; distances and row numbers
         print(
             f"That is with index.parts={nodes} index.engine=ray: a query sends {sent:,} bytes and the numbers of its cells to "
             f"each machine, which answers with at most {received:,}. Searched by all for all, simulated:\n"

@@ -14,12 +14,13 @@ from trime.types import Contexts, Float, LogMass, Tensor
 class ExternalMemory(Memory):
     """The nearest entries of a datastore, searched for many windows at once; ``size``: bytes of the datastore and its index."""
 
-    supports_batched_queries = True
+    supports_batched_queries = is_searched = True
+    nearest: KNNMemory
 
     def __init__(self, nearest: KNNMemory, size: int = 0):
         check_object("nearest", nearest, KNNMemory, "KNNMemory(store)")
         check_number("size", size, at_least=0, whole=True)
-        self.nearest, self.size = nearest, size
+        self.nearest, self.size, self.metric = nearest, size, nearest.metric
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExternalMemory:
         """Return a memory of the same datastore, which holds nothing of the text that is read."""

@@ -16,6 +16,8 @@ from trime.types import Contexts, Float, LogMass, Tensor
 class LocalMemory(Memory):
     """The earlier contexts of each window; ``metric``: ip, l2 or cosine."""
 
+    metric: Metric
+
     def __init__(self, metric: Metric = "ip"):
         check_choice("metric", metric, METRICS)
         self.metric = metric

@@ -195,7 +195,7 @@ class TextNgrams(Ngrams):
 class DocumentNgrams(Ngrams):
     """n-grams of the document up to each token; contexts whose 63-bit hashes collide share their counts."""
 
-    depends_on_whole_document = True
+    depends_on_whole_document = needs_text_order = True
 
     def __init__(self, orders: list[int]):
         super().__init__(orders)

@@ -38,7 +38,6 @@ from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
-from trime.pipeline.rows import memories_of
 from trime.places import local_copy
 from trime.progress import Progress
 from trime.stages.prepare import PreparedText
@@ -201,10 +200,8 @@ def check_faiss(factory: str) -> None:
 
 
 def check_index_factory(config: DictConfig) -> None:
-    """Raise UserError if ``index.factory`` names no index for keys of the model's width, however many, or FAISS is missing."""
+    """Raise UserError if ``index.factory`` names no index for keys of the model's width, however many."""
     factory, width = config.index.factory, config.model.get("width")
-    if factory not in (None, AUTO) and uses_external(config) and "datastore" in config.stages:  # with auto, its size decides
-        check_faiss(factory)
     if factory not in (None, AUTO) and isinstance(width, int):  # a pretrained model's width is known when it is read
         check_factory(str(complete_factory(factory, MANY_ENTRIES, width)), MANY_ENTRIES, width, config.index.metric)
 
@@ -234,6 +231,7 @@ class ExternalStore(Artefact):
     """A datastore that another run encoded with the same model."""
 
     kind, unhashed = "encode", ("datastore.path",)
+    stage = "none of this run"
     summary_file = "encode.json"
 
     def __init__(self, config: DictConfig, model: Artefact):
@@ -300,8 +298,3 @@ def duplicates_in_store(text: PreparedText, split: str, store: ExternalStore) ->
         if found := find_duplicates(tokens, store.documents(), longest):
             where = f"datastore.path={store.folder}"
             yield describe_duplicates(found, documents.lengths, split, where, corpus.names(split))
-
-
-def uses_external(config: DictConfig) -> bool:
-    """Return whether a row uses the external memory."""
-    return "external" in memories_of(config)

@@ -20,7 +20,6 @@ from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.io import plain, write_json, write_tensors
 from trime.memory.base import Memory
-from trime.memory.external import ExternalMemory
 from trime.metrics import ResourceUsage, Usage, processor_ms
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import memory_settings
@@ -101,7 +100,7 @@ class EvaluateParts(Parts):
     def __init__(self, evaluate: Evaluate, folder: Path):
         self.evaluate, self.folder = evaluate, folder
         self.rows, memories = evaluate.tune.rows(), evaluate.tune.memories
-        carried = [max(row.state_scope, memories.carried(row.memories)) for row in self.rows]
+        carried = [max(row.state_scope, memories.state_scope(row.memories)) for row in self.rows]
         cuts = {each: text_parts(evaluate.encoded, each) for each in {*carried}}
         self.parts = [(row, part) for row, each in enumerate(carried) for part in cuts[each]]
         self.sizes = [part.tokens for _, part in self.parts]
@@ -128,7 +127,7 @@ class EvaluateParts(Parts):
         index, part = self.parts[number]
         row, scorer = self.rows[index], self.scorer(index)  # before the clock starts: it may open an index
         meter, sums, score_window, tokens, shares = ResourceUsage(), LossSums(), row.window_scorer(), [], []
-        for window, (masses,) in scorer.masses(windows_of(self.evaluate.encoded, part)):
+        for window, (masses,) in scorer.query(windows_of(self.evaluate.encoded, part)):
             score = score_window(window, masses)
             sums.add(window, score)
             if row.memories:
@@ -143,10 +142,10 @@ class EvaluateParts(Parts):
 
 
 def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:
-    """Return how the external memory is searched, and for how many entries."""
-    external = memories.get("external")
-    nearest = external.nearest if isinstance(external, ExternalMemory) else None
-    return {"search": nearest.kind if nearest else None, "k": nearest.k if nearest else None}
+    """Return how datastores are searched, and for how many entries: one value where all agree, else one for each in words."""
+    searched = [memory.nearest for memory in memories.values() if memory.nearest]
+    kinds, ks = [[*dict.fromkeys(values)] for values in ([nearest.kind for nearest in searched], [n.k for n in searched])]
+    return {"search": " and ".join(map(str, kinds)) or None, "k": ks[0] if len(ks) == 1 else " and ".join(map(str, ks)) or None}
 
 
 def policy_name(policy: dict[str, Any]) -> str:

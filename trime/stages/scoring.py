@@ -64,7 +64,7 @@ def build_scorer(
     config: DictConfig, rows: Sequence[MixtureSpec | FittedMixtureSpec], memories: Memories, encoded: Encode
 ) -> Scorer:
     """Return a scorer of rows, with the memories that they use opened for the queries of an encoded split."""
-    sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
+    sizes = sorted({size for row in rows if any(row.sizes) for size in row.sizes})
     opened = memories.open_all(encoded.summary(), sizes, memory_names(rows))
     return Scorer(rows, opened, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 

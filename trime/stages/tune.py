@@ -20,7 +20,6 @@ from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
 from trime.io import write_json, write_tensors
-from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, Usage
@@ -71,7 +70,7 @@ class TunedRows(Artefact):
 class Tune(TunedRows, ArtefactInParts):
     """The best settings on the grid, with their loss: ``tuned.json``, and masses for the mixture that is to be fitted."""
 
-    kind, format = "tune", 6
+    kind, format = "tune", 7  # 7: recall of each memory
     depends_on: ClassVar[Keys] = ("tune", *SCORING)
     unhashed: ClassVar[Keys] = ("mixture.tokens",)
 
@@ -127,10 +126,9 @@ class Tune(TunedRows, ArtefactInParts):
                     f"tune: {result['memories']}: {best} is at the edge of the grid: widen tune.{GRIDS.get(name, name)}"
                 )
         content = {"rows": results, "seconds": round(usage.seconds, 1), "peak_memory_mb": usage.peak_memory_mb}
-        if "external" in memory_names(self.table):
-            external = parts.scorer.memories["external"]
-            assert isinstance(external, ExternalMemory)
-            content["recall"] = recall(external.nearest, self.encoded.path())
+        searched = {name: memory.nearest for name, memory in parts.scorer.memories.items() if memory.nearest}
+        if searched:
+            content["recall"] = {name: recall(nearest, self.encoded.path()) for name, nearest in searched.items()}
         write_json(folder / "tuned.json", content)
 
     def tuned(self) -> dict[str, Any]:
@@ -143,7 +141,7 @@ class Tune(TunedRows, ArtefactInParts):
 
     def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         results = self.tuned()["rows"]
-        return [row.at(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
+        return [row.with_settings(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
 
 
 class TuneParts(Parts):
@@ -151,7 +149,7 @@ class TuneParts(Parts):
 
     def __init__(self, tune: Tune, folder: Path):
         self.tune, self.folder = tune, folder
-        self.parts = text_parts(tune.encoded, tune.memories.carried(memory_names(tune.table)))
+        self.parts = text_parts(tune.encoded, tune.memories.state_scope(memory_names(tune.table)))
         self.sizes = [part.tokens for part in self.parts]
 
     def file(self, number: int) -> Path:
@@ -168,7 +166,7 @@ class TuneParts(Parts):
         meter, sums = ResourceUsage(), [LossSums() for _ in rows]
         limit = parse_token_count(self.tune.config.mixture.tokens) if fitted else None
         collector = MassCollector(fitted, None if limit is None else limit - part.before) if fitted else None
-        for window, masses in scorer.masses(windows_of(self.tune.encoded, part)):
+        for window, masses in scorer.query(windows_of(self.tune.encoded, part)):
             for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):
                 row_sums.add(window, row.score(window.vocabulary, row_masses))
             if collector:

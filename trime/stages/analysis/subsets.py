@@ -25,7 +25,6 @@ from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.io import write_json, write_tensors
 from trime.memory.base import Memory
-from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
@@ -71,7 +70,8 @@ class SubsetMixtures(Artefact):
     def row_of(self, names: Sequence[str]) -> FittedMixtureSpec:
         """Return the row of a subset of memories, before its mixture is fitted."""
         full_row = self.tune.row()
-        return replace(full_row, memory_order=tuple(names), sizes=full_row.sizes if "long" in names else MixtureSpec.sizes)
+        sizes = full_row.sizes if self.tune.memories.has_sizes(names) else MixtureSpec.sizes
+        return replace(full_row, memory_order=tuple(names), sizes=sizes)
 
     def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
         """Return the row of each subset with its fitted mixture, that of all memories last."""
@@ -138,7 +138,7 @@ class SubsetParts(Parts):
     def __init__(self, subsets: Subsets, folder: Path):
         self.subsets, self.folder, self.rows = subsets, folder, subsets.mixtures.rows()
         full_row, memories = self.rows[-1], subsets.tune.memories
-        self.parts = text_parts(subsets.encoded, max(full_row.state_scope, memories.carried(full_row.memories)))
+        self.parts = text_parts(subsets.encoded, max(full_row.state_scope, memories.state_scope(full_row.memories)))
         self.sizes = [part.tokens for part in self.parts]
 
     def file(self, number: int) -> Path:
@@ -163,11 +163,9 @@ class SubsetParts(Parts):
 
     @property
     def search(self) -> dict[str, Any] | None:
-        """How the external memory is searched, if there is one."""
-        external = self.memories.get("external")
-        if not isinstance(external, ExternalMemory):
-            return None
-        return describe_search(self.memories) | {"keys": external.nearest.store.keys.dtype}
+        """How datastores are searched, if there are any, and the type of their keys."""
+        dtypes = dict.fromkeys(memory.nearest.store.keys.dtype for memory in self.memories.values() if memory.nearest)
+        return describe_search(self.memories) | {"keys": " and ".join(dtypes)} if dtypes else None
 
     def make(self, number: int, advance: Advance) -> None:
         part, meters = self.parts[number], {name: MeteredMemory(memory) for name, memory in self.memories.items()}
@@ -176,7 +174,7 @@ class SubsetParts(Parts):
         scorers, tokens, shares, bins = [row.window_scorer() for row in self.rows], [], [], []
         full_scorer = scorers[-1]
         assert isinstance(full_scorer, FittedScorer)
-        for window, masses in scorer.masses(windows_of(self.subsets.encoded, part)):
+        for window, masses in scorer.query(windows_of(self.subsets.encoded, part)):
             for row, (score_window, row_masses) in enumerate(zip(scorers, masses, strict=True)):
                 started = now()
                 score = score_window(window, row_masses)
