@@ -27,8 +27,7 @@ from trime.memory.visibility import (
     Others,
     SameDocument,
 )
-from trime.mixtures.interpolate import interpolate
-from trime.mixtures.joint import joint_log_prob, memory_share, pool_masses
+from trime.mixtures.joint import interpolate, joint_log_prob, memory_share, pool_masses
 from trime.pipeline.rows import parse_row
 from trime.types import Contexts, LogMass
 

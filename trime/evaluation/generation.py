@@ -1,4 +1,4 @@
-"""Continue a text token by token, with the windows, memories and mixture of evaluation, and hence its probabilities.
+"""Score a text, or continue it token by token, with the windows, memories and mixture of evaluation.
 
 A window's tokens are encoded again for each new one; a full window is written to the long memory and advances the state of
 a stateful backbone.
@@ -7,7 +7,7 @@ a stateful backbone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from trime.evaluation.attribution import (
 )
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.mixture_spec import MixtureSpec, scales
+from trime.evaluation.scorer import Scorer
 from trime.memory.base import Entries, Memory, Window
 from trime.mixtures.experts import ExpertMasses, History, stack_masses
 from trime.models.attention_trace import AttentionTrace
@@ -205,6 +206,39 @@ class Continuation:
             token = sampler(attribution.probability[: self.vocabulary], generator)
             yield AttributedToken(token, attribution, entries, self.network.attention_trace())
             self.read([token])
+
+
+class TextScorer:
+    """Scores texts, each with memories that have read nothing of the others; ``start`` is the input before the first token."""
+
+    def __init__(
+        self,
+        network: Network,
+        row: MixtureSpec | FittedMixtureSpec,
+        memories: Mapping[str, Memory],
+        windows: WindowLengths,
+        start: int,
+        scaled_interpolation: bool = True,
+    ):
+        self.network, self.lengths, self.start = network, windows, start
+        self.scorer = Scorer([row], memories, scaled_interpolation)
+
+    @torch.no_grad()
+    def score(self, tokens: list[int]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
+        """Yield, window by window, the log-probability of each token, and the parts of its probability by memory."""
+        for scored in self.scorer.score_row(self.windows(tokens)):
+            yield scored.log_probability, scored.parts()
+
+    def windows(self, tokens: list[int]) -> Iterator[Window]:
+        """Yield a text as windows of ``block`` tokens to be scored, after up to ``context`` earlier ones, with their masses."""
+        state = None
+        for number, first in enumerate(range(0, len(tokens), self.lengths.block)):
+            begin = max(0, first - self.lengths.context)
+            targets = tokens[begin : first + self.lengths.block]
+            inputs = [tokens[begin - 1] if begin else self.start, *targets[:-1]]
+            f, contexts, state = encode(self.network, inputs, targets, begin, number, state)
+            mass = self.network.vocabulary_mass(f[first - begin :], contexts.token[first - begin :])
+            yield Window(contexts, first - begin, mass)
 
 
 def encode(

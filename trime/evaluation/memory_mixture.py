@@ -24,8 +24,7 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, MassCollecto
 from trime.evaluation.scorer import Scorer
 from trime.memory.base import Memory, Window
 from trime.mixtures.adaptive import Adaptive
-from trime.mixtures.experts import FEWEST_FOLDS, Mixture
-from trime.mixtures.folds import folds
+from trime.mixtures.experts import FEWEST_FOLDS, Mixture, folds
 from trime.types import Contexts, Float, Int, LogMass, Tensor, TokenPosition
 
 VOCABULARY = "vocabulary"  # the name of the model's own part

@@ -15,8 +15,7 @@ from typing import ClassVar
 import torch
 
 from trime.memory.base import StateScope, Window
-from trime.mixtures.interpolate import interpolate
-from trime.mixtures.joint import joint_log_prob, pool_masses
+from trime.mixtures.joint import interpolate, joint_log_prob, pool_masses
 from trime.types import Float, LogMass, Tensor
 
 
@@ -66,14 +65,20 @@ class MixtureSpec:
 
     def score(self, vocabulary: LogMass, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         """Return log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
+
+        def columns(names: tuple[str, ...], low: int, high: int) -> list[LogMass]:
+            return [LogMass(masses[name].target[:, low:high], masses[name].total[:, low:high]) for name in names]
+
         start = len(self.temperature) if self.joint else 0
-        joined = [slice_divisors(masses[name], 0, start) for name in self.joint]
-        result = joint_log_prob(vocabulary, joined)
-        result = result if joined else result[None, None]
+        result = joint_log_prob(vocabulary, columns(self.joint, 0, start))
+        result = result if self.joint else result[None, None]
         for interpolation in self.interpolations:
             end = start + len(interpolation.temperature)
-            memory = pool_masses([slice_divisors(masses[name], start, end) for name in interpolation.memories])
-            result, start = interpolate_grid(result, memory, interpolation.share), end
+            memory = pool_masses(columns(interpolation.memories, start, end))
+            # Every base with every temperature and every share: the new axis a is a · t · shares.
+            share = result.new_tensor(interpolation.share)[None, None, None, :, None]
+            grid = LogMass(memory.target[:, None, :, None], memory.total[:, None, :, None])
+            result, start = interpolate(result[:, :, None, None], grid, share).flatten(1, 3), end
         return result
 
     @property
@@ -131,18 +136,6 @@ class GridScorer:
 def without_target(mass: LogMass) -> LogMass:
     """Return a mass of which nothing is the target's."""
     return LogMass(torch.full_like(mass.target, -math.inf), mass.total)
-
-
-def slice_divisors(mass: LogMass, start: int, end: int) -> LogMass:
-    """Return divisors ``start`` to ``end`` of a mass [s t n]."""
-    return LogMass(mass.target[:, start:end], mass.total[:, start:end])
-
-
-def interpolate_grid(base: Float[Tensor, "_ a n"], memory: LogMass, shares: tuple[float, ...]) -> Float[Tensor, "_ _ n"]:
-    """Interpolate every base with every temperature of the memory and every share; the new axis a is a · t · shares."""
-    share = base.new_tensor(shares)[None, None, None, :, None]
-    broadcast = LogMass(memory.target[:, None, :, None], memory.total[:, None, :, None])
-    return interpolate(base[:, :, None, None], broadcast, share).flatten(1, 3)
 
 
 def scales(width: int, scaled_interpolation: bool) -> tuple[float, float]:

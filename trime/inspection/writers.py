@@ -17,6 +17,7 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.generation import (
     AttributedToken,
     Continuation,
+    TextScorer,
     TokenSampler,
     WindowLengths,
     agreeing_entries,
@@ -24,7 +25,6 @@ from trime.evaluation.generation import (
     top_entries,
 )
 from trime.evaluation.mixture_spec import MixtureSpec
-from trime.evaluation.text_scorer import TextScorer
 from trime.inspection.stored_text import CONTEXT, StoredText
 from trime.io import plain
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
