@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ def export(plan: Plan) -> Path:
         "format": FORMAT,
         "version": trime.__version__,
         "config": portable_config(plan),
-        "artefacts": {role: artefact.name for role, artefact in roles_of(plan).items()},
+        "artefacts": {role: artefact.name for role, artefact in roles_of(plan)},
     }
     write_json(partial / BUNDLE, content | {"checksum": checksum_of(content)})
     write_results(partial / "results.json", results)
@@ -79,23 +80,29 @@ def export(plan: Plan) -> Path:
     return folder
 
 
-def roles_of(plan: Plan) -> dict[str, Artefact]:
-    """Return the artefacts that a writer reads, by their role in the plan, as ``model`` or ``external.datastore``."""
-    grid = getattr(plan.tune, "grid", None)
-    roles = {"corpus": plan.corpus, "model": plan.model, **({"grid": grid} if grid else {}), "tune": plan.tune}
+def roles_of(plan: Plan) -> Iterator[tuple[str, Artefact]]:
+    """Yield the artefacts that a writer reads, with their role in the plan, as ``model`` or ``external.datastore``.
+
+    The text that the model learned from comes first: the description of others refers to it, so that a bundle must say which
+    artefact it is before they are described.
+    """
+    yield "corpus", plan.corpus
+    yield "model", plan.model
+    if grid := getattr(plan.tune, "grid", None):
+        yield "grid", grid
+    yield "tune", plan.tune
     for name, memory in plan.memories.stored.items():
         waiting = [memory.text, *memory.needs()]
         while waiting:
-            artefact = waiting.pop()
-            if artefact not in roles.values():  # several memories may read the text that the model learned from
-                roles[f"{name}.{artefact.kind}"] = artefact
+            artefact = waiting.pop(0)
+            if artefact not in (plan.corpus, plan.model):
+                yield f"{name}.{artefact.kind}", artefact
                 waiting += artefact.needs()
-    return roles
 
 
 def parts_of(plan: Plan) -> list[Part]:
     """Return the artefacts that a writer reads; UserError if one is missing."""
-    by_folder = {artefact.path(): artefact for artefact in roles_of(plan).values()}  # two roles may have the same content
+    by_folder = {artefact.path(): artefact for _, artefact in roles_of(plan)}  # two roles may have the same content
     stored = [plan.memories.stored[name] for name in disclosed_memories(plan)]
     splits = [(memory.text.path(), f"{memory.split}.") for memory in stored]
 

@@ -39,7 +39,7 @@ def open_bundle(folder: Path, trusted: bool) -> Plan:
     config["model"] = replaced(config["model"], PRETRAINED, str(folder / PRETRAINED))
     plan = Plan(OmegaConf.create(config))
     plan.run_folder = folder
-    for own, artefact in roles_of(plan).items():
+    for own, artefact in roles_of(plan):
         for role, name in content["artefacts"].items():
             if role == own or (role in SHARED and own.endswith(SHARED[role])):
                 artefact.fingerprint = name.rpartition("-")[2]

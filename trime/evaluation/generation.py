@@ -118,9 +118,8 @@ class Continuation:
     @property
     def history_decays(self) -> bool:
         """True where the history of a window has no influence a window later, and nothing else is learned from it."""
-        if self.mixture is None or self.mixture.learns:
-            return False
-        return max(self.mixture.decays, default=0) ** self.windows.block < 1e-9
+        decay = max(self.mixture.decays, default=0) if self.mixture else 1
+        return bool(self.mixture and not self.mixture.learns) and decay**self.windows.block < 1e-9
 
     @property
     def first(self) -> int:
@@ -185,14 +184,11 @@ class Continuation:
         if isinstance(self.row, MixtureSpec):
             return grid_attribution(self.row, vocabulary, entries, width, self.scaled_interpolation, mass.gate), entries
         self.experts = expert_distributions(self.row, vocabulary, entries, width, self.scaled_interpolation)
-        return self.mix(self.row, self.experts), entries
-
-    def mix(self, row: FittedMixtureSpec, experts: ExpertDistributions) -> Attribution:
-        """Mix the experts' distributions of the next token with the fitted mixture's weights."""
         assert self.mixture is not None and self.history
-        unknown = experts.total.new_zeros(1, len(experts.total), dtype=torch.float)
-        features = copy.deepcopy(self.history).features(0, unknown)  # before the next token
-        return fitted_attribution(row, experts, self.mixture.log_weights(experts.total[None].float(), features)[0])
+        total = self.experts.total[None].float()
+        # The features are those before the next token, which is not known yet and enters a copy of the history.
+        features = copy.deepcopy(self.history).features(0, torch.zeros_like(total))
+        return fitted_attribution(self.row, self.experts, self.mixture.log_weights(total, features)[0]), entries
 
     def generate(self, count: int, sampler: TokenSampler, seed: int) -> Iterator[AttributedToken]:
         """Generate ``count`` tokens."""
