@@ -78,20 +78,17 @@ class Evaluate(TestResults, ArtefactInParts):
         result = summarize_row(row, sums)
         if row.memories:  # the share of P(target) that comes from memories
             result["memory_share"] = shares.buckets(dev_frequency(corpus))
+        at_test, inside = result["tuned"].get("memory_size"), plain(self.config.model.get("memory_size"))
+        size = at_test or inside  # of the row's memory that is tuned, or else of the memory inside the model
         return result | {
             **search,
-            **self.memory_limits(result["tuned"].get("memory_size")),
+            "memory_size": size,
+            "eviction": policy_name(plain(self.config.eviction)) if size else None,
+            **({"model_memory_size": inside} if at_test and inside else {}),
             "tokens_per_second": round(result["tokens"] / max(usage.seconds, 1e-9), 1),
             **processor_ms(usage.processor_seconds, result["tokens"]),
             "peak_memory_mb": usage.peak_memory_mb,
         }
-
-    def memory_limits(self, long: int | None) -> dict[str, Any]:
-        """Return size and eviction policy of the long memory, or else of the memory inside the model."""
-        inside = plain(self.config.model.get("memory_size"))
-        second = {"model_memory_size": inside} if long and inside else {}
-        size = long or inside
-        return {"memory_size": size, "eviction": policy_name(plain(self.config.eviction)) if size else None} | second
 
 
 class EvaluateParts(Parts):

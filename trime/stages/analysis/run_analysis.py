@@ -74,24 +74,16 @@ class RunAnalysis(Artefact):
         by_size = dict(zip(map(str, rows[sized].sizes), (losses / tables[-1].tokens).tolist(), strict=True))
         return {
             "buckets": {
-                row.label: [bucket_losses(bucket) for bucket in table.buckets(counts)]
+                row.label: [
+                    {"bucket": name, "tokens": tokens, "loss": loss, "perplexity": None if loss is None else perplexity(loss)}
+                    for name, tokens, loss in (cell.values() for cell in table.buckets(counts))
+                ]
                 for row, table in zip(rows, tables, strict=True)
             },
             "retrieval": next((each.accuracy() for each in hits.values()), {}),  # of the first memory that is searched
             "retrieval_by_memory": {name: each.accuracy() for name, each in hits.items()},
             "by_memory_size": by_size if has_sizes else {},  # the other settings as tuned
         }
-
-
-def bucket_losses(bucket: dict[str, Any]) -> dict[str, Any]:
-    """Return a bucket with its mean as loss and as perplexity."""
-    loss = bucket["mean"]
-    return {
-        "bucket": bucket["bucket"],
-        "tokens": bucket["tokens"],
-        "loss": loss,
-        "perplexity": None if loss is None else perplexity(loss),
-    }
 
 
 class Hits:

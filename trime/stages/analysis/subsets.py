@@ -5,9 +5,10 @@ The model is not needed: the masses on valid are stored already, and one pass ov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,10 @@ from trime.engines.base import Advance
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
 from trime.evaluation.frequency import dev_frequency
 from trime.evaluation.loss_sums import LossSums, summarize_row
-from trime.evaluation.memory_cost import MeteredMemory, now
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.io import write_json, write_tensors
-from trime.memory.base import Memory
+from trime.memory.base import Memory, Window
 from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
@@ -122,7 +122,13 @@ class Subsets(ArtefactInParts):
             "selection": self.mixtures.config.evaluate.subsets,
             "external_search": parts.search,
             "encode_seconds_per_token": self.encoded.summary()["seconds"] / tokens,
-            "costs": {name: total_cost([note["costs"][name] for note in notes], tokens) for name in parts.memories},
+            "costs": {
+                name: {
+                    "bytes": max(note["costs"][name]["bytes"] for note in notes),
+                    "seconds_per_token": sum(note["costs"][name]["seconds"] for note in notes) / tokens,
+                }
+                for name in parts.memories
+            },
             "weights": weights.summary(dev_frequency(corpus)),
             "subsets": [
                 subset_result(row, subset["valid_loss"], row_sums, row_seconds)
@@ -170,7 +176,7 @@ class SubsetParts(Parts):
     def make(self, number: int, advance: Advance) -> None:
         part, meters = self.parts[number], {name: MeteredMemory(memory) for name, memory in self.memories.items()}
         scorer, sums, seconds = self.scorer, [LossSums() for _ in self.rows], [0.0 for _ in self.rows]
-        scorer.memories = {**meters}
+        scorer.memories = {**meters}  # type: ignore[dict-item]
         scorers, tokens, shares, bins = [row.window_scorer() for row in self.rows], [], [], []
         full_scorer = scorers[-1]
         assert isinstance(full_scorer, FittedScorer)
@@ -187,14 +193,37 @@ class SubsetParts(Parts):
             advance(len(window.vocabulary.total))
         tensors = {"token": torch.cat(tokens).cpu(), "share": torch.cat(shares).cpu(), "bin": torch.cat(bins).cpu()}
         tensors |= sums_as_tensors(sums)
-        costs = {name: {"bytes": meter.bytes, "seconds": meter.seconds} for name, meter in meters.items()}
+        costs = {name: {"bytes": meter.peak_bytes, "seconds": meter.seconds} for name, meter in meters.items()}
         write_tensors(self.file(number), tensors, {"seconds": seconds, "costs": costs})
 
 
-def total_cost(costs: Sequence[dict[str, float]], tokens: int) -> dict[str, float]:
-    """Return a memory's peak size and time per token, from those of each part."""
-    seconds = sum(cost["seconds"] for cost in costs)
-    return {"bytes": max(cost["bytes"] for cost in costs), "seconds_per_token": seconds / tokens}
+class MeteredMemory:
+    """A stand-in for a memory that records ``seconds``, the time of its calls, and its ``peak_bytes``."""
+
+    def __init__(self, memory: Memory):
+        self.memory, self.seconds, self.peak_bytes = memory, 0.0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.memory, name)
+        return partial(self.timed, value) if name in ("prefetch", "mass", "experts", "write") else value
+
+    def request(self, windows: list[Window]) -> Callable[[], list[Any]]:
+        """Return ``prefetch`` of these windows, which begins when its result is waited for, so that its time is known."""
+        return partial(self.timed, self.memory.prefetch, windows)
+
+    def timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the memory and add its duration to ``seconds``."""
+        started = now()
+        result = function(*arguments)
+        self.seconds, self.peak_bytes = self.seconds + now() - started, max(self.peak_bytes, self.memory.bytes)
+        return result
+
+
+def now() -> float:
+    """Return the time in seconds, after all work queued on the device is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def subset_result(row: MixtureSpec | FittedMixtureSpec, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:
