@@ -144,10 +144,6 @@ class Audit:
         pairs = zip(row_scores, self.unaltered_scores(number), strict=True)
         return float(np.max([float((stored[0, 0] - fresh).abs().mean()) for stored, fresh in pairs]))
 
-    def windows_after_borders(self) -> list[int]:
-        """Return first windows of documents that follow another one, which would be affected first if its text leaked."""
-        return evenly_spaced(np.flatnonzero(np.diff(self.windows.document)) + 1)
-
     def change_by_other_documents(self, number: int) -> float:
         """Return the change in a window when all other documents are altered."""
         document = int(np.searchsorted(self.text.offsets, self.windows.document_offset[number], side="right")) - 1
@@ -186,7 +182,10 @@ def audit(plan: Plan) -> dict[str, Any]:
     """Run all checks of a finished run and write audit.json; UserError if one is violated. Return the measurements."""
     checks = Audit(plan)
     numbers = evenly_spaced(np.arange(len(checks.windows)))
-    borders = checks.windows_after_borders() if is_bounded(checks) else []
+    scopes = [scored.state_scope for scored in (*checks.scorer.rows, *checks.scorer.memories.values())]
+    bounded = plan.config.evaluate.bounded and StateScope.CORPUS not in scopes
+    # The first windows of documents that follow another one would be affected first if its text leaked.
+    borders = evenly_spaced(np.flatnonzero(np.diff(checks.windows.document)) + 1) if bounded else []
     later = [checks.change_by_later_tokens(number) for number in Progress(numbers, unit="window", desc="audit later tokens")]
     stored = [checks.stored_encoding_error(number) for number in numbers]
     weights = [checks.change_by_target(number) for number in numbers]
@@ -211,12 +210,6 @@ def audit(plan: Plan) -> dict[str, Any]:
         raise UserError(f"audit: {'; '.join(violated)} (see {plan.run_folder / 'audit.json'})")
     print(verdict(results, {nearest.hide_own for nearest in checks.searches}))
     return results
-
-
-def is_bounded(checks: Audit) -> bool:
-    """Return True if evaluation treats documents as independent of one another."""
-    carried = [part.state_scope for part in (*checks.scorer.rows, *checks.scorer.memories.values())]
-    return checks.plan.config.evaluate.bounded and StateScope.CORPUS not in carried
 
 
 def evenly_spaced(numbers: np.ndarray) -> list[int]:

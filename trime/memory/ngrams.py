@@ -134,7 +134,9 @@ class Ngrams(Memory):
         followers = self.continuations(window)
         token, column = np.unique(np.concatenate([each.token for each in followers] or [np.zeros(0)]), return_inverse=True)
         counts, source = np.zeros((len(self.orders), len(token))), np.zeros(len(token), np.int64)
-        for number, (columns, each) in enumerate(zip(split(column, followers), followers, strict=True)):
+        edges = np.cumsum([0, *(len(each.token) for each in followers)])
+        for number, each in enumerate(followers):
+            columns = column[edges[number] : edges[number + 1]]
             counts[number] = np.bincount(columns, minlength=len(token)) * each.occurrences
             source[columns] = each.place
         longest = counts[max(int(counts.any(1).sum()) - 1, 0)]
@@ -145,11 +147,6 @@ class Ngrams(Memory):
     @abstractmethod
     def continuations(self, window: Window) -> list[Followers]:
         """Return for each order the tokens that followed the context of the window's last token."""
-
-
-def split(column: np.ndarray, followers: list[Followers]) -> list[np.ndarray]:
-    """Split a column into parts as long as those of each order."""
-    return np.split(column, np.cumsum([len(each.token) for each in followers])[:-1]) if followers else []
 
 
 class TextNgrams(Ngrams):

@@ -25,13 +25,13 @@ from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, Usage
 from trime.mixtures.experts import ExpertMasses, concat_masses
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
+from trime.pipeline.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
 from trime.pipeline.rows import MixtureSpecs
 from trime.pipeline.settings import Keys
 from trime.progress import Progress
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
-from trime.stages.scoring import SCORING, add_sums, build_scorer, sums_as_tensors, text_parts, windows_of
+from trime.stages.scoring import SCORING, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
 from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
@@ -144,16 +144,12 @@ class Tune(TunedRows, ArtefactInParts):
         return [row.with_settings(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
 
 
-class TuneParts(Parts):
+class TuneParts(SplitParts):
     """Parts of the validation split: summed losses of every row's grid, and the masses for a mixture that is to be fitted."""
 
     def __init__(self, tune: Tune, folder: Path):
-        self.tune, self.folder = tune, folder
-        self.parts = text_parts(tune.encoded, tune.memories.state_scope(memory_names(tune.table)))
-        self.sizes = [part.tokens for part in self.parts]
-
-    def file(self, number: int) -> Path:
-        return self.folder / f"part-{self.parts[number].name}.safetensors"
+        super().__init__(folder, tune.encoded, tune.memories.state_scope(memory_names(tune.table)))
+        self.tune = tune
 
     @cached_property
     def scorer(self) -> Scorer:

@@ -27,13 +27,13 @@ from trime.io import write_json, write_tensors
 from trime.memory.base import Memory, Window
 from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
+from trime.pipeline.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
 from trime.progress import Progress
 from trime.stages.analysis.weights import Bins, Weights, bins_of, token_weights
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, build_mixture, fit_mixture, sum_by_document
-from trime.stages.scoring import SCORING, add_sums, build_scorer, sums_as_tensors, text_parts, windows_of
+from trime.stages.scoring import SCORING, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
 
 
 class SubsetMixtures(Artefact):
@@ -138,17 +138,13 @@ class Subsets(ArtefactInParts):
         write_json(folder / "subsets.json", content)
 
 
-class SubsetParts(Parts):
+class SubsetParts(SplitParts):
     """Parts of the test split: summed losses of every subset, and of each token the weights that the full mixture gives."""
 
     def __init__(self, subsets: Subsets, folder: Path):
-        self.subsets, self.folder, self.rows = subsets, folder, subsets.mixtures.rows()
+        self.subsets, self.rows = subsets, subsets.mixtures.rows()
         full_row, memories = self.rows[-1], subsets.tune.memories
-        self.parts = text_parts(subsets.encoded, max(full_row.state_scope, memories.state_scope(full_row.memories)))
-        self.sizes = [part.tokens for part in self.parts]
-
-    def file(self, number: int) -> Path:
-        return self.folder / f"part-{self.parts[number].name}.safetensors"
+        super().__init__(folder, subsets.encoded, max(full_row.state_scope, memories.state_scope(full_row.memories)))
 
     @cached_property
     def scorer(self) -> Scorer:
