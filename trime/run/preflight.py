@@ -200,6 +200,11 @@ def check_translation(config: DictConfig) -> None:
         raise UserError(f"translation has no {names}: leave them out")
     memories = [row.memories for row in rows_of(config)]
     first = sum(not own for own in memories)  # rows without memory
+    own_k = [name for names in memories for name in names if OmegaConf.select(config, f"memories.{name}.index.k") is not None]
+    if own_k:
+        raise UserError(
+            f"memories.{own_k[0]}.index.k: of a translation, translation.k lists the K that are tried: set that alone"
+        )
     searched = all(len(names) == 1 and traits_of(config, *names).is_searched for names in memories[first:])
     if not searched or any(memories[:first]) or not first:
         raise UserError("evaluate.rows: of a translation the first row has no memory, and later ones a datastore's alone")

@@ -53,8 +53,7 @@ class Sources:
 class StoredMemory(MemoryTraits, ABC):
     """A memory that is read from artefacts; memories without artefacts are instantiated directly.
 
-    Its yaml gives it settings as plain data; ``name`` and ``sources`` are given by the run. ``text`` is the prepared text that
-    its entries are from, and ``split`` the split of it.
+    The run gives it ``name`` and ``sources``, and its yaml all other arguments, as plain data.
     """
 
     def __init__(self, name: str, sources: Sources):
@@ -62,10 +61,12 @@ class StoredMemory(MemoryTraits, ABC):
 
     @cached_property
     def text(self) -> PreparedText:
+        """The prepared text that entries are from."""
         return self.sources.text(self.config)
 
     @property
     def split(self) -> str:
+        """The split of the text that entries are from."""
         return str(self.config.datastore.split)
 
     @abstractmethod
@@ -290,12 +291,17 @@ class Memories:
 
     def artefacts(self, stage: str) -> list[Artefact]:
         """Return all artefacts of a stage that the memories are read from, directly or not."""
-        found, waiting = dict[Artefact, None](), self.needs()
-        while waiting:
-            artefact = waiting.pop(0)
-            found[artefact] = None
-            waiting += [need for need in artefact.needs() if need not in found]
-        return [artefact for artefact in reversed(found) if artefact.stage == stage]
+        found: dict[Artefact, None] = {}
+
+        def visit(artefact: Artefact) -> None:
+            if artefact not in found:
+                for need in artefact.needs():
+                    visit(need)
+                found[artefact] = None
+
+        for need in self.needs():
+            visit(need)
+        return [artefact for artefact in found if artefact.stage == stage]
 
     def open_all(self, queries: dict[str, Any], sizes: list[int], names: set[str]) -> dict[str, Memory]:
         """Return the named memories for the queries of an encoded split, tuned ones at ``sizes`` unless there are none."""
