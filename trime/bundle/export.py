@@ -138,7 +138,7 @@ def copy_parts(parts: list[Part], target: Path) -> None:
                 bar.update(copy.stat().st_size)
             if artefact.kind == "prepare":  # of the text's place on this machine, only its name
                 statistics = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
-                write_json(folder / "statistics.json", statistics | {"place": statistics["name"]})
+                write_json(folder / "statistics.json", statistics | {"location": statistics["name"]})
             write_manifest(folder, artefact.name)
 
 

@@ -1,6 +1,6 @@
 """Attribute the probability of every next token to the vocabulary, to each memory, and to a memory's entries.
 
-The mixtures are those of evaluation/rows.py (TRIME Eq. 6, 8, 9), evaluated for all tokens: for generation.
+The mixtures are those of a row (TRIME Eq. 6, 8, 9), evaluated for all tokens: for generation.
 """
 
 from __future__ import annotations
