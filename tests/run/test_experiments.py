@@ -303,7 +303,7 @@ def test_neighbours_and_index_backends(
     assert losses["factory=Cells"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=auto"] == pytest.approx(exact, abs=0.05)
-    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).index
+    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).memories.datastores[0].index
     assert index is not None
     told = index.summary()
     assert told["index"].startswith("Cells") and told["nprobe"] > 1 and told["expected_recall"] >= 0.95
@@ -327,7 +327,7 @@ def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
     for dtype in ("float16", "int8"):
         config = tiny(*few, f"datastore.dtype={dtype}")
         losses.append(run(config).loss)
-        store = Plan(config).store.path()
+        store = Plan(config).store_of(config).path()
         sizes.append(sum(load_file(file)["g"].nbytes for file in store.glob("*.safetensors")))
     assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]
     assert sizes[1] == sizes[0] / 2
