@@ -122,7 +122,7 @@ def artefacts_of(config: DictConfig) -> dict[str, Artefact]:
     """Return the artefacts of an experiment by their names in the plan."""
     plan = build_plan(config)
     made = {name: getattr(plan, name) for name in ("corpus", "pack", "fit", "valid", "test", "evaluate")}
-    made |= {"store": plan.store, "index": plan.index} if plan.index else {}
+    made |= {name: getattr(memory, name) for memory in plan.memories.datastores for name in ("store", "index")}
     if isinstance(plan, TranslationPlan):
         mixture = next(iter(plan.tune.tunes.values()))
         made |= {"translate": plan.evaluate.translations, "bleu": plan.tune, "evaluate": plan.evaluate.losses}

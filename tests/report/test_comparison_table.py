@@ -22,7 +22,7 @@ from trime.report.groups import Group, baseline_of, group_labels, group_runs, ra
 from trime.report.tables import EDGE, run_table
 from trime.report.texts import text_notes
 from trime.stages.tune import at_grid_edge
-from trime.types import Contexts, Mass, TokenPosition
+from trime.types import Contexts, LogMass, TokenPosition
 
 
 def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
@@ -188,7 +188,7 @@ def window(document: int, begin: int, count: int) -> Window:
     """Return a window of contexts that are all scored."""
     positions = TokenPosition(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
     nothing = torch.zeros(count)
-    return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), positions), 0, Mass(nothing, nothing))
+    return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), positions), 0, LogMass(nothing, nothing))
 
 
 @pytest.mark.parametrize("documents", [1, 3, FEW_DOCUMENTS])

@@ -146,7 +146,7 @@ def test_released_checkpoint(said: Said, tmp_path: Path) -> None:
 def test_datastore_of_another_model(said: Said, tiny: Callable[..., DictConfig]) -> None:
     config = tiny("experiment=knn_lm")
     run(config)
-    store = Plan(config).store.path()
+    store = Plan(config).store_of(config).path()
     assert "another model" in said("experiment=trime_ext", f"datastore.path={store}")
     assert "not a datastore" in said("experiment=knn_lm", f"datastore.path={Plan(config).tune.path()}")
     assert "for scoring" in said("experiment=knn_lm", f"datastore.path={Plan(config).valid.path()}")
@@ -162,7 +162,7 @@ def test_truncated_artefact(kind: str, said: Said, tiny: Callable[..., DictConfi
         "prepare": plan.corpus,
         "fit": plan.model,
         "encode": plan.valid,
-        "datastore": plan.index,
+        "datastore": plan.memories.datastores[0].index,
         "tune": plan.tune,
         "evaluate": plan.evaluate,
     }[kind]

@@ -241,9 +241,8 @@ def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
     store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=valid"]
     plan = Plan(tiny("experiment=trime_ext", *other, *store))
     run(plan.config)
-    assert plan.index is not None
     asked = [plan.valid.summary(), plan.test.summary()]
-    assert [plan.index.knn_memory(split).hide_own for split in asked] == [True, False]
+    assert [plan.memories.datastores[0].index.knn_memory(split).hide_own for split in asked] == [True, False]
 
 
 def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
@@ -251,13 +250,13 @@ def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[
     store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=test"]
     plan = Plan(tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", *store))
     run(plan.config)
-    assert plan.index is not None and plan.index.knn_memory(plan.test.summary()).hide_own
+    assert plan.memories.datastores[0].index.knn_memory(plan.test.summary()).hide_own
 
 
 def test_a_given_model_and_datastore_give_the_same_results(tiny: Callable[..., DictConfig]) -> None:
     plan = Plan(tiny("experiment=knn_lm"))
     loss = run(plan.config).loss
-    given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}")
+    given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store_of(plan.config).path()}")
     assert run(given).loss == loss
 
 
@@ -266,7 +265,7 @@ def test_documents_of_test_in_a_given_datastore_are_said(tiny: Callable[..., Dic
     settings = "experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=900"
     plan = Plan(tiny(*settings, "stages=[prepare,fit,encode]"))
     run(plan.config)
-    given = Plan(tiny(*settings, f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}"))
+    given = Plan(tiny(*settings, f"checkpoint={plan.model.path()}", f"datastore.path={plan.store_of(plan.config).path()}"))
     notes = [note for note in given.duplicates if "datastore.path=" in note]
     assert [note.split(" documents")[0] for note in notes] == ["valid: 2 of 3", "test: 1 of 3"]
     assert "test/0.txt" in notes[1] and "as" not in notes[1].split("instance")[1].split(")")[0]
@@ -303,7 +302,7 @@ def test_neighbours_and_index_backends(
     assert losses["factory=Cells"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=auto"] == pytest.approx(exact, abs=0.05)
-    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).index
+    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).memories.datastores[0].index
     assert index is not None
     told = index.summary()
     assert told["index"].startswith("Cells") and told["nprobe"] > 1 and told["expected_recall"] >= 0.95
@@ -327,7 +326,7 @@ def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
     for dtype in ("float16", "int8"):
         config = tiny(*few, f"datastore.dtype={dtype}")
         losses.append(run(config).loss)
-        store = Plan(config).store.path()
+        store = Plan(config).store_of(config).path()
         sizes.append(sum(load_file(file)["g"].nbytes for file in store.glob("*.safetensors")))
     assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]
     assert sizes[1] == sizes[0] / 2
@@ -348,7 +347,7 @@ def test_time_and_disk_are_forecast(
     for stage in ("prepare", "fit"):
         for artefact in plan.made_by(stage):
             artefact.make()
-    told = plan.store if section == "datastore" else plan.valid
+    told = plan.store_of(config) if section == "datastore" else plan.valid
     disk = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: disk._replace(free=1000))
     with pytest.raises(UserError, match="free space"):

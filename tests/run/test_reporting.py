@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from tests.conftest import NO_PICTURES
+from tests.conftest import NO_PICTURES, composed
 from trime.inspection.samples import Samples
 from trime.plan.language_model import Plan
 from trime.report.results import read_run, write_results
@@ -112,7 +112,10 @@ def test_a_run_is_compared_with_its_baseline(
 def test_what_a_baseline_takes_over() -> None:
     own = ["experiment", "memory", "memory.metric", "neighbours", "neighbours.exclude", "name", "evaluate.rows"]
     shared = ["seed", "train.updates", "dataset", "dataset.path", "evaluate.tokens", "memories@memories.other"]
-    assert all(map(is_own, own)) and not any(map(is_own, shared))
+    config = composed("experiment=trime_long")
+    assert all(is_own(key, config) for key in [*own, "long.across_documents"]) and not any(
+        is_own(key, config) for key in shared
+    )
 
 
 @pytest.mark.parametrize("mixture", ["none", "adaptive"])

@@ -43,8 +43,9 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     outputs, configured = file.parents[3], Path(config.paths.outputs).expanduser()  # of runs/NAME/seedN-HASH/config.yaml
     started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
     config.paths.outputs = str(outputs)
-    paths = [(config.paths, "data"), (config, "checkpoint"), (config, "dictionary"), (config.datastore, "path")]
-    datasets = [config.dataset, config.evaluate.get("dataset"), config.datastore.get("dataset")]
+    stores = [config.datastore, *(node.datastore for node in config.memories.values() if node.get("datastore"))]
+    paths = [(config.paths, "data"), (config, "checkpoint"), (config, "dictionary"), *((store, "path") for store in stores)]
+    datasets = [config.dataset, config.evaluate.get("dataset"), *(store.get("dataset") for store in stores)]
     for part, name in [*paths, (config.mixture, "path"), *((dataset, "path") for dataset in datasets if dataset)]:
         if isinstance(given := part.get(name), str):
             part[name] = given if is_url(given) else str(started_in / Path(given).expanduser())

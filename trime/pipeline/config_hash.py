@@ -49,7 +49,8 @@ def config_hash(config: DictConfig) -> str:
         without(content, VALIDATION)
     if not any(content["callbacks"].values()):
         content.pop("callbacks")
-    for part in (content, content["evaluate"], content["datastore"]):
+    own = [node["datastore"] for node in content["memories"].values() if "datastore" in node]
+    for part in (content, content["evaluate"], content["datastore"], *own):
         if part.get("dataset"):
             identify_text(part["dataset"])
     text = json.dumps(content, sort_keys=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from omegaconf import DictConfig, OmegaConf
@@ -9,9 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from trime.errors import UserError
 from trime.io import plain
 from trime.plan.language_model import Plan
-from trime.stages.datastore import BuildIndex, uses_external
 from trime.stages.evaluate import Evaluate
-from trime.stages.memories import Memories, Sources
+from trime.stages.memories import Memories
 from trime.stages.mixture import build_tune
 from trime.stages.prepare import VocabularySettings
 from trime.stages.translation.evaluate import EvaluateTranslations
@@ -52,7 +52,8 @@ class TranslationPlan(Plan):
     @cached_property
     def tune(self) -> TuneByBleu:
         """The settings of every row, at the K of highest BLEU on valid."""
-        ks = plain(self.config.translation.k) if uses_external(self.config) else [self.config.index.k]
+        searched = any(kind.is_searched for kind in self.memories.kinds.values())
+        ks = plain(self.config.translation.k) if searched else [self.config.index.k]
         tunes = {k: self.tune_at(k) for k in ks}
         rows = self.table
         first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
@@ -65,8 +66,7 @@ class TranslationPlan(Plan):
     def tune_at(self, k: int) -> TunedRows:
         """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
-        index = BuildIndex(config, self.store, self.run_parts, self.max_neighbours) if uses_external(config) else None
-        memories = Memories(config, self.table, Sources(index, self.corpus, config.datastore.split, config.evaluate.bounded))
+        memories = Memories(self.table, replace(self.sources, config=config))
         return build_tune(config, self.table, self.valid, memories, self.run_parts)
 
     @cached_property
@@ -76,8 +76,7 @@ class TranslationPlan(Plan):
         return EvaluateTranslations(self.config, losses, Translate(self.config, self.test, self.tune, self.run_parts))
 
     @property
-    def max_neighbours(self) -> int:
-        """The largest K that entries are retrieved for."""
+    def largest_k(self) -> int:
         return max(self.config.translation.k)
 
     def check_windows(self) -> None:

@@ -61,12 +61,10 @@ def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> dict[str, Any]
         results["parameters"] = results["imported"]["parameters"]
     if evaluated is not dataset:
         results["evaluation_dataset"] = evaluated
-    if plan.index:
-        source = plan.index.store_summary()
-        about = {"dataset": source["dataset"], "split": source["split"]}
-        if config.datastore.path or config.datastore.dataset:  # else it is the text that the model learned from
-            about["text"] = source["text"]
-        results["datastore"] = plan.index.summary() | tuned["recall"] | about
+    described = {name: memory.description() for name, memory in plan.memories.stored.items()}
+    results["datastores"] = {name: about | tuned["recall"][name] for name, about in described.items() if about}
+    if results["datastores"]:  # tables and pages show the first one
+        results["datastore"] = next(iter(results["datastores"].values()))
     return results
 
 
@@ -108,7 +106,8 @@ def with_bits(row: dict[str, Any], metric: str, bytes_per_token: float) -> dict[
 def made_from(plan: Plan, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:
     """Return the names of the artefacts of some stages, and of the folders that the configuration names in their place."""
     config = plan.config
-    named = (config.checkpoint, config.datastore.path, config.mixture.get("path"), config.model.get("name"))
+    stores = [memory.config.datastore.path for memory in plan.memories.stored.values()]
+    named = (config.checkpoint, config.datastore.path, *stores, config.mixture.get("path"), config.model.get("name"))
     artefacts = [*also, *(artefact for stage in stages for artefact in plan.made_by(stage))]
     return sorted({*(artefact.name for artefact in artefacts), *(Path(path).name for path in named if path)})
 

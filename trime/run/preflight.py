@@ -20,10 +20,12 @@ from trime.models.network import build_network
 from trime.pipeline.model_io import CARRIED, model_of, set_evaluation_memory, window_sizes
 from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
-from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of
+from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of, traits_of
 from trime.pipeline.training import added_callbacks
+from trime.plan.by_task import build_plan
 from trime.report.report_runs import NAME, check_report
 from trime.stages.datastore import check_index_factory
+from trime.stages.memories import Memories
 from trime.stages.mixture import given_mixture
 from trime.urls import is_url
 
@@ -103,22 +105,36 @@ def check_memories(config: DictConfig) -> None:
     rows = [row for row in rows_of(config) if isinstance(row, MixtureSpec)]
     check_similarity(config)
     check_fitted(config)
-    joined = [names for row in rows for names in (("vocabulary", *row.joint), *(part.memories for part in row.interpolations))]
-    mixed = any("external" in names and len(names) > 1 for names in joined)
-    if mixed and config.task == "language_model" and config.index.metric != config.similarity:
-        raise UserError(
-            f"index.metric={config.index.metric}: the external memory is joined with what similarity={config.similarity} "
-            "measures: set similarity alone, or rows that interpolate"
-        )
+    memories = build_plan(config).memories
+    for stored in memories.stored.values():
+        stored.check_settings()
+    if config.task == "language_model":
+        for row in rows:
+            check_metrics(memories, row.joint, config.similarity)
+            for part in row.interpolations:
+                check_metrics(memories, part.memories, None)
+
+
+def check_metrics(memories: Memories, joined: tuple[str, ...], vocabulary: str | None) -> None:
+    """Raise UserError if memories of one softmax, in which the vocabulary may be too, compare contexts differently."""
+    expected, of = vocabulary, "similarity"
+    for name in joined:
+        metric = memories.kinds[name].metric
+        if metric and expected and metric != expected:
+            raise UserError(
+                f"memory {name} compares contexts by {metric} (index.metric), and is joined with {of}={expected}: "
+                "set similarity alone, or rows that interpolate"
+            )
+        expected, of = (expected, of) if expected else (metric, f"memory {name}")
 
 
 def check_sizes(config: DictConfig) -> None:
     """Raise UserError if a memory is so small that its policy has no choice."""
-    test = [plain(config.tune.memory_size)] if "long" in memories_of(config) else []
-    sizes = {"eviction": [plain(config.model.get("memory_size")), *test], "train.eviction": [config.train.memory_size]}
-    for key, given in sizes.items():
-        policy = OmegaConf.select(config, key)
-        for size in {size for part in given for size in as_list(part) if size and policy}:
+    bounded = [(config.eviction, config.model.get("memory_size")), (config.train.eviction, config.train.memory_size)]
+    nodes = [config.memories[name] for name in memories_of(config)]
+    bounded += [(node.policy, node.sizes) for node in nodes if "policy" in node and "sizes" in node]
+    for policy, sizes in bounded:
+        for size in {size for size in as_list(plain(sizes)) if size and policy}:
             instantiated(policy).check_size(size)
 
 
@@ -141,8 +157,9 @@ def check_fitted(config: DictConfig) -> None:
     model = config.mixture.model
     if config.task == "translation" and (model.get("history") or model.get("online")):
         raise UserError("translations of a beam have no history: set mixture.model.history=[] and mixture.model.online=false")
-    if "ngram_document" in fitted[0].memories and config.compatibility.sorted_windows:
-        raise UserError("memory ngram_document reads a text in its order: set compatibility=none, or leave it out")
+    ordered = [name for name in fitted[0].memory_order if traits_of(config, name).needs_text_order]
+    if ordered and config.compatibility.sorted_windows:
+        raise UserError(f"memory {ordered[0]} reads a text in its order: set compatibility=none, or leave it out")
     if model.get("history") and config.compatibility.sorted_windows:
         raise UserError("mixture.model.history knows a text in its order: set compatibility=none, or mixture.model.history=[]")
 
@@ -179,8 +196,14 @@ def check_translation(config: DictConfig) -> None:
         raise UserError(f"translation has no {names}: leave them out")
     memories = [row.memories for row in rows_of(config)]
     first = sum(not own for own in memories)  # rows without memory
-    if set().union(*memories) - {"external"} or any(memories[:first]) or not first:
-        raise UserError("evaluate.rows: of a translation the first row has no memory, and later ones the external memory alone")
+    own_k = [name for names in memories for name in names if OmegaConf.select(config, f"memories.{name}.index.k") is not None]
+    if own_k:
+        raise UserError(
+            f"memories.{own_k[0]}.index.k: of a translation, translation.k lists the K that are tried: set that alone"
+        )
+    searched = all(len(names) == 1 and traits_of(config, *names).is_searched for names in memories[first:])
+    if not searched or any(memories[:first]) or not first:
+        raise UserError("evaluate.rows: of a translation the first row has no memory, and later ones a datastore's alone")
 
 
 def check_pretrained(config: DictConfig) -> None:

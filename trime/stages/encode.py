@@ -38,7 +38,7 @@ from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
 from trime.tasks.language_model import contexts_and_mass
-from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, contexts_of, is_token
+from trime.types import Batch, Contexts, LogMass, Tensor, TokenPosition, contexts_of, is_token
 
 log = logging.getLogger(__name__)
 
@@ -302,5 +302,5 @@ def read_windows(folder: Path, device: torch.device, low: int = 0, high: int | N
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for begin, end in pairwise(edges):
             context = int((~scored[begin:end]).sum())
-            mass = Mass(*(part[begin + context : end] for part in (target, total, *gate)))
+            mass = LogMass(*(part[begin + context : end] for part in (target, total, *gate)))
             yield Window(contexts.take(slice(begin, end)), context, mass)

@@ -39,7 +39,7 @@ class PerToken(ConfiguredArtefact):
         corpus = self.test.corpus.corpus()
         symbols, names = corpus.vocabulary.symbols, corpus.names(self.test.split) if self.config.evaluate.bounded else None
         with open(folder / FILE, "w", encoding="utf-8") as file:
-            for scored in scorer.scored(with_progress(self.test, "write tokens of")):
+            for scored in scorer.score_row(with_progress(self.test, "write tokens of")):
                 for line in token_lines(scored):
                     token, document = symbols[line["token"]], names[line["document"]] if names else None
                     file.write(

@@ -86,8 +86,8 @@ class Translate(ConfiguredArtefact, ArtefactInParts):
     def translator(self, number: int) -> Translator:
         """Return what translates the split by a row of the table, with the settings tuned for it."""
         row = self.tune.rows()[number]
-        index = self.tune.for_row(number).memories.sources.index
-        nearest = index.knn_memory(self.encoded.summary()) if row.memories and index else None
+        memories = self.tune.for_row(number).memories.open_all(self.encoded.summary(), [], row.memories)
+        nearest = next((memory.nearest for memory in memories.values()), None)
         return Translator(self.network, row, nearest, self.corpus, self.config)
 
     @cached_property
