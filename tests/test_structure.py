@@ -54,8 +54,7 @@ BELOW = {
         "pipeline"
     ),
     "plan": "errors types io places kernels data memory pipeline stages engines",
-    "report": "errors types io places metrics",
-    "report.figures": "io metrics report.tables report.groups report.texts report.bootstrap",
+    "report": "errors types io metrics",
     "inspection": (
         "errors config types io places progress metrics quantities data evaluation memory models pipeline stages plan report"
     ),

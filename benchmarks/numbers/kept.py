@@ -12,8 +12,9 @@ import yaml
 
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
-from trime.report.comparison_table import PublishedResults, order_table
+from trime.report.comparison import PublishedResults, order_table
 from trime.report.groups import Group, fitted_part, group_runs, has_paper_and_fitted_rows, paper_part, split_by_mixture
+from trime.report.run_result import RunResult, ScoredRun, run_from_json, scored_runs
 
 VERDICTS = ("agrees", "no difference shown", "disagrees")
 
@@ -26,12 +27,14 @@ class SourceFiles:
         self.json, self.yaml = cache(read_json), cache(read_yaml)
         self.difference, self.verdicts, self.published = cache(self._difference), cache(self._verdicts), cache(self._published)
 
-    def run(self, path: Path, mixture: str = "") -> Any:
+    def run(self, path: Path, mixture: str = "") -> RunResult:
         """Return a run with the papers' rows, or that of a fitted mixture if one is named."""
-        run = self.json(path)
+        run = run_from_json(self.json(path))
+        if not isinstance(run, ScoredRun):
+            return run
         if not mixture:
-            return paper_part(run) if "questions" not in run and has_paper_and_fitted_rows(run) else run
-        if run["metrics"]["test"][-1]["mixture"] != mixture:
+            return paper_part(run) if has_paper_and_fitted_rows(run) else run
+        if run.row.mixture != mixture:
             raise LookupError(f"{path.name} has no {mixture} row")
         return fitted_part(run)
 
@@ -39,14 +42,16 @@ class SourceFiles:
         """Compare two groups of runs by perplexity (or bits), or by BLEU; LookupError without statistics of BLEU."""
         compare = bootstrap.bleu_difference if kind == "BLEU" else bootstrap.difference
         pairs = zip((one, other), mixtures, strict=True)
-        result = compare(*(Group([self.run(path, mixture) for path in paths]) for paths, mixture in pairs))
+        result = compare(*(Group(scored_runs(self.run(path, mixture) for path in paths)) for paths, mixture in pairs))
         if result is None:
             raise LookupError(f"no statistics of BLEU are kept in {one[0].parent}")
         return result
 
     def _verdicts(self, folder: Path, title: str) -> tuple[int, ...]:
         """Count the pairs of a folder's runs in published sets whose titles begin with ``title``; all, and by verdict."""
-        groups = group_runs(split_by_mixture([self.json(path) for path in sorted(folder.glob("*.json"))]))
+        groups = group_runs(
+            split_by_mixture(scored_runs(run_from_json(self.json(path)) for path in sorted(folder.glob("*.json"))))
+        )
         sets = {name: results for name, results in self.published().items() if name.startswith(title)}
         verdicts = Counter(line[-1] for line in order_table(groups, sets)[1])
         return verdicts.total(), *(verdicts[verdict] for verdict in VERDICTS)

@@ -17,8 +17,8 @@ from benchmarks.numbers.kept import SourceFiles
 from trime.metrics import mean_over_seeds, perplexity
 from trime.report.bootstrap import Difference
 from trime.report.frontier import External, frontier_points
-from trime.report.memories import memory_contribution
-from trime.report.tables import metric_name, metric_value
+from trime.report.run_result import Row, run_from_json, scored_runs
+from trime.report.tables import memory_contribution
 
 
 class Sources:
@@ -50,7 +50,7 @@ class Sources:
 
     def runs(self, name: str) -> list[dict[str, Any]]:
         """Return the results of a run for each seed; ``NAME, adaptive`` are those of that mixture."""
-        return [self.files.run(path, name.partition(", ")[2]) for path in self.paths(name)]
+        return [self.files.run(path, name.partition(", ")[2]).to_json() for path in self.paths(name)]
 
     def dev(self, name: str, row: int = -1) -> float:
         """Return a row's perplexity (or bits) on valid, the mean over seeds."""
@@ -62,8 +62,8 @@ class Sources:
 
     def result(self, name: str, split: str, row: int) -> float:
         """Return a row's perplexity (or bits) on a split, the mean over seeds."""
-        rows = [run["metrics"][split][row] for run in self.runs(name)]
-        return mean_over_seeds(map(metric_value, rows), metric_name(rows[0]))
+        rows = [Row(**run["metrics"][split][row]) for run in self.runs(name)]
+        return mean_over_seeds([row.value for row in rows], rows[0].metric_name)
 
     def value(self, name: str, *keys: str | int, seed: int | None = None) -> Any:
         """Return the value under some keys: the mean of a number over seeds, or a text that all seeds share."""
@@ -98,15 +98,17 @@ class Sources:
 
     def without(self, name: str, memory: str) -> float:
         """Return the perplexity (or bits) on test of a run's fitted mixture without a memory, the mean over seeds."""
-        return memory_contribution([self.files.json(path) for path in self.paths(name)], memory)[0]
+        return memory_contribution(scored_runs(run_from_json(self.files.json(path)) for path in self.paths(name)), memory)[0]
 
     def adds(self, name: str, memory: str) -> Difference:
         """Return the change by adding a memory to a run's fitted mixture of the others, with the interval of reports."""
-        return memory_contribution([self.files.json(path) for path in self.paths(name)], memory)[1]
+        return memory_contribution(scored_runs(run_from_json(self.files.json(path)) for path in self.paths(name)), memory)[1]
 
     def point(self, memories: str, index: str = "", k: int = 0, precision: str = "") -> tuple[float, float, float, float]:
         """Return dev, test, tokens per second and GB of a frontier's point, whose memories are named ``one + another``."""
-        points = frontier_points([self.files.json(path) for path in sorted(self.folder.glob("*.json"))])
+        points = frontier_points(
+            scored_runs(run_from_json(self.files.json(path)) for path in sorted(self.folder.glob("*.json")))
+        )
         external = External(index, k, precision) if index else None
         for point in points:
             if point.names == memories and point.external == external:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePosixPath
+
 from omegaconf import DictConfig
 
 from trime.places import Place, complete_files
-from trime.report.results import download_results
 
 FOLDERS = ("runs", "reports", "sweeps")  # of outputs; artefacts are copied one by one when they are complete
 
@@ -27,3 +29,12 @@ def upload_results(config: DictConfig) -> None:
         there = place.files()
         names = complete_files(place.local)
         place.upload(name for name in names if name not in there or there[name].is_older(place.local / name))
+
+
+def download_results(pattern: Place) -> None:
+    """Copy the results to this machine that lie below the URL before the pattern's first wildcard."""
+    whole = re.split(r"/[^/]*[*?\[]", pattern.address, maxsplit=1)[0]
+    place = Place(re.sub(r"/[^/]*\.json$", "", whole))
+    names = {PurePosixPath(name) for name in place.files() if name.endswith(".json")}
+    folders = {name.parent for name in names if name.name == "results.json"}
+    place.download([str(name) for name in names if name.name == "results.json" or not folders & {*name.parents}])
