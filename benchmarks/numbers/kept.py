@@ -13,7 +13,7 @@ import yaml
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
 from trime.report.comparison import PublishedResults, order_table
-from trime.report.groups import Group, fitted_part, group_runs, has_paper_and_fitted_rows, paper_part, split_by_mixture
+from trime.report.groups import Group, group_runs, split_by_mixture
 from trime.report.run_result import RunResult, ScoredRun, run_from_json, scored_runs
 
 VERDICTS = ("agrees", "no difference shown", "disagrees")
@@ -32,11 +32,9 @@ class SourceFiles:
         run = run_from_json(self.json(path))
         if not isinstance(run, ScoredRun):
             return run
-        if not mixture:
-            return paper_part(run) if has_paper_and_fitted_rows(run) else run
-        if run.row.mixture != mixture:
+        if mixture and run.row.mixture != mixture:
             raise LookupError(f"{path.name} has no {mixture} row")
-        return fitted_part(run)
+        return split_by_mixture([run])[-1 if mixture else 0]
 
     def _difference(self, one: tuple[Path, ...], other: tuple[Path, ...], kind: str, mixtures: tuple[str, str]) -> Difference:
         """Compare two groups of runs by perplexity (or bits), or by BLEU; LookupError without statistics of BLEU."""

@@ -58,5 +58,5 @@ def model_card(run: ScoredRun, disclosed: list[str]) -> str:
         command=run.command or "unknown",
         commit=run.commit or "unknown",
         packages=", ".join(f"{name} {run.versions[name]}" for name in ("python", "torch") if name in run.versions),
-        machine=run.hardware.gpu or f"{run.hardware.cores} cores of {run.hardware.cpu}",
+        machine=run.hardware["gpu"] or f"{run.hardware['cores']} cores of {run.hardware['cpu']}",
     )

@@ -92,7 +92,7 @@ def settings_of(run: AnsweringRun) -> dict[str, Any]:
     questions = {key: value for key, value in run.questions.items() if key not in ("seed", "words", "_target_")}
     if "_target_" in run.questions:
         questions["questions"] = run.questions["_target_"].rpartition(".")[2]
-    return (run.small_model or {"model": run.model}) | questions | run.answering | run.row.reading
+    return (run.small_model or {"model": run.model}) | questions | run.answering | (run.row.model_extra or {})
 
 
 def measures(runs: list[AnsweringRun]) -> str:
@@ -130,12 +130,7 @@ def policies_table(runs: list[AnsweringRun]) -> Table:
     labels, words, _, queries = (len({key[place] for key in keys}) > 1 for place in range(4))
     titles = [
         ", ".join(
-            [
-                *[key.label] * labels,
-                *[f"{key.words or 'all'} words"] * words,
-                f"M {key.size}",
-                *[f"N {key.queries}"] * queries,
-            ]
+            [*[key.label] * labels, *[f"{key.words or 'all'} words"] * words, f"M {key.size}", *[f"N {key.queries}"] * queries]
         )
         for key in keys
     ]

@@ -84,11 +84,18 @@ def save_picture(figure: Any, path: Path) -> Path:
 
 
 def save_panels(panels: list[Panel], path: Path, headline: str = "", height: float = PANEL_HEIGHT) -> Path:
-    """Draw panels in a grid under a headline, each of this height in inches, and return the path of the picture."""
-    figure, axes = panel_grid(len(panels), height)
+    """Draw panels under a headline, each of this height in inches, and return the path of the picture.
+
+    There are two in a line, so that their type is legible in a column of text.
+    """
+    columns = min(len(panels), COLUMNS)
+    lines = -(-len(panels) // columns)
+    figure, axes = canvas(1 + PANEL_WIDTH * columns, height * lines, columns, lines)
     for axis, panel in zip(axes, panels, strict=False):
         panel(axis)
-    figure.suptitle(textwrap.fill(headline, HEADLINE_WIDTH * min(len(panels), COLUMNS)))
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    figure.suptitle(textwrap.fill(headline, HEADLINE_WIDTH * columns))
     return save_picture(figure, path)
 
 
@@ -172,16 +179,6 @@ def draw_dots(
         axis.minorticks_off()
         ends = [*means, *(end for interval in intervals if interval for end in interval)]
         axis.set_xlim(min(0.9 * min(ends), 0.6 * min(means)), max(1.1 * max(ends), 1.4 * max(means)))
-
-
-def panel_grid(count: int, height: float = PANEL_HEIGHT) -> tuple[Any, Any]:
-    """Return a figure and its axes for a number of panels, two in a line, so that its type is legible in a column of text."""
-    columns = min(count, COLUMNS)
-    lines = -(-count // columns)
-    figure, axes = canvas(1 + PANEL_WIDTH * columns, height * lines, columns, lines)
-    for axis in axes[count:]:
-        axis.set_visible(False)
-    return figure, axes
 
 
 def finish_size_axis(axis: Any, sizes: Collection[float]) -> None:

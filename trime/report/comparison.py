@@ -13,40 +13,14 @@ import numpy as np
 from omegaconf import DictConfig
 
 from trime.io import plain
+from trime.report import tables
 from trime.report.bootstrap import bleu_difference, difference, interval_of
-from trime.report.canvas import BLUE, GREY, Panel, canvas, draw_dots, finish_size_axis, line_style, panel_grid, save_picture
+from trime.report.canvas import BLUE, GREY, Panel, canvas, draw_dots, finish_size_axis, line_style, save_panels, save_picture
 from trime.report.figures import Figure, sizes_panel
-from trime.report.groups import (
-    Group,
-    baseline_of,
-    comparable,
-    group_labels,
-    group_runs,
-    metric_names,
-    rank_groups,
-    size_text,
-)
+from trime.report.groups import Group, baseline_of, comparable, group_labels, group_runs, metric_names, rank_groups, size_text
 from trime.report.page import Section, picture_sections
 from trime.report.run_result import ScoredRun
-from trime.report.tables import (
-    EDGE,
-    EDGE_NOTE,
-    FITTED_NOTE,
-    PROCESSOR_TIME,
-    SYMBOLS,
-    Replay,
-    ReplayRow,
-    Table,
-    applicable,
-    decimals,
-    mark_edge,
-    markdown,
-    optional,
-    processor_text,
-    table_of,
-    text_facts,
-    text_notes,
-)
+from trime.report.tables import Replay, Table
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
 PublishedResults = dict[str, dict[str, list[float]]]
@@ -83,12 +57,12 @@ class Comparison(NamedTuple):
         """Return how the table's columns and marks are to be read."""
         units, header = " or ".join(sorted({units_of(group) for group in self.groups})), self.table.header
         paired = f"Differences to {self.against} are paired, with a 95 % interval by bootstrap over seeds and {units}."
-        return applicable(
+        return tables.applicable(
             {
                 paired: INTERVAL.format(self.against) in header,
                 PUBLISHED_NOTE: any(title.endswith("*") for title in header),
-                FITTED_NOTE: any(run.is_fitted for run in self.runs),
-                EDGE_NOTE: any(EDGE in title for title in header),
+                tables.FITTED_NOTE: any(run.is_fitted for run in self.runs),
+                tables.EDGE_NOTE: any(tables.EDGE in title for title in header),
             }
         )
 
@@ -101,13 +75,13 @@ class Comparison(NamedTuple):
 
     def markdown(self, titled: bool) -> str:
         """Return text, table and notes, under a heading if ``titled``."""
-        shown = [f"## {self.title}"] * titled + [text_facts(self.runs[0]), markdown(*self.table).rstrip()]
-        notes = [*text_notes(self.runs[0]), *self.footnotes, *([self.verdicts] if self.verdicts else [])]
+        shown = [f"## {self.title}"] * titled + [tables.text_facts(self.runs[0]), tables.markdown(*self.table).rstrip()]
+        notes = [*tables.text_notes(self.runs[0]), *self.footnotes, *([self.verdicts] if self.verdicts else [])]
         return "\n\n".join([*shown, *notes]) + "\n"
 
     def sections(self, figures: dict[str, Figure]) -> list[Section]:
         """Return the sections of the text on a page."""
-        note = " ".join([f"{text_facts(self.runs[0])}. The worst run comes first.", *text_notes(self.runs[0])])
+        note = " ".join([f"{tables.text_facts(self.runs[0])}. The worst run comes first.", *tables.text_notes(self.runs[0])])
         panels: list[Panel] = [
             partial(compare_panel, groups=self.groups),
             *policies_panels(self.groups),
@@ -164,46 +138,38 @@ def compare_table(groups: list[Group], baseline: str, published: PublishedResult
     for title, rows in published.items():
         for line, group in zip(lines, groups, strict=True):
             line[f"{title}*"] = " / ".join(f"{x:.2f}" for x in rows.get(group.name, []))
-    return table_of(lines, {title for title in lines[0] if not any(line[title] for line in lines)})
+    return tables.table_of(lines, {title for title in lines[0] if not any(line[title] for line in lines)})
 
 
 def group_columns(group: Group, other: Group | None, baseline: str, metric: str) -> dict[str, str]:
     """Return the cells of a group's line by title: its results, what they are over, and what they cost."""
-    run, row = group.first, group.row
-    sizes = sorted({run.memory_size for run in group.runs if run.memory_size is not None}, key=np.mean)
+    run, row, size = group.first, group.row, group.first.parameters or 0
+    sizes = sorted({run.row.memory_size for run in group.runs if run.row.memory_size is not None}, key=np.mean)
     recall = group.average(lambda run: run.datastore.recall if run.datastore else None) if row.search else None
     translates = row.bleu is not None
-    edges = dict.fromkeys(SYMBOLS.get(name, name) for dev in group.dev for name in dev.at_grid_edge)
+    edges = dict.fromkeys(tables.SYMBOLS.get(name, name) for dev in group.dev for name in dev.at_grid_edge)
     return {
-        "test BLEU": optional(group.average(lambda run: run.row.bleu), ".2f"),
+        "test BLEU": tables.optional(group.average(lambda run: run.row.bleu), ".2f"),
         f"BLEU vs {baseline}": str((other and translates and bleu_difference(group, other)) or ""),
-        f"test {metric}": decimals(group.mean("test")),
+        f"test {metric}": tables.decimals(group.mean("test")),
         INTERVAL.format(baseline): str(difference(group, other)) if other else "",
-        "dev BLEU": optional(group.average(lambda run: run.dev.bleu), ".2f"),
-        f"dev {metric}": decimals(group.mean("valid")),
+        "dev BLEU": tables.optional(group.average(lambda run: run.dev.bleu), ".2f"),
+        f"dev {metric}": tables.decimals(group.mean("valid")),
         # Where tokens are bytes, this is the column of the metric.
-        "test bits/byte": optional(group.average(lambda run: run.row.bits_per_byte), ".3f"),
+        "test bits/byte": tables.optional(group.average(lambda run: run.row.bits_per_byte), ".3f"),
         "seeds": group.seeds,
         "trained on": run.dataset.name if run.is_trained else "not trained",
         "memories": row.memories,
         "M": " or ".join(map(size_text, sizes)),
         "eviction": row.eviction or "",
-        "params": count_text(run.parameters) if run.parameters else "",
+        "params": (f"{size / 1e6:.1f}M" if size >= 1e6 else f"{size / 1e3:.1f}k") if size else "",
         "search": row.search or "",
-        "recall": optional(recall, ".2f"),
-        f"train {PROCESSOR_TIME}": processor_text(group.average(lambda run: run.train.processor_ms_per_token)),
-        PROCESSOR_TIME: processor_text(group.average(lambda run: run.row.processor_ms_per_token)),
-        "memory MB": optional(group.average(lambda run: run.row.peak_memory_mb), ",.0f"),
-        f"tuned to an edge {EDGE}": ", ".join(edges),
+        "recall": tables.optional(recall, ".2f"),
+        f"train {tables.PROCESSOR_TIME}": tables.processor_text(group.average(lambda run: run.train.processor_ms_per_token)),
+        tables.PROCESSOR_TIME: tables.processor_text(group.average(lambda run: run.row.processor_ms_per_token)),
+        "memory MB": tables.optional(group.average(lambda run: run.row.peak_memory_mb), ",.0f"),
+        f"tuned to an edge {tables.EDGE}": ", ".join(edges),
     }
-
-
-def count_text(count: int) -> str:
-    """Return a count of parameters as tables print it: ``950``, ``14.3k`` or ``247.0M``."""
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return str(count)
 
 
 def order_table(groups: list[Group], published: PublishedResults) -> Table:
@@ -220,7 +186,7 @@ def order_table(groups: list[Group], published: PublishedResults) -> Table:
         for one, other in combinations(sorted(published_groups, key=lambda group: -rows[group.name][-1]), 2):
             paper = rows[one.name][-1] - rows[other.name][-1]
             if comparable(one, other):
-                both = [mark_edge(group.name, group.dev) for group in (one, other)]
+                both = [tables.mark_edge(group.name, group.dev) for group in (one, other)]
                 lines.append([title, *both, f"{paper:+.2f}", *judge_difference(one, other, paper)])
     return Table(["published in", "row", "minus row", "paper", "here, 95 % interval", "order"], lines)
 
@@ -252,7 +218,7 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
     metric, groups = rank_groups(groups)
     groups = [group for group in groups if np.isfinite(group.mean("test", metric))] or groups
     colours = [BLUE if is_trained_with_memory(group.first) else GREY for group in groups]
-    names = [mark_edge(label, group.dev) for label, group in zip(group_labels(groups), groups, strict=True)]
+    names = [tables.mark_edge(label, group.dev) for label, group in zip(group_labels(groups), groups, strict=True)]
     intervals = [interval_of(group) for group in groups]
     draw_dots(axis, names, [group.values("test", metric) for group in groups], intervals, metric, colours)
     axis.set_title(groups[0].first.title)
@@ -281,7 +247,7 @@ def policies_panel(axis: Any, groups: list[Group]) -> None:
     """
     lines: dict[str, dict[float, float]] = {}
     for group in groups:
-        size = group.first.memory_size
+        size = group.row.memory_size
         if group.row.eviction and size is not None:
             lines.setdefault(f"{group.name}, {group.row.eviction}", {})[float(np.mean(size))] = group.mean("test")
         elif size == 0:
@@ -311,27 +277,26 @@ def curves_panels(runs: list[ScoredRun]) -> list[Panel]:
 def replay_picture(replay: Replay, path: Path) -> Path:
     """Draw what each policy retains, and its perplexity, over the size of the memory; the oracle is black.
 
-    There is a panel for each memory and metric, and for each policy that was replayed with several c.
+    There is a panel for each memory and metric, and for each policy that was replayed with several c, beside fifo and oracle.
     """
-    panels = [
-        (memory.memory, title, value, rows)
-        for memory in replay.memories
-        for rows in split_by_policy(memory.rows)
-        for title, value in replay.measures.items()
-    ]
-    figure, axes = panel_grid(len(panels))
-    accuracy = "exact" if replay.exact else "approximate"
-    for axis, (memory, title, value, rows) in zip(axes, panels, strict=False):
-        for number, name in enumerate(dict.fromkeys(row.policy for row in rows)):
-            points = sorted((row.size, value(row)) for row in rows if row.policy == name)
-            style = {"oracle": {"color": "black", "ls": "--"}, "fifo": {"color": GREY}}.get(name, {})
-            axis.plot(*zip(*points, strict=True), label=name, **line_style(number) | style)
-        axis.set(xlabel="entries", ylabel=title, title=f"{memory}, {accuracy}")
-        finish_size_axis(axis, {row.size for row in rows})
-    return save_picture(figure, path)
+    panels: list[Panel] = []
+    for memory in replay.memories:
+        title = f"{memory.memory}, {'exact' if replay.exact else 'approximate'}"
+        swept = dict.fromkeys(row.policy.split(" ")[0] for row in memory.rows if " c=" in row.policy)
+        groups = [[row for row in memory.rows if row.policy.split(" ")[0] in (name, "fifo", "oracle")] for name in swept]
+        for rows in groups or [memory.rows]:
+            for label, value in replay.measures.items():
+                lines: dict[str, dict[int, float]] = {}
+                for row in rows:
+                    lines.setdefault(row.policy, {})[row.size] = value(row)
+                panels.append(partial(replay_panel, lines=lines, label=label, title=title))
+    return save_panels(panels, path)
 
 
-def split_by_policy(rows: list[ReplayRow]) -> list[list[ReplayRow]]:
-    """Return the rows of each policy that has several c, with those of fifo and oracle; all rows together if none has."""
-    swept = list(dict.fromkeys(row.policy.split(" ")[0] for row in rows if " c=" in row.policy))
-    return [[row for row in rows if row.policy.split(" ")[0] in (name, "fifo", "oracle")] for name in swept] or [rows]
+def replay_panel(axis: Any, lines: dict[str, dict[int, float]], label: str, title: str) -> None:
+    """Draw a line for each policy over the size of the memory."""
+    for number, (policy, points) in enumerate(lines.items()):
+        style = {"oracle": {"color": "black", "ls": "--"}, "fifo": {"color": GREY}}.get(policy, {})
+        axis.plot(*zip(*sorted(points.items()), strict=True), label=policy, **line_style(number) | style)
+    axis.set(xlabel="entries", ylabel=label, title=title)
+    finish_size_axis(axis, {size for points in lines.values() for size in points})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import textwrap
 from abc import ABC
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from trime.report.canvas import (
     memory_colours,
     save_panels,
 )
-from trime.report.run_result import Analysis, MeanWeights, Row, ScoredRun, StaleLayer
+from trime.report.run_result import Bucket, MeanWeights, Row, ScoredRun
 
 LABEL_WIDTH = 30  # characters per line of a row's name
+AVERAGE = "average"  # the name of the bucket of all tokens
 
 
 def configured_figures(settings: Any) -> dict[str, Figure]:
@@ -66,14 +68,21 @@ class Curves(Figure):
     def panels(self, run: ScoredRun, history: Path) -> list[Panel]:
         rows, metric = run.metrics["test"], run.row.metric_name
         panels: list[Panel] = [partial(rows_panel, rows=rows)]
-        if lines := read_history(history):
-            panels.append(partial(training_panel, lines=lines, metric=metric))
-        if any("/gate/" in column for column in (lines or [{}])[0]):
-            panels.append(partial(gates_panel, lines=lines))
-        if layers := [layer for layer in run.staleness if layer.ages]:
-            panels.append(partial(staleness_panel, layers=layers))
-        if with_shares := [row for row in rows if row.memory_share]:
-            panels.append(partial(shares_panel, rows=with_shares))
+        if history.exists():
+            with open(history, newline="") as file:
+                panels += history_panels([*csv.DictReader(file)], metric)
+        if any(layer.ages for layer in run.staleness):  # of stored keys (Wu et al. 2022, section 3.2)
+            stale: dict[str, dict[int, float | None]] = {}
+            for layer in run.staleness:
+                ages, number = layer.ages, layer.layer
+                stale[f"distance from the current key, layer {number}"] = {age.age: age.distance for age in ages}
+                ratios: dict[int, float | None] = {age.age: age.share_retrieved / age.share_stored for age in ages}
+                stale[f"share retrieved / share stored, layer {number}"] = ratios
+            panels.append(lines_panel(stale, "staleness at the end of training", xlabel="age in segments", ylim=(0, None)))
+        if any(row.memory_share for row in rows):
+            shares = {row.memories: means_of(row.memory_share) for row in rows if row.memory_share}
+            labels = {"xlabel": "frequency of the token on dev", "ylabel": "share of P(target), %", "ylim": (0, 103)}
+            panels.append(lines_panel(shares, "probability from memories", **labels))
         if curves := {row.memories: row.by_memory_size for row in run.metrics["valid"] if row.by_memory_size}:
             panels.append(partial(sizes_panel, curves=curves, metric=metric, label=f"dev {metric}"))
         return panels
@@ -91,7 +100,12 @@ class AnalysisFigure(Figure):
         if not run.analysis:
             return []
         analysis, metric = run.analysis["test"], run.row.metric_name
-        panels: list[Panel] = [partial(buckets_panel, analysis=analysis, metric=metric)]
+        lines = {
+            label: {cell.bucket: MEASURES[metric](cell.loss) for cell in cells if cell.loss is not None}
+            for label, cells in analysis.buckets.items()
+        }
+        labels = {"xlabel": "frequency of the token on dev", "ylabel": metric, "yscale": SCALES[metric]}
+        panels: list[Panel] = [lines_panel(lines, "by frequency", **labels)]
         if analysis.retrieval:
             panels.append(partial(retrieval_panel, shares=analysis.retrieval))
         if analysis.by_memory_size:
@@ -121,12 +135,36 @@ class Weights(Figure):
         return [partial(weights_panel, weights=weights, key=key, labels=axes[key]) for key in present]
 
 
-def read_history(file: Path) -> list[dict[str, str]]:
-    """Return the lines of metrics.csv; none if it does not exist."""
-    if not file.exists():
-        return []
-    with open(file, newline="") as stream:
-        return [*csv.DictReader(stream)]
+def lines_panel(lines: Mapping[str, Mapping[Any, float | None]], title: str, **labels: Any) -> Panel:
+    """Return a panel with a line for each label, given as y by x."""
+
+    def draw(axis: Any) -> None:
+        for label, points in lines.items():
+            axis.plot([*points], [*points.values()], marker="o", ms=4, label=label)
+        axis.set(title=title, **labels)
+        axis.legend(frameon=False, fontsize=7)
+
+    return draw
+
+
+def means_of(buckets: list[Bucket]) -> dict[str, float]:
+    """Return the means of buckets that have one, in per cent, but for that of all tokens."""
+    return {cell.bucket: 100 * cell.mean for cell in buckets if cell.mean is not None and cell.bucket != AVERAGE}
+
+
+def history_panels(lines: list[dict[str, str]], metric: str) -> list[Panel]:
+    """Return the panel of losses in training, as perplexity or bits per character, and that of gates, if there are any."""
+    panels: list[Panel] = [partial(training_panel, lines=lines, metric=metric)]
+    gates = {  # how much each head takes from memory (Wu et al. 2022, Eq. 1)
+        column.removeprefix("train/").replace("/gate/", ", "): {
+            int(line["update"]): float(line[column]) for line in lines if line[column]
+        }
+        for column in (lines[0] if lines else {})
+        if "/gate/" in column
+    }
+    if gates:
+        panels.append(lines_panel(gates, "gates", xlabel="update", ylabel="share of memory, σ(b)", ylim=(0, 1)))
+    return panels
 
 
 def rows_panel(axis: Any, rows: list[Row]) -> None:
@@ -146,41 +184,6 @@ def training_panel(axis: Any, lines: list[dict[str, str]], metric: str) -> None:
     axis.legend(frameon=False)
 
 
-def gates_panel(axis: Any, lines: list[dict[str, str]]) -> None:
-    """Draw how much each head takes from memory during training (Wu et al. 2022, Eq. 1)."""
-    for column in (column for column in lines[0] if "/gate/" in column):
-        points = [(int(line["update"]), float(line[column])) for line in lines if line[column]]
-        axis.plot(*zip(*points, strict=True), label=column.removeprefix("train/").replace("/gate/", ", "))
-    axis.set(xlabel="update", ylabel="share of memory, σ(b)", ylim=(0, 1), title="gates")
-    axis.legend(frameon=False, fontsize=7)
-
-
-def staleness_panel(axis: Any, layers: list[StaleLayer]) -> None:
-    """Draw the staleness of stored keys by age (Wu et al. 2022, section 3.2).
-
-    That is their distance from the current key, and their share of retrieved over their share of stored entries.
-    """
-    for layer in layers:
-        ages = [bucket.age for bucket in layer.ages]
-        distances = [bucket.distance for bucket in layer.ages]
-        ratios = [bucket.share_retrieved / bucket.share_stored for bucket in layer.ages]
-        axis.plot(ages, distances, marker="o", ms=3, label=f"distance from the current key, layer {layer.layer}")
-        axis.plot(ages, ratios, marker="s", ms=3, label=f"share retrieved / share stored, layer {layer.layer}")
-    axis.set(xlabel="age in segments", ylim=(0, None), title="staleness at the end of training")
-    axis.legend(frameon=False, fontsize=7)
-
-
-def shares_panel(axis: Any, rows: list[Row]) -> None:
-    """Draw the share of the target's probability that comes from memories, by the token's frequency on dev."""
-    for row in rows:
-        points = {cell.bucket: 100 * cell.mean for cell in row.memory_share if cell.mean is not None}
-        points.pop("average", None)
-        axis.plot([*points], [*points.values()], marker="o", ms=4, label=row.memories)
-    axis.set(xlabel="frequency of the token on dev", ylabel="share of P(target), %", ylim=(0, 103))
-    axis.set_title("probability from memories")
-    axis.legend(frameon=False, fontsize=7)
-
-
 def sizes_panel(axis: Any, curves: dict[str, dict[str, float]], metric: str, label: str, title: str = "") -> None:
     """Draw results over the size of the long memory, a line for each name of ``curves``."""
     for name, losses in curves.items():
@@ -188,15 +191,6 @@ def sizes_panel(axis: Any, curves: dict[str, dict[str, float]], metric: str, lab
         axis.plot([int(size) for size in losses], results, marker="o", ms=4, label=name)
     axis.set(xlabel="contexts in long memory", ylabel=label, title=title or "size of long memory")
     finish_size_axis(axis, {int(size) for losses in curves.values() for size in losses})
-
-
-def buckets_panel(axis: Any, analysis: Analysis, metric: str) -> None:
-    """Draw the loss of each row by the token's frequency on dev."""
-    for label, cells in analysis.buckets.items():
-        points = {cell.bucket: MEASURES[metric](cell.loss) for cell in cells if cell.loss is not None}
-        axis.plot([*points], [*points.values()], marker="o", ms=4, label=label)
-    axis.set(yscale=SCALES[metric], xlabel="frequency of the token on dev", ylabel=metric, title="by frequency")
-    axis.legend(frameon=False, fontsize=7)
 
 
 def retrieval_panel(axis: Any, shares: dict[str, float]) -> None:
@@ -209,15 +203,14 @@ def retrieval_panel(axis: Any, shares: dict[str, float]) -> None:
 
 def weights_panel(axis: Any, weights: dict[str, MeanWeights], key: str, labels: tuple[str, str]) -> None:
     """Draw a line for each memory whose weights are known by ``key``; ``labels`` are those of the axis and the panel."""
-    cells = {name: {cell.bucket: cell.mean for cell in getattr(each, key)} for name, each in weights.items()}
-    buckets = [*dict.fromkeys(bucket for means in cells.values() for bucket in means if bucket != "average")]
+    buckets = [*dict.fromkeys(cell.bucket for each in weights.values() for cell in getattr(each, key))]
+    buckets = [bucket for bucket in buckets if bucket != AVERAGE]
     if all(bucket.isdecimal() for bucket in buckets):  # lengths, which may differ between memories
         buckets.sort(key=int)
-    colours = memory_colours(weights)
-    for name, means in cells.items():
-        points = {place: 100 * mean for place, bucket in enumerate(buckets) if (mean := means.get(bucket)) is not None}
-        if points:
-            axis.plot([*points], [*points.values()], marker="o", ms=4, label=name, color=colours[name])
+    for name, colour in memory_colours(weights).items():
+        points = means_of(getattr(weights[name], key))
+        if places := sorted(map(buckets.index, points)):
+            axis.plot(places, [points[buckets[place]] for place in places], marker="o", ms=4, label=name, color=colour)
     axis.set_xticks(range(len(buckets)), buckets)
     axis.set(xlabel=labels[0], ylabel="mean weight, %", ylim=(0, None), title=labels[1])
     if key == "by_similarity":

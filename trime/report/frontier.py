@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.io import write_atomically
 from trime.metrics import MEASURES
-from trime.report.bootstrap import Difference, paired_bootstrap
+from trime.report.bootstrap import paired_bootstrap
 from trime.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, save_panels
 from trime.report.groups import size_text
 from trime.report.page import Page, Section, commands_section, picture_sections, write_page
@@ -119,40 +119,31 @@ def pareto_front(points: list[Point], cost: str) -> list[Point]:
 def advice(points: list[Point], seconds: float | None, gb: float | None, metric: str) -> str:
     """Return one sentence of advice: the fastest point within the budget that is as good as the best on dev, noise apart.
 
-    Each part of the budget may be None.
+    Each part of the budget may be None. A point is as good if its paired difference on test to the best one is not shown to be
+    above zero; where no interval is known, only the best is.
     """
+
+    def describe(point: Point) -> str:
+        return f"{point.label}: test {metric} {point.test:.2f} at {1e3 * point.seconds:.2f} ms a token and {point.gb:.3g} GB"
+
     within = [p for p in points if (seconds is None or p.seconds <= seconds) and (gb is None or p.gb <= gb)]
     budget = [*([f"{1e3 * seconds:g} ms a token"] if seconds is not None else []), *([f"{gb:g} GB"] if gb is not None else [])]
     if not within:
         fastest = min(points, key=lambda point: point.seconds)
-        return f"Nothing fits into {' and '.join(budget)}: the fastest is {describe(fastest, metric)}."
-    best = within[0]
-    chosen = next(p for p in sorted(within, key=lambda p: (p.seconds, p.gb, p.dev)) if p is best or as_good(p, best, metric))
-    limit = f"Within {' and '.join(budget)}, choose" if budget else "Choose"
-    sentence = f"{limit} {describe(chosen, metric)}"
-    if chosen is best:
-        return f"{sentence}, the best on dev."
-    interval = excess(chosen, best, metric).interval
-    return (
-        f"{sentence}; the best on dev, {describe(best, metric)}, is not shown to be better "
-        f"(paired difference {interval}, 95 % over documents of test)."
-    )
-
-
-def as_good(point: Point, best: Point, metric: str) -> bool:
-    """Return whether a point is not shown to be worse on test than the best one on dev; False where no interval is known."""
-    same_text = [count for _, count in point.documents] == [count for _, count in best.documents]
-    return same_text and len(point.documents) > 1 and excess(point, best, metric).low <= 0
-
-
-def excess(point: Point, best: Point, metric: str) -> Difference:
-    """Return the paired difference of a point's test result to that of the best point."""
-    return paired_bootstrap(np.array([[point.documents, best.documents]]), metric)
-
-
-def describe(point: Point, metric: str) -> str:
-    """Return a point in words."""
-    return f"{point.label}: test {metric} {point.test:.2f} at {1e3 * point.seconds:.2f} ms a token and {point.gb:.3g} GB"
+        return f"Nothing fits into {' and '.join(budget)}: the fastest is {describe(fastest)}."
+    best, limit = within[0], f"Within {' and '.join(budget)}, choose" if budget else "Choose"
+    for point in sorted(within, key=lambda p: (p.seconds, p.gb, p.dev)):
+        if point is best:
+            break
+        same_text = [count for _, count in point.documents] == [count for _, count in best.documents]
+        if same_text and len(point.documents) > 1:
+            excess = paired_bootstrap(np.array([[point.documents, best.documents]]), metric)
+            if excess.low <= 0:
+                return (
+                    f"{limit} {describe(point)}; the best on dev, {describe(best)}, is not shown to be better "
+                    f"(paired difference {excess.interval}, 95 % over documents of test)."
+                )
+    return f"{limit} {describe(best)}, the best on dev."
 
 
 def frontier_table(points: list[Point], metric: str) -> Table:
@@ -210,10 +201,7 @@ def report_frontier(runs: list[ScoredRun], budget: DictConfig, folder: Path, com
         csvs.append(f"{name}.csv")
         write_atomically(folder / csvs[-1], to_csv(*table))
         print(f"table: {folder / csvs[-1]}\npicture: {save_panels(panels, folder / f'{name}.png', title)}")
-        sections += [
-            Section(title, f"{sentence} {NOTE}", [table]),
-            *picture_sections(f"Pictures of {title}", panels),
-        ]
+        sections += [Section(title, f"{sentence} {NOTE}", [table]), *picture_sections(f"Pictures of {title}", panels)]
     write_atomically(folder / "frontier.md", "\n".join(texts))
     page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands_section(runs, command)], csvs)
     print(f"table: {folder / 'frontier.md'}\npage: {write_page(page, folder / 'frontier.html')}")
@@ -223,9 +211,9 @@ def group_by_model(runs: list[ScoredRun]) -> dict[str, list[ScoredRun]]:
     """Group runs that differ only in the settings of their memories, by a title that describes the model."""
     groups: dict[str, list[ScoredRun]] = {}
     for run in runs:
-        text, size, mixture = run.text, run.memory_size, run.subsets.mixture if run.subsets else "no"
+        size, mixture = run.row.memory_size, run.subsets.mixture if run.subsets else "no"
         facts = [
-            f"{run.name}, seed {run.seed}, {mixture} mixture, on {text.title} ({text.scored:,} tokens)",
+            f"{run.name}, seed {run.seed}, {mixture} mixture, on {run.title} ({run.row.tokens:,} tokens)",
             *([f"{run.parameters:,} parameters"] if run.parameters else []),
             *([f"{run.train.updates:,} updates"] if run.train.updates else []),
             *([f"{run.datastore.entries:,} datastore entries"] if run.datastore else []),

@@ -70,24 +70,15 @@ class Group(NamedTuple):
 def split_by_mixture(runs: list[ScoredRun]) -> list[ScoredRun]:
     """Split each run that has both into the papers' rows and, as a run of its own, its last row with the fitted mixture.
 
-    A run whose other rows have no memory stays whole, represented by its last row.
+    A run whose other rows have no memory stays whole, represented by its last row. The analysis stays with the papers' rows.
     """
-    return [part for run in runs for part in ([paper_part(run), fitted_part(run)] if has_paper_and_fitted_rows(run) else [run])]
-
-
-def has_paper_and_fitted_rows(run: ScoredRun) -> bool:
-    """Return True if a run has a row of the papers with memory beside one with a fitted mixture."""
-    return run.is_fitted and any(row.memories != VOCABULARY for row in run.metrics["test"][:-1])
-
-
-def paper_part(run: ScoredRun) -> ScoredRun:
-    """Return a run without its last row."""
-    return run.model_copy(update={"metrics": {split: rows[:-1] for split, rows in run.metrics.items()}})
-
-
-def fitted_part(run: ScoredRun) -> ScoredRun:
-    """Return a run under the name of its last row's mixture, without the analysis, which stays with the papers' rows."""
-    return run.model_copy(update={"name": f"{run.name}, {run.row.mixture}", "analysis": {}})
+    found = []
+    for run in runs:
+        if run.is_fitted and any(row.memories != VOCABULARY for row in run.metrics["test"][:-1]):
+            found.append(run.model_copy(update={"metrics": {split: rows[:-1] for split, rows in run.metrics.items()}}))
+            run = run.model_copy(update={"name": f"{run.name}, {run.row.mixture}", "analysis": {}})
+        found.append(run)
+    return found
 
 
 def metric_names(runs: list[ScoredRun]) -> str:
@@ -111,18 +102,18 @@ def rank_groups(groups: list[Group]) -> tuple[str, list[Group]]:
 def group_runs(runs: list[ScoredRun]) -> list[Group]:
     """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice.
 
-    The same seed run again is no further seed: such runs are groups of their own.
+    Runs have the same settings if their hashes or the settings of their commands are equal: versions of the code hash
+    differently. The same seed run again is no further seed: such runs are groups of their own.
     """
-    groups = split_by(runs, experiment_key)
-    groups = [part for group in groups for part in split_by(group, settings_key(group))]
-    keys: list[Callable[[ScoredRun], Any]] = [attrgetter(name) for name in ("memory_size", "config_hash", "made_at")]
-    for key in [*keys, id]:
-        # A group in which every run has a seed of its own is complete; only others are split further.
-        groups = [
-            part
-            for group in groups
-            for part in ([group] if len({run.seed for run in group}) == len(group) else split_by(group, key))
-        ]
+    settings: dict[tuple[Any, str | None], list[str]] = {}
+    for run in runs:
+        settings.setdefault((experiment_key(run), run.config_hash), sorted(run.settings))
+    groups = split_by(runs, lambda run: (key := experiment_key(run), *settings[key, run.config_hash]))
+    keys: list[Callable[[ScoredRun], Any]] = [attrgetter(name) for name in ("row.memory_size", "config_hash", "made_at")]
+    for further in [*keys, id]:
+        complete = [len({run.seed for run in group}) == len(group) for group in groups]  # every run has its own seed
+        split = [[group] if done else split_by(group, further) for group, done in zip(groups, complete, strict=True)]
+        groups = [group for part in split for group in part]
     return [Group(sorted(group, key=lambda run: run.seed)) for group in groups]
 
 
@@ -136,17 +127,9 @@ def split_by(runs: list[ScoredRun], key: Callable[[ScoredRun], Any]) -> list[lis
 
 def experiment_key(run: ScoredRun) -> tuple[Any, ...]:
     """Return what identifies an experiment: name, size, training, texts, memories, policy, and memory size unless tuned."""
-    size = None if "memory_size" in run.row.tuned else run.memory_size
+    size = None if "memory_size" in run.row.tuned else run.row.memory_size
     about = run.name, run.parameters, run.train.updates, run.text, *run.other_texts.values()
     return *about, run.row.memories, run.row.eviction, size
-
-
-def settings_key(runs: list[ScoredRun]) -> Callable[[ScoredRun], Any]:
-    """Return the key by which runs of the same settings are found, also where versions of the code hashed them otherwise."""
-    settings: dict[str | None, tuple[str, ...]] = {}
-    for run in runs:
-        settings.setdefault(run.config_hash, tuple(sorted(run.settings)))
-    return lambda run: settings[run.config_hash]
 
 
 def size_text(size: MemorySize) -> str:
@@ -156,7 +139,11 @@ def size_text(size: MemorySize) -> str:
 
 def group_labels(groups: list[Group]) -> list[str]:
     """Return the groups' names; groups that share one also get what distinguishes them: settings, texts, commit and time."""
-    described = [(group.name, [*group.first.settings, *text_words(group.first)]) for group in groups]
+    described = []
+    for run in (group.first for group in groups):
+        uses = {} if run.is_trained else {"trained on": "not trained, vocabulary of"}
+        texts = [f"({f'{uses.get(use, use)} {name} {text[:4]}'.rstrip()})" for use, (name, text) in run.other_texts.items()]
+        described.append((run.name, [*run.settings, *texts]))
     labels = []
     for name, words in described:
         namesakes = [others for other, others in described if other == name]
@@ -168,18 +155,12 @@ def group_labels(groups: list[Group]) -> list[str]:
     ]
 
 
-def text_words(run: ScoredRun) -> list[str]:
-    """Return which texts a model learned from and its datastore holds, for runs that differ in them."""
-    uses = {} if run.is_trained else {"trained on": "not trained, vocabulary of"}
-    return [f"({f'{uses.get(use, use)} {name} {text[:4]}'.rstrip()})" for use, (name, text) in run.other_texts.items()]
-
-
 def baseline_of(group: Group, groups: list[Group], name: str) -> Group | None:
     """Return the group to compare with: the policy ``name`` at the same memory size, or the experiment ``name``; or None."""
     others = [other for other in groups if comparable(group, other) and other is not group]
     if group.policy:
         for other in others:
-            same_memory = other.name == group.name and other.first.memory_size == group.first.memory_size
+            same_memory = other.name == group.name and other.row.memory_size == group.row.memory_size
             if other.policy == name and same_memory:
                 return other
     named = [other for other in others if other.name == name]
@@ -196,9 +177,5 @@ def seed_pairs(one: Group, other: Group) -> list[tuple[ScoredRun, ScoredRun]]:
     """Return the pairs of runs with the same seed whose losses were recorded for the same parts of the text."""
     by_seed = {run.seed: run for run in other.runs}
     pairs = [(run, by_seed[run.seed]) for run in one.runs if run.seed in by_seed]
-    return [pair for pair in pairs if all(unit_tokens(run) == unit_tokens(pairs[0][0]) for run in pair)]
-
-
-def unit_tokens(run: ScoredRun) -> list[int]:
-    """Return the number of tokens of each unit that the bootstrap resamples."""
-    return [count for _, count in run.row.documents]
+    tokens = [[[count for _, count in run.row.documents] for run in pair] for pair in pairs]
+    return [pair for pair, (mine, theirs) in zip(pairs, tokens, strict=True) if mine == theirs == tokens[0][0]]

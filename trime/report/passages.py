@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +97,13 @@ def agreement(agreeing: dict[str, tuple[int, int]] | None, memory: str) -> str:
 
 def save_passages(samples: list[Sample], headline: str, path: Path) -> Path:
     """Draw the first passages with the memories that contributed to each token, and the best entries: PNG, SVG and PDF."""
-    lines: PassageLines = [[Piece(headline, weight="bold")], legend_of(samples[0])]
+    from matplotlib.patches import Rectangle
+
+    legend = [Piece("largest share of the memories: ", ink=GREY)]
+    for name, colour in memory_colours(samples[0].tokens[0].parts).items():
+        if name != VOCABULARY:
+            legend += [Piece(f" {name} ", colour, 0.6), Piece(" ")]
+    lines: PassageLines = [[Piece(headline, weight="bold")], [*legend, Piece("the darker, the larger", ink=GREY)]]
     for sample in samples[:PASSAGES]:
         lines += [[], *passage_lines(sample), *entry_lines(sample)]
     width, height = WIDTH * CHARACTER + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
@@ -108,33 +113,17 @@ def save_passages(samples: list[Sample], headline: str, path: Path) -> Path:
     axis.set(xlim=(0, WIDTH), ylim=(len(lines), 0))
     axis.axis("off")
     for row, line in enumerate(lines):
-        draw_line(axis, row, line)
+        column = 0  # an axis has a unit for each character and each line
+        for piece in line:
+            if piece.paper:
+                place, size = (column, row + 0.05), (len(piece.text), 0.9)
+                axis.add_patch(Rectangle(place, *size, facecolor=piece.paper, alpha=piece.share, linewidth=0))
+            style: dict[str, Any] = {"family": "monospace", "fontsize": FONT_SIZE, "color": piece.ink, "weight": piece.weight}
+            axis.text(column, row + 0.5, piece.text, va="center_baseline", **style)
+            column += len(piece.text)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # of a letter that the font lacks: an empty box is drawn
         return save_picture(figure, path)
-
-
-def draw_line(axis: Any, row: int, line: Sequence[Piece]) -> None:
-    """Draw the pieces of a line one after the other; an axis has a unit for each character and each line."""
-    from matplotlib.patches import Rectangle
-
-    column = 0
-    for piece in line:
-        if piece.paper:
-            place, size = (column, row + 0.05), (len(piece.text), 0.9)
-            axis.add_patch(Rectangle(place, *size, facecolor=piece.paper, alpha=piece.share, linewidth=0))
-        style: dict[str, Any] = {"family": "monospace", "fontsize": FONT_SIZE, "color": piece.ink, "weight": piece.weight}
-        axis.text(column, row + 0.5, piece.text, va="center_baseline", **style)
-        column += len(piece.text)
-
-
-def legend_of(sample: Sample) -> list[Piece]:
-    """Return the line that names the colour of each memory."""
-    pieces = [Piece("largest share of the memories: ", ink=GREY)]
-    for name, colour in memory_colours(sample.tokens[0].parts).items():
-        if name != VOCABULARY:
-            pieces += [Piece(f" {name} ", colour, 0.6), Piece(" ")]
-    return [*pieces, Piece("the darker, the larger", ink=GREY)]
 
 
 def passage_lines(sample: Sample) -> PassageLines:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from trime.errors import UserError
 from trime.io import checksum_of, compact_json, write_atomically
-from trime.report.run_result import PLACES, RunResult, ScoredRun, is_run, run_from_json, without_paths
+from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, is_run, run_from_json, without_paths
 
 RESULTS = "results.json"  # in a run's folder; kept results have names of their own
 SHOWN_FILES = 5  # names of files that a line lists
 OBSERVED = {"loss", "tokens", "documents", "bleu", "exact_match", "contained", "by_depth", "questions"}  # fields of a row
+PLACES = ("path", "babi", "background")  # settings of texts and questions that are paths
 CHECKSUM = "checksum"  # the key of results.json that holds it
 
 
@@ -115,7 +116,11 @@ def observation(run: RunResult) -> str:
     A seed that changed the losses of no document changed nothing.
     """
     results = {split: [row.model_dump(include=OBSERVED) for row in rows] for split, rows in run.metrics.items()}
-    return checksum_of([run.identity, results])
+    if isinstance(run, ScoredRun):
+        return checksum_of([run.config_hash or [run.name, run.parameters], run.text, run.other_texts, results])
+    assert isinstance(run, AnsweringRun)  # whose seed counts where it trained the model that answers
+    asked = {key: value for key, value in run.questions.items() if key not in PLACES}
+    return checksum_of([run.config_hash, asked, run.questions_text, run.seed if run.small_model else None, results])
 
 
 def portable(run: RunResult) -> RunResult:
@@ -133,10 +138,15 @@ def keep_results(runs: Sequence[RunResult], folder: Path) -> None:
     for run in map(portable, runs):
         text = run.evaluated.fingerprint[:4] if isinstance(run, ScoredRun) else ""  # config_hash does not depend on paths
         name = f"{run.name}-seed{run.seed}-{str(run.config_hash)[:6]}{text}"
-        file = folder / f"{name}.json"
-        if file.is_file():
-            earlier = read_run(file).texts  # of an earlier version, it may lack some
-            if any(earlier.get(use) and text and earlier[use] != text for use, text in run.texts.items()):
-                file = folder / f"{name}-{checksum_of({'questions': ''} | run.texts)[:4]}.json"
+        file, texts = folder / f"{name}.json", texts_of(run)
+        earlier = texts_of(read_run(file)) if file.is_file() else {}  # one of an earlier version may lack some
+        if any(earlier.get(use) and text and earlier[use] != text for use, text in texts.items()):
+            file = folder / f"{name}-{checksum_of(texts)[:4]}.json"
         write_results(file, run)
     print(f"kept {len(runs)} results in {folder}")
+
+
+def texts_of(run: RunResult) -> dict[str, str]:
+    """Return the fingerprints of texts that a file's name does not have: a model's, a datastore's, those of questions."""
+    texts = {use: text for use, (_, text) in run.other_texts.items()} if isinstance(run, ScoredRun) else {}
+    return texts | {"questions": (run.questions_text or "") if isinstance(run, AnsweringRun) else ""}

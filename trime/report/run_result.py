@@ -1,14 +1,13 @@
 """The results of a run, as results.json holds them: written by ``run/collect.py``, read by every report.
 
-Fields that other versions of the code wrote are kept as they are, so that results may be read and written again without
-loss. A field with a default may be missing in results of earlier versions.
+Fields of other versions of the code are kept as they are, so that results can be read and written again without loss. A field
+with a default may be missing in results of earlier versions.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,10 +18,7 @@ from trime.metrics import MEASURES
 FEW_TOKENS = 10_000  # scored tokens below which a reader is referred to the intervals
 FEWEST = 10  # units (documents, parts or sentences, of each seed) below which an interval means too little for a verdict
 VOCABULARY = "vocabulary"  # the name of the row without memory
-PATH_SETTINGS = re.compile(
-    r"((?:[\w.]*path|paths\.\w+|report\.keep|questions\.(?:babi|background))=).+"
-)  # settings that are paths on a machine
-PLACES = ("path", "babi", "background")  # settings of texts and questions that are paths
+PATH_SETTINGS = re.compile(r"((?:[\w.]*path|paths\.\w+|report\.keep|questions\.(?:babi|background))=).+")
 WITHOUT_EFFECT = ("seed=", "report.", "logger", "hydra", "sweep=")  # settings that do not set runs apart, by their beginning
 
 Number = int | float
@@ -37,14 +33,6 @@ class Record(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """Return the content for a JSON file."""
         return self.model_dump(exclude_unset=True)
-
-
-class Hardware(Record):
-    """The machine of a run."""
-
-    cpu: str = ""
-    cores: int | None = None
-    gpu: str | None = None
 
 
 class Dataset(Record):
@@ -63,7 +51,7 @@ class Dataset(Record):
 
 
 class ScoredText(Record):
-    """How many tokens of a split are scored, of how many documents, and how many bytes they predict."""
+    """The size of the scored part of a split; bytes are those that its tokens predict."""
 
     tokens: int
     bytes: int
@@ -71,27 +59,20 @@ class ScoredText(Record):
 
 
 class Training(Record):
-    """What training took; empty if a model was read as it is."""
+    """The cost of training; empty if a model was read as it is."""
 
     updates: int | None = None
     processor_ms_per_token: float | None = None
 
 
-class MeanCell(Record):
-    """A mean over the tokens of a bucket; None if it has none."""
+class Bucket(Record):
+    """A mean over some tokens: of a loss in nats, or of a weight or share; None if there are no tokens."""
 
     bucket: str
     tokens: int
-    mean: float | None
-
-
-class LossCell(Record):
-    """The mean loss of the tokens of a bucket, in nats; None if it has none."""
-
-    bucket: str
-    tokens: int
-    loss: float | None
-    perplexity: float | None
+    loss: float | None = None
+    perplexity: float | None = None
+    mean: float | None = None
 
 
 class Row(Record):
@@ -118,7 +99,7 @@ class Row(Record):
     search: str | None = None
     memory_size: MemorySize | None = None  # of the memory that fills while text is read
     eviction: str | None = None
-    memory_share: list[MeanCell] = []
+    memory_share: list[Bucket] = []
     tokens_per_second: float | None = None
     processor_ms_per_token: float | None = None  # earlier versions measured elapsed time alone
     peak_memory_mb: float | None = None
@@ -148,7 +129,7 @@ class Datastore(Record):
 
 
 class Search(Record):
-    """How a memory of a datastore was searched; ``keys`` is their precision."""
+    """The search in a datastore; ``keys`` is their precision."""
 
     k: int
     keys: str
@@ -165,9 +146,9 @@ class MeanWeights(Record):
     """The mean weights of a memory in a mixture, and the share of tokens for which its weight is largest."""
 
     largest: float
-    by_frequency: list[MeanCell] = []
-    by_similarity: list[MeanCell] = []
-    by_context: list[MeanCell] = []
+    by_frequency: list[Bucket] = []
+    by_similarity: list[Bucket] = []
+    by_context: list[Bucket] = []
 
 
 class Subset(Record):
@@ -192,15 +173,15 @@ class Subsets(Record):
 
     @property
     def searches(self) -> dict[str, Search]:
-        """Return how memories were searched, by their names: each has a field NAME_search."""
-        found = {key.removesuffix("_search"): value for key, value in (self.model_extra or {}).items()}
-        return {name: Search(**found[name]) for name in self.costs if found.get(name)}
+        """Return the searches of memories by their names: each has a field NAME_search."""
+        extra = self.model_extra or {}
+        return {name: Search(**extra[f"{name}_search"]) for name in self.costs if extra.get(f"{name}_search")}
 
 
 class Analysis(Record):
     """The analysis of a split: losses by frequency, retrieval accuracy by K, loss by size of the memory."""
 
-    buckets: dict[str, list[LossCell]]
+    buckets: dict[str, list[Bucket]]
     retrieval: dict[str, float]
     by_memory_size: dict[str, float]
 
@@ -222,7 +203,7 @@ class StaleLayer(Record):
 
 
 class EvaluatedText(NamedTuple):
-    """The text of runs that may be compared. Runs of earlier versions have neither ``tokens_hash`` nor ``sample``."""
+    """The facts that comparable runs share. Runs of earlier versions have neither ``tokens_hash`` nor ``sample``."""
 
     name: str
     fingerprint: str
@@ -231,14 +212,8 @@ class EvaluatedText(NamedTuple):
     sample: str | None
     scored: int
 
-    @property
-    def title(self) -> str:
-        """Return a title that sets it apart from other texts, as in ``novels (3fa2c1, 32,000 symbols, starts)``."""
-        symbols = f"{self.vocabulary:,} symbols" if self.vocabulary else None
-        return f"{self.name} ({', '.join(filter(None, [self.fingerprint[:6], symbols, self.sample]))})"
 
-
-class RunResult(Record, ABC):
+class RunResult(Record):
     """The facts that every run records: its name, code, settings and machine, and rows by split."""
 
     name: str
@@ -247,7 +222,7 @@ class RunResult(Record, ABC):
     commit: str | None = None
     config_hash: str | None = None
     versions: dict[str, str] = {}
-    hardware: Hardware = Hardware()
+    hardware: dict[str, Any] = {}  # cpu, gpu, cores
     command: str | None = None
     overrides: list[str] | None = None  # the settings of the command that may set this run apart from others
     made_from: list[str] | None = None  # names of artefacts
@@ -266,29 +241,9 @@ class RunResult(Record, ABC):
         return ", ".join(filter(None, [str(self.commit)[:7], self.created]))
 
     @property
-    @abstractmethod
-    def identity(self) -> list[Any]:
-        """Return the facts that two runs with equal settings and results share if they are one observation."""
-
-    @property
-    @abstractmethod
-    def texts(self) -> dict[str, str]:
-        """Return the fingerprints of texts that neither the settings nor the scored text identify, by their use."""
-
-    @property
-    @abstractmethod
-    def score(self) -> tuple[str, float]:
-        """Return the measure of the main result on test, and the result."""
-
-    @property
-    @abstractmethod
     def title(self) -> str:
         """Return the title of the text that was read."""
-
-    @property
-    def marks(self) -> list[str]:
-        """Return why the result cannot be compared with others at a glance."""
-        return []
+        return "questions"
 
 
 class ScoredRun(RunResult):
@@ -323,20 +278,22 @@ class ScoredRun(RunResult):
         return self.metrics["valid"][-1]
 
     @property
-    def memory_size(self) -> MemorySize | None:
-        """Return the capacity of the memory that fills while text is read."""
-        return self.row.memory_size
-
-    @property
     def evaluated(self) -> Dataset:
         """Return the evaluated text."""
         return self.evaluation_dataset or self.dataset
 
     @property
     def text(self) -> EvaluatedText:
-        """Return what runs must share to be compared."""
+        """Return the facts that runs must share to be compared."""
         data = self.evaluated
         return EvaluatedText(data.name, data.fingerprint, data.vocabulary, data.test_hash, self.sample, self.row.tokens)
+
+    @property
+    def title(self) -> str:
+        """Return the title of the evaluated text, as in ``novels (3fa2c1, 32,000 symbols, starts)``."""
+        data = self.evaluated
+        symbols = f"{data.vocabulary:,} symbols" if data.vocabulary else None
+        return f"{data.name} ({', '.join(filter(None, [data.fingerprint[:6], symbols, self.sample]))})"
 
     @property
     def other_texts(self) -> dict[str, tuple[str, str]]:
@@ -366,26 +323,6 @@ class ScoredRun(RunResult):
         """Return True if a result says only that the code ran: of few tokens, in too few units for an interval."""
         return self.row.tokens < FEW_TOKENS and len(self.row.documents) < FEWEST
 
-    @property
-    def identity(self) -> list[Any]:
-        return [self.config_hash or [self.name, self.parameters], self.text, self.other_texts]
-
-    @property
-    def texts(self) -> dict[str, str]:
-        return {use: fingerprint for use, (_, fingerprint) in self.other_texts.items()}
-
-    @property
-    def score(self) -> tuple[str, float]:
-        return (self.row.metric_name, self.row.value) if self.row.bleu is None else ("BLEU", self.row.bleu)
-
-    @property
-    def title(self) -> str:
-        return self.text.title
-
-    @property
-    def marks(self) -> list[str]:
-        return ["fitted mixture"] * self.is_fitted + ["smoke test"] * self.is_smoke_test
-
 
 class DepthCell(Record):
     """The answers to questions whose answer is at one depth of the text, 0 to 1."""
@@ -414,11 +351,6 @@ class AnswerRow(Record):
     eviction: str
     max_prompt_tokens: int | None
 
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Return the settings by which the model reads that have no field of their own."""
-        return self.model_extra or {}
-
 
 class AnsweringRun(RunResult):
     """The results of a model that answers questions: one row, of one split."""
@@ -445,24 +377,6 @@ class AnsweringRun(RunResult):
     def share(self) -> float:
         """Return the share of questions that were answered."""
         return float(getattr(self.row, self.measure))
-
-    @property
-    def identity(self) -> list[Any]:
-        """Return the questions; the seed counts where it trained the model that answers."""
-        asked = {key: value for key, value in self.questions.items() if key not in PLACES}
-        return [self.config_hash, asked, self.questions_text, self.seed if self.small_model else None]
-
-    @property
-    def texts(self) -> dict[str, str]:
-        return {"questions": self.questions_text or ""}
-
-    @property
-    def score(self) -> tuple[str, float]:
-        return f"{self.measure.replace('_', ' ')}, %", 100 * self.share
-
-    @property
-    def title(self) -> str:
-        return "questions"
 
 
 def is_run(content: Any) -> bool:

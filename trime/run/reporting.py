@@ -16,6 +16,7 @@ from trime.inspection.translation_samples import TranslationSamples
 from trime.io import copy_file, plain, write_atomically, write_json
 from trime.plan.language_model import Plan
 from trime.plan.translation import TranslationPlan
+from trime.report import tables
 from trime.report.answers import AnswerSample, answers_table, kept_panel
 from trime.report.canvas import Panel, save_panels
 from trime.report.comparison import replay_picture
@@ -24,22 +25,7 @@ from trime.report.page import Page, Section, commands_section, picture_sections,
 from trime.report.passages import Sample, save_passages
 from trime.report.results import write_results
 from trime.report.run_result import AnsweringRun, AnswerRow, RunResult, ScoredRun
-from trime.report.tables import (
-    EDGE_NOTE,
-    FITTED_NOTE,
-    MEMORIES_NOTE,
-    Replay,
-    Table,
-    analysis_text,
-    applicable,
-    markdown,
-    memories_table,
-    replay_text,
-    run_table,
-    text_facts,
-    text_notes,
-    to_csv,
-)
+from trime.report.tables import Replay, Table
 from trime.run.collect import collect_results, keep_provenance, made_from
 from trime.run.provenance import provenance
 from trime.stages.analysis.per_token import FILE
@@ -99,32 +85,32 @@ def result_sections(run: ScoredRun, folder: Path, compared: bool) -> list[Sectio
 
     ``compared``: whether its baseline is run as well.
     """
-    table, has_memories = run_table(run), len(run.metrics["test"]) > 1
-    footnotes = applicable(
+    table, has_memories = tables.run_table(run), len(run.metrics["test"]) > 1
+    footnotes = tables.applicable(
         {
             BASELINE_NOTE: bool(run.trained_with_memory) and has_memories and not compared,
-            FITTED_NOTE: run.is_fitted,
-            EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
+            tables.FITTED_NOTE: run.is_fitted,
+            tables.EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
         }
     )
-    text = "\n".join([markdown(*table), *(f"{note}\n" for note in [*text_notes(run), *footnotes])])
+    text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in [*tables.text_notes(run), *footnotes])])
     write_atomically(folder / "table.md", text)
-    write_atomically(folder / "table.csv", to_csv(*table))
+    write_atomically(folder / "table.csv", tables.to_csv(*table))
     note = "The last row is the experiment's own. Temperatures, weights and sizes were tuned on dev; test was scored once."
     sections = [
-        Section("Results", " ".join([note, *text_notes(run)]), [table], footnotes=footnotes, emphasise_last=True),
+        Section("Results", " ".join([note, *tables.text_notes(run)]), [table], footnotes=footnotes, emphasise_last=True)
     ]
     further = {}
     if run.subsets:
-        title, memories = memories_table(run, run.subsets)
-        further["memories.md"] = f"{title}:\n\n{markdown(*memories)}\n{MEMORIES_NOTE}\n"
-        sections.append(Section(title, MEMORIES_NOTE, [memories]))
+        title, memories = tables.memories_table(run, run.subsets)
+        further["memories.md"] = f"{title}:\n\n{tables.markdown(*memories)}\n{tables.MEMORIES_NOTE}\n"
+        sections.append(Section(title, tables.MEMORIES_NOTE, [memories]))
     if run.analysis:
-        further["analysis.md"] = analysis_text(run)
+        further["analysis.md"] = tables.analysis_text(run)
     for name, content in further.items():
         write_atomically(folder / name, content)
         print(f"\n{content}")
-    print(f"\n{run.name}, seed {run.seed}, on {text_facts(run)}\n\n{text}")
+    print(f"\n{run.name}, seed {run.seed}, on {tables.text_facts(run)}\n\n{text}")
     print(f"results: {folder / 'results.json'}", flush=True)
     return sections
 
@@ -143,20 +129,20 @@ def translations_section(plan: TranslationPlan, run: ScoredRun) -> list[Section]
     """Return a section of test sentences with their translations as a list, which is empty if none are to be shown."""
     count, rows = plan.config.report.samples.passages, [row.memories for row in run.metrics["test"]]
     examples = plan.evaluate.translations.examples(count) if count else []
-    tables = [Table(["", "text"], [*map(list, zip(["source", "reference", *rows], texts, strict=True))]) for texts in examples]
+    shown = [Table(["", "text"], [*map(list, zip(["source", "reference", *rows], texts, strict=True))]) for texts in examples]
     note = "Sentences spread over test: the source, its reference, and the translation by each row of the table."
-    return [Section("Translations", note, tables)] if tables else []
+    return [Section("Translations", note, shown)] if shown else []
 
 
 def run_facts(run: ScoredRun) -> list[str]:
     """Return facts on a run that its page begins with: text, size, training, machine and code."""
     return [
-        text_facts(run),
+        tables.text_facts(run),
         f"seed {run.seed}",
         *([f"{run.parameters:,} parameters"] if run.parameters else []),
         *([f"{run.train.updates:,} updates"] if run.train.updates else []),
         *([] if run.is_trained else ["not trained"]),
-        f"{run.hardware.gpu or run.hardware.cpu}, {run.hardware.cores} cores",
+        f"{run.hardware['gpu'] or run.hardware['cpu']}, {run.hardware['cores']} cores",
         commit_fact(run),
     ]
 
@@ -170,7 +156,7 @@ def report_replay(plan: Plan) -> None:
     """Write and print the table and the picture of what every eviction policy retains."""
     folder, replay = plan.run_folder, Replay(**plan.replay.summary())
     folder.mkdir(parents=True, exist_ok=True)
-    text = replay_text(replay)
+    text = tables.replay_text(replay)
     write_json(folder / "replay.json", replay.to_json())
     write_atomically(folder / "replay.md", text)
     print(f"\n{text}\nreplay: {replay_picture(replay, folder / 'replay.png')}")
@@ -184,8 +170,8 @@ def report_answers(plan: Plan) -> Path:
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", run)
     table = answers_table([run])
-    write_atomically(folder / "table.csv", to_csv(*table))
-    print(f"\n{config.name}, seed {config.seed}:\n\n{markdown(*table)}\nresults: {folder / 'results.json'}")
+    write_atomically(folder / "table.csv", tables.to_csv(*table))
+    print(f"\n{config.name}, seed {config.seed}:\n\n{tables.markdown(*table)}\nresults: {folder / 'results.json'}")
     sampled = AnswerSamples(plan)
     sampled.make()
     samples = [AnswerSample(**sample) for sample in sampled.summary()]
