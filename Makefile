@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type docs check-numbers test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu ledger report clean
+.PHONY: help install run test lint type docs pages test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,8 +42,8 @@ type: install ## mypy
 docs: install ## the pages of docs/ and the reference of the Python API, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
-check-numbers: install ## every number of README.md and docs/ against its JSON (make test has it too)
-	$(VENV)/bin/python -m benchmarks.numbers
+pages: install ## README.md and the pages with measurements, from docs/templates and benchmarks/results
+	$(VENV)/bin/python -m benchmarks.pages
 
 test-slow: install ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow

@@ -15,7 +15,7 @@ from trime.kernels.cpu import prepare_cpu
 
 NAMES = (
     *("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture"),
-    *("engines", "retained", "cache"),
+    *("retained", "cache", "sizing"),
 )
 
 

@@ -21,26 +21,21 @@ BELOW = {
     "choices": "",
     "quantities": "",
     "progress": "",
-    "engines": "errors io places",
-    "config": "errors choices quantities places",
+    "config": "errors choices quantities",
     "io": "errors types",
-    "remote": "errors io",
-    "places": "errors io progress remote",
+    "urls": "errors io",
     "kernels": "types",
     "eviction": "errors checks types kernels",
     "optim": "",
     "mixtures": "errors checks types",
     "data": "errors checks types io progress kernels quantities",
     "data.batching": "errors data.segments",
-    "data.datasets": "errors types io places progress data.segments data.tokenizers",
+    "data.datasets": "errors types io urls progress data.segments data.tokenizers",
     "data.parallel": "errors types io data.datasets data.tokenizers data.corpus data.module data.segments",
-    "data.questions": "errors types io places choices data.datasets data.tokenizers",
+    "data.questions": "errors types io urls choices data.datasets data.tokenizers",
     "memory": "errors checks types choices kernels eviction",
     "memory.objective": "errors types kernels memory.similarity memory.visibility",
-    "memory.retrieval": (
-        "errors checks types choices io places kernels engines.ray_cluster engines.worker memory.similarity "
-        "memory.objective.entries_cpu"
-    ),
+    "memory.retrieval": ("errors checks types choices io kernels memory.similarity memory.objective.entries_cpu"),
     "models": "errors types io kernels eviction memory",
     "models.layers": "errors types kernels memory.objective",
     "models.backbones": "errors types kernels eviction memory models.layers models.attention_trace",
@@ -48,22 +43,18 @@ BELOW = {
     "models.pretrained": "errors types choices eviction memory models.layers models.attendre models.attention_trace",
     "evaluation": "errors checks types metrics data memory mixtures models",
     "tasks": "errors checks types io metrics quantities memory mixtures models",
-    "pipeline": "errors config types io places progress engines data evaluation memory models tasks",
+    "pipeline": "errors config types io urls progress data evaluation memory models tasks",
     "stages": (
-        "errors config types io places progress metrics engines data eviction memory models mixtures optim evaluation tasks "
-        "pipeline"
+        "errors config types io urls progress metrics data eviction memory models mixtures optim evaluation tasks pipeline"
     ),
-    "plan": "errors types io places kernels data memory pipeline stages engines",
+    "plan": "errors types io urls kernels data memory pipeline stages",
     "report": "errors types io metrics",
     "inspection": (
-        "errors config types io places progress metrics quantities data evaluation memory models pipeline stages plan report"
+        "errors config types io urls progress metrics quantities data evaluation memory models pipeline stages plan report"
     ),
-    "bundle": "errors checks config types io places progress data evaluation pipeline stages plan report inspection",
+    "bundle": "errors checks config types io urls progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
-    "run": (
-        "errors config types io places remote metrics kernels engines data evaluation models pipeline stages plan report "
-        "inspection bundle"
-    ),
+    "run": ("errors config types io urls metrics kernels data evaluation models pipeline stages plan report inspection bundle"),
 }
 ONLY_IN = {
     "faiss": {
@@ -71,7 +62,7 @@ ONLY_IN = {
         "trime/memory/retrieval/ivf.py",
         "trime/models/backbones/memorizing/key_index.py",
     },
-    "ray": {"trime/engines/ray_cluster.py"},
+    "ray": {"trime/memory/retrieval/ray_cluster.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
     "snowballstemmer": {"trime/data/analyzers.py"},

@@ -2,6 +2,8 @@
 
 from typing import Literal, get_args
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")  # read when torch is imported
+
 Metric = Literal["ip", "l2", "cosine"]  # of similarity
 METRICS = get_args(Metric)
 Dtype = Literal["float16", "bfloat16", "float32"]

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numba
 import pytest
 import torch
 
-from benchmarks import __main__, attendre, datastore, engines, external, fit, memorizing, objective, packing, startup
+from benchmarks import __main__, attendre, datastore, external, fit, memorizing, objective, packing, startup
 from benchmarks.measure import Claim, alternately
 from tests.helpers.pretrained import save_model
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL
@@ -216,16 +215,6 @@ def test_startup(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "COMMANDS", {"--help": ["--help"]})
     rows = bench("startup", "--tokens", "40000", "--scored", "500", "--keys", "3000", "--rounds", "1")["rows"]
     assert len(rows) == 3 and all(row["largest costs"].count("%") == 3 for row in rows[1:])
-
-
-def test_engines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model is made once, then each engine makes every stage's artefacts anew."""
-    commands: list[list[str]] = []
-    monkeypatch.setattr(engines, "run", commands.append)
-    found = bench("engines", "--tokens", "1000", "--rounds", "2")
-    assert [(row["what"], row["by"]) for row in found["rows"]] == [*product(engines.MADE, engines.ENGINES)]
-    assert commands[0][-1].startswith("stages=[prepare") and len(commands) == 1 + 2 * 2 * len(engines.MADE)
-    assert sum("engine=processes" in command for command in commands) == 2 * len(engines.MADE) == 2 * len(found["claims"])
 
 
 def test_cache(bench: Bench) -> None:

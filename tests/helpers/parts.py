@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
-from trime.engines.base import Advance, Job, MakePart
-from trime.engines.worker import THREADS
+from trime.choices import THREADS
 from trime.errors import UserError
+from trime.pipeline.engines import Advance, Job, MakePart
 
 SHARD = 512  # tokens of a shard
 
@@ -28,8 +27,6 @@ def open_part_files(job: Job) -> MakePart:
             os.kill(os.getpid(), signal.SIGKILL)
         if job.settings == "always" and number == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        if job.settings == "slow":
-            time.sleep(600)
         if job.settings == "a second each":
             time.sleep(1)
         advance(number)
@@ -48,9 +45,9 @@ def cut_small() -> None:
     scoring.PART = 200
 
 
-def open_small_parts(plan_of: Callable[[Any], Any], job: Job) -> MakePart:
+def open_small_parts(plan_of: type[Any], job: Job) -> MakePart:
     """Return what makes the parts of an artefact, which are small."""
-    from trime.plan import jobs
+    from trime.plan.language_model import open_job
 
     cut_small()
-    return jobs.open_job(plan_of, job)
+    return open_job(plan_of, job)

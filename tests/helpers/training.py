@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
-from trime.plan.language_model import Plan
+from trime.plan import language_model
+from trime.plan.language_model import Plan, train_in
 from trime.tasks.language_model import LanguageModel
 
 
@@ -36,6 +40,15 @@ def crash_before(update: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
             raise RuntimeError("the machine went down")
         return step(self, *args)  # type: ignore[arg-type]
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="went down"):
+    with monkeypatch.context() as patch, pytest.raises((RuntimeError, ChildFailedError), match="went down"):
         patch.setattr(LanguageModel, "training_step", fails)
+        patch.setattr(language_model, "train_in", partial(train_until, update))
         yield
+
+
+@record
+def train_until(update: int, *arguments: Any) -> None:
+    """Train as one of several processes, and fail before an update."""
+    with crash_before(update, pytest.MonkeyPatch()):
+        train_in(*arguments)
+    raise RuntimeError("the machine went down")

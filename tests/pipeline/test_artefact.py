@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from omegaconf import OmegaConf
@@ -20,7 +19,6 @@ from trime.io import checksum_of, locked
 from trime.pipeline import artefact
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import MANIFEST, check_manifest, part_files, write_manifest
-from trime.places import COPIES, complete_files
 
 
 class Number(Artefact):
@@ -50,18 +48,6 @@ def test_a_kill_after_the_build_costs_nothing(line: str, tmp_path: Path, monkeyp
     assert number(tmp_path, 1).make() and (number(tmp_path, 1).path() / "value.txt").read_text() == "1"
 
 
-def test_a_failed_upload_costs_no_second_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a kill while checksums are computed: what a build made its artefact from is there until it has a manifest."""
-    Number.built = 0
-    monkeypatch.setenv(COPIES, str(tmp_path / "copies"))
-    artefact = number(f"file://{tmp_path}/disk", 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(artefact, "upload", Mock(side_effect=UserError("no answer")))
-        with pytest.raises(UserError, match="no answer"):
-            artefact.make()
-    assert artefact.make() and Number.built == 1 and (artefact.path() / "value.txt").read_text() == "3"
-
-
 def test_files_of_parts_are_none_of_the_artefact(tmp_path: Path) -> None:
     (tmp_path / "part-00000").mkdir()  # of an index
     for name in ("a", "part-1.json", "part-00000/b"):
@@ -89,32 +75,6 @@ def test_what_another_process_made_meanwhile_is_found(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(artefact, "locked", waiting)
     assert not number(tmp_path, 8).make() and Number.built == made + 1
-
-
-def test_an_artefact_at_a_url_is_found_by_other_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is complete there when its manifest is; what one machine began, another goes on with; damage is noticed."""
-    Number.built = 0
-    address = f"file://{tmp_path}/disk"
-    there = tmp_path / "disk" / "artefacts"
-    monkeypatch.setenv(COPIES, str(tmp_path / "first"))
-    broken = number(address, 7)
-    monkeypatch.setattr(broken, "build", lambda folder: (folder / "begun.txt").write_text("half") and sys.exit(9))
-    with pytest.raises(SystemExit):
-        broken.make()
-    assert [path.name for path in (there / broken.name).iterdir()] == ["begun.txt"] and not number(address, 7).is_uploaded()
-    monkeypatch.setenv(COPIES, str(tmp_path / "second"))
-    resumed = number(address, 7)
-    seen: list[str] = []
-    monkeypatch.setattr(resumed, "build", lambda folder: seen.extend(complete_files(folder)) or Number.build(resumed, folder))
-    assert resumed.make() and seen == ["begun.txt"]
-    monkeypatch.setenv(COPIES, str(tmp_path / "third"))
-    found = number(address, 7)
-    assert not found.make() and not found.folder.exists() and Number.built == 1
-    assert (found.path() / "value.txt").read_text() == "7" and str(found.folder).startswith(str(tmp_path / "third"))
-    monkeypatch.setenv(COPIES, str(tmp_path / "fourth"))
-    (there / found.name / "value.txt").write_text("8")
-    with pytest.raises(UserError, match=r"value.txt is damaged"):
-        number(address, 7).path()
 
 
 def test_a_manifest_written_twice_lists_no_manifest(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,9 +28,7 @@ from trime.models.backbones.transformer import Transformer
 from trime.models.layers.embeddings import AdaptiveInput
 from trime.models.layers.heads import AdaptiveSoftmax
 from trime.models.network import Network, shard_weights
-from trime.pipeline.processes import free_port
 from trime.plan.language_model import Plan
-from trime.run.runner import run
 from trime.tasks import language_model
 from trime.tasks.language_model import LanguageModel, UpdateSettings
 from trime.types import Batch
@@ -233,9 +230,16 @@ def test_sharded_training_makes_the_model_of_one_process(
     assert difference.mean() < 1e-7 and difference.max() < 2e-4  # Adam amplifies gradients that are only noise
 
 
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.mark.slow
 def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
-    """Both run the same command with different NODE_RANK, and share the parts of later stages, which are those of one."""
+    """Both run the same command with different NODE_RANK; the first goes on alone."""
     options = ("experiment=trime_ext", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "datastore.tokens=null"]
@@ -256,13 +260,8 @@ def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, t
     outputs = [machine.communicate(timeout=300)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert "encode: made" in outputs[1] and "encode: made" not in outputs[0]
-    assert (parts := re.search(r"this machine is done: it made (\d+) parts", outputs[0])) and int(parts[1]) > 0
+    assert "this machine is done" in outputs[0]
     other = load_weights(tiny(*options, *two))
-    alone = tiny(*options, *two, "trainer.num_nodes=1")
-    rows = Plan(alone).evaluate.rows()
-    shutil.rmtree(Plan(alone).evaluate.folder)
-    run(alone)
-    assert [row["loss"] for row in Plan(alone).evaluate.rows()] == [row["loss"] for row in rows]
     assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
 
 

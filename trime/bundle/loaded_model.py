@@ -19,8 +19,8 @@ from trime.errors import UserError
 from trime.evaluation.generation import AttributedToken
 from trime.inspection.writers import GeneratedToken, Writer
 from trime.io import plain
-from trime.places import Place, local_copy
 from trime.plan.language_model import Plan
+from trime.urls import is_url, local_copy
 
 TINY = 5e-324  # the smallest probability whose logarithm exists
 
@@ -40,16 +40,14 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     if not file.is_file():
         raise UserError(f"{folder} is neither a run's folder nor a bundle: it holds neither config.yaml nor {BUNDLE}")
     config: DictConfig = OmegaConf.load(file)  # type: ignore[assignment]
-    if Place(config.paths.outputs).is_remote:
-        return LoadedModel(Plan(config))
-    outputs, configured = file.parents[3], Place(config.paths.outputs).local  # of runs/NAME/seedN-HASH/config.yaml
+    outputs, configured = file.parents[3], Path(config.paths.outputs).expanduser()  # of runs/NAME/seedN-HASH/config.yaml
     started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
     config.paths.outputs = str(outputs)
     paths = [(config.paths, "data"), (config, "checkpoint"), (config, "dictionary"), (config.datastore, "path")]
     datasets = [config.dataset, config.evaluate.get("dataset"), config.datastore.get("dataset")]
     for part, name in [*paths, (config.mixture, "path"), *((dataset, "path") for dataset in datasets if dataset)]:
         if isinstance(given := part.get(name), str):
-            part[name] = given if Place(given).is_remote else str(started_in / Place(given).local)
+            part[name] = given if is_url(given) else str(started_in / Path(given).expanduser())
     return LoadedModel(Plan(config))
 
 

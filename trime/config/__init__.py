@@ -1,6 +1,7 @@
 """The configuration: what every setting is, its default, its help and what it may be; no heavy package is imported here."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
@@ -27,10 +28,8 @@ def register() -> None:
 
 
 def local_folder(place: str) -> str:
-    """Return the folder on this machine of a path or URL."""
-    from trime.places import Place  # imported late: the help needs none of it
-
-    return str(Place(place).local)
+    """Return a path with the home folder in place of ~."""
+    return str(Path(place).expanduser())
 
 
 register()

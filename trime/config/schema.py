@@ -292,19 +292,6 @@ class Frontier:
 
 
 @dataclass
-class CostPlan:
-    """stages=[plan]: what a larger datastore and more machines cost, from small runs on this machine."""
-
-    tokens: Any = tokens(None, "entries of the datastore that is planned for")
-    nodes: int = setting(1, "machines that share the work, by engine=ray", at_least=1, whole=True)
-    probes: list[Any] = setting(
-        ["160k", "320k", "640k"], "datastores of the small runs", filled=True, at_least=1, quantity=True
-    )
-    updates: int = setting(20, "updates of their model, unless the experiment's own is trained", at_least=1, whole=True)
-    check: list[Any] = setting([], "further sizes that are run and compared with their forecast", at_least=1, quantity=True)
-
-
-@dataclass
 class Generate:
     """Settings of stages=[generate]."""
 
@@ -532,7 +519,6 @@ class Settings:
     mixture: Mixture = section(Mixture, "how all memories are mixed, in a row below the papers'")
     replay: Replay = section(Replay, "eviction policies tried on a recorded run")
     frontier: Frontier = section(Frontier, "the budget for table=frontier")
-    plan: CostPlan = section(CostPlan, "stages=[plan]")
     generate: Generate = section(Generate, "stages=[generate]")
     small: Small = section(Small, "stages=[train_small] and [init_small]")
     answering: Answering = section(Answering, "stages=[answer]")
@@ -580,8 +566,6 @@ PARTS = {
     "batching.processes": COUNT,
     "batching.multiple": COUNT,
     "schedule.peak": Rule(at_least=0),
-    "engine.workers": COUNT,
-    "engine.threads": Rule(at_least=1, whole=True, optional=True),
     "engine.cores": COUNT,
     "engine.devices": SIZE,
     "optimizer.betas": Rule(at_least=0, below=1, filled=True, many=True),

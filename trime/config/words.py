@@ -19,7 +19,7 @@ SWEEPS = {"-m", "--multirun"}
 SHOWS = {"-c", "--cfg", "-i", "--info"}  # they show one configuration
 TAKES_VALUE = {*SHOWS, "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir"}
 SHORT = {"-m", "-r", "-c", "-i", "-p", "-cp", "-cn", "-cd", "-sc"}
-STAGES_BY_NAME = ("list", "disk", "prune", "ledger", "audit", "export", "generate", "plan")
+STAGES_BY_NAME = ("list", "disk", "prune", "ledger", "audit", "export", "generate")
 
 
 def check_words(words: list[str], choices: Mapping[str, Mapping[str, object]]) -> None:

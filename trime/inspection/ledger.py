@@ -21,7 +21,6 @@ from trime.io import plain, write_atomically
 from trime.metrics import perplexity
 from trime.pipeline.compose import compose_config
 from trime.pipeline.config_hash import config_hash
-from trime.places import Place
 from trime.report.results import results_in
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_runs
 from trime.report.tables import markdown
@@ -149,7 +148,7 @@ def cell_line(cell: Cell) -> list[str]:
 
 def write_ledger(config: DictConfig) -> Path:
     """Write ledger.md in the outputs folder and print how many cells are in each state; return its path."""
-    outputs = Place(config.paths.outputs).local
+    outputs = Path(config.paths.outputs).expanduser()
     runs = results_in([outputs / "runs", CONF.parent / "benchmarks" / "results"])
     cells = [cell for name, row in reproduced_rows().items() for cell in row_cells(name, row, runs)]
     cells += [published_cell(published, runs) for published in published_cells()]

@@ -33,7 +33,6 @@ from trime.pipeline.model_io import open_network
 from trime.pipeline.pretrained import build_answerer, is_pretrained
 from trime.pipeline.processes import device_of
 from trime.pipeline.rows import rows_of
-from trime.places import Place
 from trime.plan.language_model import Plan
 from trime.stages.evaluate import policy_name
 
@@ -126,7 +125,7 @@ class LongWriter:
         self.written: list[int] = []
         policy, size = policy_name(plain(self.config.eviction)), self.config.model.memory_size
         self.label = f"{type(model).__name__}, {policy}, {size} entries per layer"
-        self.folder = Place(self.config.paths.outputs).local / "runs" / self.config.name
+        self.folder = Path(self.config.paths.outputs).expanduser() / "runs" / self.config.name
 
     def read(self, prompt: str) -> list[int]:
         """Read a whole prompt through the memories; return its tokens."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from trime.engines.base import Advance
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Advance
 from trime.types import Tensor
 
 
@@ -25,7 +25,6 @@ class Parts(ABC):
     folder: Path
     sizes: list[int]  # how much work each part is, in the unit of progress
     sequential: bool = False  # True: each part needs what the one before it left in this process
-    reads: tuple[str, ...] = ()  # files in the folder that each part needs
 
     @abstractmethod
     def file(self, number: int) -> Path:

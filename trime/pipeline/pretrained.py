@@ -25,7 +25,6 @@ from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import PieceTokenizer
 from trime.pipeline.manifest import file_checksum
 from trime.pipeline.processes import device_of
-from trime.places import Place
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ def ensure_model_folder(config: DictConfig) -> None:
     unless it is a GGUF file.
     """
     if str(config.model.get("name")).lower().endswith(".gguf"):
-        config.model.name = str(folder_of_gguf(Path(config.model.name).expanduser(), Place(config.paths.data).local))
+        config.model.name = str(folder_of_gguf(Path(config.model.name).expanduser(), Path(config.paths.data).expanduser()))
         return
     name = config.model.get("folder")
     folder = Path(name).expanduser() if name and name == config.model.name else None

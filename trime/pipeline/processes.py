@@ -1,29 +1,24 @@
-"""Training on several devices: one process per device, the first of which is the command itself.
+"""Training on several devices: torchrun's launcher starts a process for each, in which the training alone runs.
 
-On several machines the same command runs on each, with Lightning's variables (NODE_RANK, MASTER_ADDR, MASTER_PORT) and one
-shared disk. The other processes run ``python -m trime.run.worker``: they run their part of the training and write no files.
+On several machines the same command runs on each, with NODE_RANK, MASTER_ADDR and MASTER_PORT and one shared disk.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import socket
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
-from omegaconf import DictConfig, OmegaConf
-from torch import distributed
+from omegaconf import DictConfig
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trime.errors import UserError
 
 DEVICE = ("trainer.accelerator", "trainer.precision")  # the settings that decide where and how precisely models compute
-RANK, NODE = "LOCAL_RANK", "NODE_RANK"  # Lightning's variables: the number of this process on its machine, and of the machine
+NODE = "NODE_RANK"  # the variable with the number of this machine
 
 
 def device_of(config: DictConfig) -> torch.device:
@@ -60,81 +55,48 @@ def node_rank(config: DictConfig) -> int:
     return int(number)
 
 
-def local_rank() -> int:
-    """Return the number of this process on its machine, from 0."""
-    return int(os.environ.get(RANK, 0))
+def is_launched() -> bool:
+    """Return True in a process that ``launch`` has started."""
+    return torch.distributed.is_torchelastic_launched()
 
 
 def is_worker(config: DictConfig) -> bool:
-    """Return True unless this process is global rank 0."""
-    return node_rank(config) > 0 or local_rank() > 0
+    """Return True unless this process writes the files: it is the first, or on the first machine."""
+    return int(os.environ["RANK"]) > 0 if is_launched() else node_rank(config) > 0
 
 
-@contextmanager
-def launch_workers(config: DictConfig, folder: Path) -> Iterator[None]:
-    """Start the other processes of a training in ``folder``, and stop them when the training ends.
+def launch(config: DictConfig, train: Callable[..., None], *arguments: object) -> None:
+    """Run ``train(*arguments)`` in a process for each device, and wait until all have ended.
 
-    UserError if the machines lose each other.
+    ``train`` is a function of a module that torch's ``record`` decorates. If one process fails, the others are stopped, and its
+    UserError is raised; KeyboardInterrupt if a signal stops them.
     """
-    if world_size(config) == 1 or local_rank() > 0:
-        yield
-        return
-    saved = dict(os.environ)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if config.trainer.num_nodes == 1 else {}
-    os.environ |= {NODE: str(node_rank(config)), RANK: "0"} | address
-    scratch = tempfile.TemporaryDirectory()
-    workers = start_workers(config, folder, Path(scratch.name) / "config.yaml")
-    ending = threading.Event()
-    threading.Thread(target=watch, args=(workers, ending), daemon=True).start()
-    finished = False
+    nodes = int(config.trainer.num_nodes)
+    settings = LaunchConfig(
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nproc_per_node=device_count(config),
+        run_id="trime",
+        max_restarts=0,
+        start_method="spawn",
+        rdzv_backend="static" if nodes > 1 else "c10d",
+        rdzv_endpoint=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if nodes > 1 else "localhost:0",
+        rdzv_configs={"rank": node_rank(config)} if nodes > 1 else {},
+    )
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it logs a page where one line will do
     try:
-        yield
-        finished = True
-    except RuntimeError as error:
-        if config.trainer.num_nodes == 1 or not (isinstance(error, distributed.DistError) or "gloo" in str(error).lower()):
-            raise
-        place, reason = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"the machines lost their connection, or never connected, at {place} ({reason}): run it on all of them again"
-        ) from None
-    finally:
-        ending.set()
-        for worker in workers:
-            stop(worker, 30 if finished else 1)
-        scratch.cleanup()
-        os.environ.clear()
-        os.environ.update(saved)
-
-
-def start_workers(config: DictConfig, folder: Path, file: Path) -> list[subprocess.Popen[bytes]]:
-    """Start a process for each further device of this machine, which reads the configuration from ``file``."""
-    OmegaConf.save(config, file, resolve=True)
-    command = [sys.executable, "-m", "trime.run.worker", str(file), str(folder)]
-    python_path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    ranks = range(1, device_count(config))
-    return [subprocess.Popen(command, env=os.environ | {RANK: str(rank), "PYTHONPATH": python_path}) for rank in ranks]
-
-
-def watch(workers: list[subprocess.Popen[bytes]], ending: threading.Event) -> None:
-    """End this process once a worker has died: a collective operation would wait for the worker forever."""
-    while not ending.wait(3.0):  # the first process may be about to report the same error itself
-        if any(worker.poll() not in (None, 0) for worker in workers):
-            print("error: a process of the training died (see above); the same command resumes it", file=sys.stderr)
-            for worker in workers:
-                worker.kill()
-            os._exit(1)
-
-
-def stop(worker: subprocess.Popen[bytes], patience: float) -> None:
-    """Wait ``patience`` seconds for a process to end, then kill it."""
-    try:
-        worker.wait(timeout=patience)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        elastic_launch(settings, train)(*arguments)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        kind, _, message = str(failure.message).partition(": ")
+        if kind == UserError.__name__:
+            raise UserError(message) from None
+        if failure.exitcode < 0:
+            raise UserError(f"a process of the training died ({failure.signal_name()}): the same command resumes it") from None
+        if nodes > 1 and kind in ("DistBackendError", "DistNetworkError", "DistStoreError", "RuntimeError"):
+            raise UserError(
+                f"the machines lost their connection ({message.splitlines()[0]}): run it on all of them again"
+            ) from error
+        raise
+    except SignalException:
+        raise KeyboardInterrupt from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -9,24 +10,22 @@ from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from trime.data.corpus import VocabularySource
 from trime.data.segments import training_segments
-from trime.engines.base import Engine, Job, MakePart
-from trime.engines.local import Local
 from trime.errors import UserError
-from trime.io import partial_of
+from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.datastore import check_k
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Engine, Job, Local, MakePart
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.parts import ArtefactInParts, Parts
 from trime.pipeline.precision import resolved_precision
-from trime.pipeline.pretrained import is_pretrained, vocabulary_source
-from trime.pipeline.processes import launch_workers
+from trime.pipeline.pretrained import ensure_model_folder, is_pretrained, vocabulary_source
+from trime.pipeline.processes import device_of, launch
 from trime.pipeline.rows import MixtureSpecs, memories_of, rows_of
 from trime.pipeline.tracking import build_loggers
-from trime.places import Place, local_copy
-from trime.plan.jobs import open_job
 from trime.stages.analysis.per_token import PerToken
 from trime.stages.analysis.run_analysis import RunAnalysis
 from trime.stages.analysis.subsets import SubsetMixtures, Subsets
@@ -48,6 +47,7 @@ from trime.stages.prepare import Prepare, PreparedText, duplicates_of
 from trime.stages.training_task import LanguageModelTraining, TrainingTask
 from trime.stages.tune import TunedRows
 from trime.stages.windows import Portion, TextWindows, Windows
+from trime.urls import local_copy
 
 
 class Plan:
@@ -113,7 +113,8 @@ class Plan:
     @property
     def services(self) -> Services:
         """What this run offers its training."""
-        return Services(lambda: self.loggers, lambda folder: launch_workers(self.config, folder))
+        settings = OmegaConf.to_yaml(self.config, resolve=True)
+        return Services(lambda: self.loggers, lambda folder: launch(self.config, train_in, type(self), settings, folder))
 
     @cached_property
     def valid(self) -> Encode:
@@ -138,23 +139,14 @@ class Plan:
 
     @cached_property
     def engine(self) -> Engine:
-        """The configured engine; the command replaces it when several machines have trained together."""
+        """The configured engine."""
         return instantiate(self.config.engine)
 
     def job(self, artefact: ArtefactInParts, parts: Parts) -> Job:
         """Return the description of an artefact's parts with which other processes make them."""
         precision = {"trainer": {"precision": resolved_precision(self.config)}}  # whatever devices the others have
         settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
-        place = artefact.place if artefact.place.is_remote else None
-        return Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder, place, parts.reads)
-
-    def job_of(self, stage: str, name: str) -> tuple[Job, MakePart]:
-        """Return the job of an artefact that another machine makes now, and what makes its parts; UserError if it is none."""
-        for artefact in self.made_by(stage):
-            if artefact.name == name and isinstance(artefact, ArtefactInParts):
-                parts = artefact.open_parts(partial_of(artefact.folder))
-                return self.job(artefact, parts), parts.make
-        raise UserError(f"{stage}: this machine understands the settings differently: run the same command on all machines")
+        return Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder)
 
     @cached_property
     def duplicates(self) -> list[str]:
@@ -292,7 +284,7 @@ class Plan:
 
     def results_folder(self, results: Artefact) -> Path:
         """Return the folder of results, named by experiment, seed and what determines them."""
-        runs = Place(self.config.paths.outputs).local / "runs" / self.config.name
+        runs = Path(self.config.paths.outputs).expanduser() / "runs" / self.config.name
         return runs / f"seed{self.config.seed}-{results.fingerprint[:8]}"
 
     def made_by(self, stage: str) -> list[Artefact]:
@@ -317,3 +309,38 @@ class Plan:
             "replay": lambda: [self.replay],
         }
         return list(dict.fromkeys(node for node in nodes.get(stage, list)() if node is not None))
+
+
+def open_job(plan_of: type[Plan], job: Job) -> MakePart:
+    """Return what makes the parts of a job's artefact in another process, from the settings alone.
+
+    A part that exists already, because the worker that made it died before it said so, is not made again.
+    """
+    artefacts = [artefact for artefact in plan_in(plan_of, job.settings).made_by(job.stage) if artefact.name == job.name]
+    if not artefacts or not isinstance(artefacts[0], ArtefactInParts):
+        raise UserError(f"{job.stage}: a worker understands these settings differently: install the same on all machines")
+    parts = artefacts[0].open_parts(job.folder)
+
+    def make(number: int, advance: Callable[[int], object]) -> None:
+        if parts.file(number).exists():
+            advance(parts.sizes[number])
+        else:
+            parts.make(number, advance)
+
+    return make
+
+
+@record  # an error of this process is raised in the one that launched it
+def train_in(plan_of: type[Plan], settings: str, folder: Path) -> None:
+    """Train as one of several processes."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    plan_in(plan_of, settings).fit.train(folder)
+
+
+def plan_in(plan_of: type[Plan], settings: str) -> Plan:
+    """Return the plan of a configuration as YAML, in another process or on another machine."""
+    config: DictConfig = OmegaConf.create(settings)  # type: ignore[assignment]
+    ensure_model_folder(config)  # another machine has none
+    if device_of(config).type == "cpu":
+        prepare_cpu()
+    return plan_of(config)

@@ -24,15 +24,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from trime.choices import THREADS
 from trime.config.folder import CONF, PROGRAM
 from trime.config.help import groups, help_text
 from trime.config.messages import message_of
 from trime.config.schema import Trainer
 from trime.config.wording import no_choice
 from trime.config.words import SWEEPS, check_words, settings_among
-from trime.engines.worker import THREADS
 from trime.errors import UserError, install_command
-from trime.remote import FULL
 from trime.run.forecast import count_runs, forecast
 from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
 
@@ -157,7 +156,7 @@ def is_full_disk(error: BaseException) -> bool:
     text = str(error)
     short_write = "requested and" in text and "written" in text  # NumPy's tofile
     reported = "No space left" in text or "os error 28" in text or "write error in" in text
-    return getattr(error, "errno", None) in FULL or short_write or reported
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or short_write or reported
 
 
 def one_line(error: BaseException) -> str:

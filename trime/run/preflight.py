@@ -22,11 +22,10 @@ from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import node_rank
 from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of
 from trime.pipeline.training import added_callbacks
-from trime.places import Place
-from trime.remote import check_address
 from trime.report.report_runs import NAME, check_report
 from trime.stages.datastore import check_index_factory
 from trime.stages.mixture import given_mixture
+from trime.urls import is_url
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 
@@ -36,12 +35,9 @@ def check(config: DictConfig) -> None:
     if config.task == "translation" and not config.model.head._target_.endswith(".Softmax"):  # others refer to what it lacks
         raise UserError("translation has one softmax over all pieces: leave head=adaptive out")
     check_settings(plain(config))
-    for place in {Place(config.paths.data), Place(config.paths.outputs)}:
-        check_address(place.address)
-        if place.is_remote:
-            if config.trainer.num_nodes > 1:
-                raise UserError(f"{place.address}: machines that train together need a shared disk: name folders of it")
-            place.check()
+    for name, place in config.paths.items():
+        if is_url(place):
+            raise UserError(f"paths.{name}={place}: name a folder of this machine, or of a disk that it has mounted")
     check_formats(config)
     pretrained = is_pretrained(config)
     reads = {"train_small", "answer"} & {*config.stages}

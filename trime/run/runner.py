@@ -14,10 +14,8 @@ from omegaconf import DictConfig, ListConfig
 from trime.bundle.export import export
 from trime.config.check import check_sections
 from trime.config.schema import STAGES
-from trime.engines.machines import Machines, assist, open_store
 from trime.errors import UserError
 from trime.inspection.audit import audit
-from trime.inspection.cost_plan import write_cost_plan
 from trime.inspection.generate import generate
 from trime.inspection.ledger import write_ledger
 from trime.io import plain
@@ -33,9 +31,8 @@ from trime.report.results import find_runs, read_runs
 from trime.run.baseline import baseline_overrides
 from trime.run.log_results import log_once
 from trime.run.preflight import check
-from trime.run.provenance import command, provenance
+from trime.run.provenance import command
 from trime.run.reporting import report_answers, report_replay, report_run
-from trime.run.results_at_url import download_all_results, upload_results
 from trime.run.storage import NEEDS, STORAGE_STAGES, note_needs
 
 log = logging.getLogger(__name__)
@@ -57,7 +54,6 @@ OPTIONAL_STAGES = (
     "replay",
     "audit",
     "export",
-    "plan",
     *HOUSEKEEPING,
 )
 
@@ -78,15 +74,12 @@ def report_sweep(config: DictConfig, folders: list[Path], command: str) -> None:
     if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
         check_report(config)
         report_several(config, read_runs(folder / "results.json" for folder in folders), command)
-        upload_results(config)
 
 
 def run(config: DictConfig) -> RunOutcome:
     """Run the configured stages, or with ``report.runs`` report finished runs; return the loss and the reported folders."""
     stages, outcome = requested_stages(config), RunOutcome()
     stages_of_run = [stage for stage in stages if stage not in HOUSEKEEPING]
-    if {*HOUSEKEEPING} & {*stages}:
-        download_all_results(config)
     if config.report.runs:
         report_finished_runs(config, stages)
     elif stages_of_run or not stages:
@@ -100,7 +93,6 @@ def run(config: DictConfig) -> RunOutcome:
     for stage in stages:
         if stage in HOUSEKEEPING:
             HOUSEKEEPING[stage](config)
-    upload_results(config)
     return outcome
 
 
@@ -145,17 +137,14 @@ def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
     with finishing_wandb_run(), logging_to_file(log_file(plan, stages)):
         if is_worker(config):
             assist_training(plan, stages)
-            if share_parts(config, stages):
-                parts = assist(open_store(first=False), lambda stage, name: build_plan(config).job_of(stage, name), plan.engine)
-                log.info(f"this machine is done: it made {parts} parts after the training")
+            log.info("this machine is done: the first one goes on alone (engine=ray shares the other stages)")
             return outcome
         artefacts = [artefact for stage in stages if stage != "init_small" for artefact in plan.made_by(stage)]
-        missing = [each for each in artefacts if not (each.folder.is_dir() or each.is_uploaded())]
+        missing = [artefact for artefact in artefacts if not artefact.folder.is_dir()]
         if artefacts:
             note_needs(results_folder(plan, stages), [artefact.name for artefact in artefacts])
-        with leading_machines(plan, stages):
-            for stage in stages:
-                outcome = run_stage(plan, stage, outcome)
+        for stage in stages:
+            outcome = run_stage(plan, stage, outcome)
         if {"report", "answer"} & {*stages}:
             (results_folder(plan, stages) / NEEDS).unlink(missing_ok=True)  # results.json says it from now on
     return outcome._replace(made=bool(missing))
@@ -190,26 +179,6 @@ def logging_to_file(file: Path | None) -> Iterator[None]:
         handler.close()
 
 
-def share_parts(config: DictConfig, stages: list[str]) -> bool:
-    """Return whether the machines that train together also make the parts of later stages; Ray has machines of its own."""
-    later = {*stages} - {*BEFORE_TRAINING, "fit"}
-    return config.trainer.num_nodes > 1 and bool(later) and not config.engine._target_.endswith("RayCluster")
-
-
-@contextmanager
-def leading_machines(plan: Plan, stages: list[str]) -> Iterator[None]:
-    """Let the other machines make parts of the stages after training, if there are any."""
-    if not share_parts(plan.config, stages):
-        yield
-        return
-    store = open_store(first=True)
-    plan.engine = machines = Machines(store, plan.engine)
-    try:
-        yield
-    finally:
-        machines.finish()
-
-
 def assist_training(plan: Plan, stages: list[str]) -> None:
     """Do a further machine's share of the stages before training, and of the training."""
     for stage in stages:
@@ -229,8 +198,6 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
             generate(plan)
         case "export":
             export(plan)
-        case "plan":
-            write_cost_plan(plan, provenance(plan.config))
         case "report":
             report = report_run(plan)
             log_once(lambda: plan.loggers, plain(plan.config.logger), plan.run_folder, *report)
@@ -260,5 +227,4 @@ def make_artefacts(plan: Plan, stage: str) -> None:
     """Make what a stage is to make, unless it exists already; log which of the two it was."""
     for artefact in plan.made_by(stage):
         made = artefact.make()
-        where = artefact.place.address if artefact.place.is_remote else os.path.relpath(artefact.folder)
-        log.info(f"{stage}: {'made' if made else 'found'} {where}")
+        log.info(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}")

@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 
 from trime.data.corpus import content_hash
 from trime.data.duplicates import describe_duplicates, find_duplicates
-from trime.engines.base import Advance
 from trime.errors import UserError, install_command
 from trime.io import write_json
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
@@ -36,13 +35,14 @@ from trime.memory.retrieval.sharded import (
 )
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Advance
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.rows import memories_of
-from trime.places import local_copy
 from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 from trime.types import Float, Tensor
+from trime.urls import local_copy
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class AssignedCells(Parts):
 
     def __init__(self, store: Path, metric: str, folder: Path):
         self.folder, self.metric, self.shards = folder, metric, assigned_shards(store)
-        self.sizes, self.reads = [len(keys) for keys in self.shards], (CENTROIDS,)
+        self.sizes = [len(keys) for keys in self.shards]
         self.sequential = len(self.sizes) == 1  # with all threads of this process
 
     def file(self, number: int) -> Path:
@@ -164,8 +164,7 @@ class BuildIndex(ArtefactInParts):
         if index.engine == "local":
             return open_search(parts, nprobe, index.device)
         divided = split_cells(self.path(), index.parts, index.metric) if divides_by_cells(factory) else parts
-        root = self.root() if self.place.is_remote else None
-        return open_ray_search(divided, nprobe, index.device, index.address, index.cores, index.replicas, root)
+        return open_ray_search(divided, nprobe, index.device, index.address, index.cores, index.replicas)
 
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
         """Return the memory of the K nearest entries for the queries of an encoded split, whose description is ``queries``.

@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import batches_by_length, sequential_batches
 from trime.data.segments import Segments
-from trime.engines.base import Advance
 from trime.errors import UserError
 from trime.io import check_room, write_json, write_tensors
 from trime.memory.base import Window
@@ -30,6 +29,7 @@ from trime.memory.retrieval.datastore import Shards, stored_keys, stored_numbers
 from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Advance
 from trime.pipeline.model_io import CARRIED, NETWORK, POSITIONS, check_positions, open_network, reading_settings
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.precision import autocast, resolved_precision

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from trime.engines.base import Advance
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.frequency import TokenMeans, dev_frequency
 from trime.evaluation.loss_sums import LossSums, summarize_row
@@ -23,6 +22,7 @@ from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.metrics import ResourceUsage, Usage, processor_ms
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Advance
 from trime.pipeline.model_io import memory_settings
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
 from trime.progress import Progress

@@ -6,13 +6,13 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from omegaconf import DictConfig
 from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
@@ -33,7 +33,6 @@ from trime.pipeline.pretrained import is_pretrained
 from trime.pipeline.processes import device_count, is_worker, world_size
 from trime.pipeline.settings import plain_settings
 from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
-from trime.places import local_copy
 from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
 from trime.stages.training_task import TrainingTask
@@ -41,6 +40,7 @@ from trime.tasks.callbacks.checkpoints import BestWeights
 from trime.tasks.callbacks.forecast import Forecast
 from trime.tasks.callbacks.history import History
 from trime.tasks.callbacks.staleness import Staleness
+from trime.urls import local_copy
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +48,10 @@ MEMORY = ("train.memory_size", "train.eviction")  # of models with a built-in me
 
 
 class Services(NamedTuple):
-    """What a run offers a training: its experiment loggers, and the other processes of a training in a folder."""
+    """What a run offers a training: its experiment loggers, and processes on all devices that train in a folder."""
 
     loggers: Callable[[], list[Any]]
-    workers: Callable[[Path], AbstractContextManager[None]]
+    launch: Callable[[Path], None]
 
 
 class Fit(Artefact):
@@ -88,8 +88,7 @@ class Fit(Artefact):
 
     def build(self, folder: Path) -> None:
         if not (folder / "train.json").exists():  # written last: a killed build may have finished training
-            with self.services.workers(folder):
-                self.train(folder)
+            self.train_on_all(folder)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def join_training(self) -> None:
@@ -97,8 +96,14 @@ class Fit(Artefact):
         folder = partial_of(self.folder)
         if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with self.services.workers(folder):
-                self.train(folder)
+            self.train_on_all(folder)
+
+    def train_on_all(self, folder: Path) -> None:
+        """Train in this process, or with several devices in a process for each."""
+        if world_size(self.config) == 1:
+            self.train(folder)
+        else:
+            self.services.launch(folder)
 
     def train(self, folder: Path) -> None:
         """Train, then write the model with its description and a report of the training."""
@@ -189,7 +194,8 @@ class Fit(Artefact):
         elif world > 1:  # a tail of the softmax may have no target in a process's rows
             options["strategy"] = DDPStrategy(find_unused_parameters=True)
         options |= {
-            "plugins": [LightningEnvironment()],  # processes are started here, also in a job of SLURM
+            # Processes are started by this lab, also in a job of SLURM.
+            "plugins": [LightningEnvironment() if world == 1 else TorchElasticEnvironment()],
             "accumulate_grad_batches": train.accumulate,
             "val_check_interval": min(train.validate_every, train.updates) * train.accumulate,
             "check_val_every_n_epoch": None,  # validations are counted in updates, over all epochs

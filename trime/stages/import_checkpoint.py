@@ -17,7 +17,7 @@ from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import write_description
-from trime.places import local_copy
+from trime.urls import local_copy
 
 log = logging.getLogger(__name__)
 

@@ -26,11 +26,11 @@ from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.parts import RunParts
 from trime.pipeline.rows import MixtureSpecs
-from trime.places import local_copy
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import Tune, TunedRows
 from trime.types import Float, Int, Tensor
+from trime.urls import local_copy
 
 
 class TuneMixture(TunedRows):

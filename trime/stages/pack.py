@@ -15,12 +15,11 @@ from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
 from trime.data.neighbours import excluded_ranges, segment_terms
 from trime.data.segments import Segments
-from trime.engines.base import Advance
 from trime.errors import UserError
 from trime.io import write_array
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
-from trime.places import Place
 from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 
@@ -37,9 +36,9 @@ class Pack(ArtefactInParts):
         super().__init__(config)
         self.corpus, self.segments, self.run_parts = corpus, segments, run_parts
 
-    def root(self) -> Place:
+    def root(self) -> Path:
         """Return ``paths.data/packed``, which experiments share."""
-        return Place(self.config.paths.data) / "packed"
+        return Path(self.config.paths.data).expanduser() / "packed"
 
     def needs(self) -> list[Artefact]:
         return [self.corpus]

@@ -34,7 +34,6 @@ from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import identify_text
-from trime.places import Place
 from trime.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -51,9 +50,9 @@ class PreparedText(Artefact):
         super().__init__(config)
         self.dataset_config = dataset_config
 
-    def root(self) -> Place:
+    def root(self) -> Path:
         """Return ``paths.data/prepared``, which experiments share."""
-        return Place(self.config.paths.data) / "prepared"
+        return Path(self.config.paths.data).expanduser() / "prepared"
 
     @property
     @abstractmethod
@@ -138,7 +137,7 @@ class Prepare(PreparedText):
 
 def lab_folders(paths: DictConfig) -> tuple[Path, ...]:
     """Return the folders in which the lab writes; a user's text may lie beside them in ``paths.outputs`` or ``paths.data``."""
-    outputs, data = Place(paths.outputs).local, Place(paths.data).local
+    outputs, data = Path(paths.outputs).expanduser(), Path(paths.data).expanduser()
     inside = [outputs / name for name in ("runs", "artefacts", "reports", "sweeps", "plans")]
     return (outputs, *inside, *(data / name for name in ("prepared", "packed", "raw")))
 

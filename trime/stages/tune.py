@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from trime.data.segments import parse_token_count
-from trime.engines.base import Advance
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, MassCollector
 from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.mixture_spec import MixtureSpec
@@ -26,6 +25,7 @@ from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, Usage
 from trime.mixtures.experts import ExpertMasses, concat_masses
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
 from trime.pipeline.rows import MixtureSpecs
 from trime.pipeline.settings import Keys

@@ -33,15 +33,15 @@ from trime.data.parallel.phrases import Phrases
 from trime.data.parallel.side import sentences
 from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.segments import cut
-from trime.engines.base import Job
 from trime.errors import UserError
 from trime.inspection.translation_samples import TranslationSamples
 from trime.io import partial_of, read_json_lines
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.network import Network
+from trime.pipeline.engines import Job
 from trime.pipeline.manifest import MANIFEST
 from trime.pipeline.model_io import open_network
-from trime.plan.jobs import open_job
+from trime.plan.language_model import open_job
 from trime.plan.translation import TranslationPlan
 from trime.report.bootstrap import bleu_difference, corpus_bleu
 from trime.report.tables import EDGE
@@ -268,7 +268,7 @@ def test_another_process_makes_the_same_translations(tiny: Tiny, tmp_path: Path)
 def test_several_processes_translate_as_one(tiny: Tiny, tmp_path: Path) -> None:
     """The texts of every row and K, of valid and of test."""
     written = []
-    for engine in ("local", "processes"):
+    for engine in ("local", "ray"):
         run(tiny("experiment=knn_mt", f"engine={engine}", f"paths.outputs={tmp_path}"))
         folders = sorted(tmp_path.glob("artefacts/translate-*"))
         written.append({file.relative_to(tmp_path): file.read_bytes() for file in tmp_path.rglob("row-*.jsonl")})

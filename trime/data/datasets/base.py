@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
 from trime.io import hash_of_files
-from trime.places import local_copy
+from trime.urls import local_copy
 
 SPLITS = ("train", "valid", "test")
 WIDE = {  # encodings by their byte order marks; the first mark begins with that of UTF-16

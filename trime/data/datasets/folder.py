@@ -15,7 +15,7 @@ from trime.data.datasets.found import Found, counted, entries_of, find_texts, re
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
-from trime.places import local_copy
+from trime.urls import local_copy
 
 ALIASES = {  # names of a split's folder or file, in any case
     "train": ("train", "training"),

@@ -12,7 +12,7 @@ from trime.data.questions.base import Example
 from trime.data.questions.scatter import context_words, open_background, scatter_facts, sentences_of_novel
 from trime.errors import UserError
 from trime.io import hash_of_files
-from trime.places import local_copy
+from trime.urls import local_copy
 
 
 class Babilong:

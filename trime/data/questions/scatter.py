@@ -12,7 +12,7 @@ from trime.data.datasets.base import lines_of
 from trime.data.datasets.folder import Folder
 from trime.data.tokenizers import Whitespace
 from trime.errors import UserError
-from trime.places import local_copy
+from trime.urls import local_copy
 
 END = re.compile(r"(?<=[.!?])[\"'”’]*\s+")
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from trime.data.questions.base import Example
 from trime.errors import UserError
 from trime.io import checksum_of, hash_of_files
-from trime.places import local_copy
+from trime.urls import local_copy
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,13 @@
 """Search of the external memory in parts, on the workers of a Ray cluster or of Ray on this machine.
 
-Every worker must be able to read the datastore and its index under the same path, on a disk that machines share, or at a URL,
-from which it copies what it searches. Ray
-restarts a worker that dies, which opens its part again and repeats the search; if that fails, so does the search.
+Every worker reads the datastore and its index under the same path, on a disk that machines share. Ray restarts a worker that
+dies, which opens its part again and repeats the search; if that fails, so does the search.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import chain, cycle
@@ -16,18 +16,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trime.engines.ray_cluster import check_resources, connect
-from trime.engines.worker import THREADS
+from trime.choices import THREADS
 from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.faiss_index import use_threads
 from trime.memory.retrieval.ivf import Cells, IVFSearch
 from trime.memory.retrieval.search import Search, combined_kind, merge_results
 from trime.memory.retrieval.sharded import CellsPart, IndexPart
-from trime.places import Place
 from trime.types import Float, Int, Tensor
 
-RESTARTS = 3  # of a worker, before the search fails
+CONNECTING = 10  # seconds to wait for an address to answer
+RESTARTS = 3  # of a worker, before its work fails
 STARTING = 600  # seconds to wait for workers to start
 QUERIES = 4096  # in a batch: workers search the next batch while the results of the last are sent and merged
 
@@ -45,9 +44,8 @@ class Request(NamedTuple):
 class RayWorker:
     """A Ray actor that searches one part, on ``cores`` cores or on its own device."""
 
-    def __init__(self, part: Part, nprobe: int, device: str, cores: int, root: Place | None = None):
-        """``root``: the URL below which the part's folders lie; by default they are paths."""
-        self.part, self.nprobe, self.device, self.root = part, nprobe, device, root
+    def __init__(self, part: Part, nprobe: int, device: str, cores: int):
+        self.part, self.nprobe, self.device = part, nprobe, device
         if device == "cpu":  # it sets the precision of matrix products, which would hold for a GPU, too
             prepare_cpu()
         use_threads(cores)
@@ -55,14 +53,10 @@ class RayWorker:
     @cached_property
     def search(self) -> Search:
         """Open the part at the first call, so that an error is raised in the result of that call."""
-        part = self.part.fetched(self.root) if self.root else self.part
-        for folder in part.folders:
+        for folder in self.part.folders:
             if not folder.is_dir():
-                raise UserError(
-                    f"{folder} is not on the disk of a worker: all machines must see outputs under one path, or paths.outputs "
-                    "be a URL"
-                )
-        return part.search(self.nprobe, self.device)
+                raise UserError(f"{folder} is not on the disk of a worker: all machines must see paths.outputs under one path")
+        return self.part.search(self.nprobe, self.device)
 
     def kind(self) -> str:
         """Return ``exact`` or ``approximate``."""
@@ -102,7 +96,6 @@ class RaySearch:
         address: str | None,
         cores: int,
         replicas: int = 1,
-        root: Place | None = None,
     ):
         self.ray = connect(address, "index.address")
         resources = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # local workers share cores
@@ -111,8 +104,8 @@ class RaySearch:
         threads = {"env_vars": dict.fromkeys(THREADS, str(cores))}  # more than its cores would wait for one another
         restarts = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
         actor = self.ray.remote(RayWorker).options(**resources, **restarts, runtime_env=threads)
-        sent = [part.with_folders(partial(path_for_workers, root)) for part in parts]
-        whole = [[actor.remote(part, nprobe, device, cores, root) for part in sent] for _ in range(replicas)]
+        sent = [part.with_folders(Path.absolute) for part in parts]
+        whole = [[actor.remote(part, nprobe, device, cores) for part in sent] for _ in range(replicas)]
         self.workers, self.turns = [*chain(*whole)], cycle(whole)
         self.firsts = [part.first if isinstance(part, IndexPart) else 0 for part in parts]
         by_cells = isinstance(parts[0], CellsPart)
@@ -174,21 +167,48 @@ class RaySearch:
         open_searches.clear()
 
 
-def path_for_workers(root: Place | None, folder: Path) -> Path:
-    """Return a folder as workers find it: below ``root``, or by its absolute path."""
-    return folder.relative_to(root.local) if root else folder.absolute()
-
-
 open_searches: dict[tuple[Any, ...], RaySearch] = {}  # the one opened last, if it is still open
 
 
 def open_ray_search(
-    parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int, replicas: int, root: Place | None
+    parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int, replicas: int
 ) -> RaySearch:
     """Return the search of an index; if it is the one opened last, its workers are used again, else those are stopped."""
-    key = (*parts, nprobe, device, address, cores, replicas, root)
+    key = (*parts, nprobe, device, address, cores, replicas)
     if key not in open_searches:
         for other in [*open_searches.values()]:
             other.close()
-        open_searches[key] = RaySearch(parts, nprobe, device, address, cores, replicas, root)
+        open_searches[key] = RaySearch(parts, nprobe, device, address, cores, replicas)
     return open_searches[key]
+
+
+def connect(address: str | None, setting: str) -> Any:
+    """Return the module ray, connected to a cluster or started on this machine; UserError if no cluster answers."""
+    import ray  # preflight.py reports a missing package before anything is run
+    import ray.util
+
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # workers fail alike: the first error is enough
+    os.environ.setdefault("RAY_worker_niceness", "0")  # of a local Ray; with its own, 15, they wait while a model computes
+    if not ray.is_initialized():
+        try:
+            if address and address != "auto":  # Ray would try for minutes, then exit
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                socket.create_connection((host, int(port)), timeout=CONNECTING).close()
+            ray.init(address=address or "local", log_to_driver=False, include_dashboard=False)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"{setting}={address}: no Ray cluster answers there ({str(error).splitlines()[0]})") from None
+    return ray
+
+
+def check_resources(ray: Any, workers: int, needed: dict[str, int], remedy: str) -> int:
+    """Return for how many workers the machines have room; UserError for fewer than ``workers``, as Ray would wait forever."""
+    nodes, rooms = [node["Resources"] for node in ray.nodes() if node["Alive"]], []
+    for name, count in (("CPU", needed["num_cpus"]), ("GPU", needed["num_gpus"])):
+        if count:
+            rooms.append(sum(int(node.get(name, 0) // count) for node in nodes))
+            if rooms[-1] < workers:
+                raise UserError(
+                    f"a worker needs {count} {name}: {len(nodes)} machines have room for {rooms[-1]} of {workers} workers: "
+                    f"{remedy}"
+                )
+    return min(rooms, default=workers)

@@ -8,20 +8,16 @@ finds the same entries.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from trime.io import replacing
 from trime.memory.retrieval.builders import IVFBuilder, builder_of
 from trime.memory.retrieval.datastore import Keys, Shards
-from trime.memory.retrieval.ivf import CELLS, KEYS, Cells, IVFSearch
+from trime.memory.retrieval.ivf import Cells, IVFSearch
 from trime.memory.retrieval.search import ExactSearch, Search
-from trime.places import Place, fetch_folder
 
 HEADER = 4096  # bytes of a .npy file that hold its header
 BLOCK = 2**26  # bytes of keys that are copied at once
@@ -40,15 +36,6 @@ class IndexPart(NamedTuple):
     def with_folders(self, change: Callable[[Path], Path]) -> IndexPart:
         """Return the part with ``change`` of each of its folders in place of the folder."""
         return self._replace(store=change(self.store), folder=change(self.folder))
-
-    def fetched(self, root: Place) -> IndexPart:
-        """Return the part on this machine, with its folder below ``root``, whose URL it is copied from unless it is here."""
-
-        def download(place: Place, target: Path) -> None:
-            place.download(into=target)
-
-        searched = fetched(root, self.folder if self.factory else self.store, download)
-        return self._replace(store=searched, folder=searched)
 
     @property
     def folders(self) -> list[Path]:
@@ -87,16 +74,6 @@ class CellsPart(NamedTuple):
         """Return the part with ``change`` of its folder in place of the folder."""
         return self._replace(folder=change(self.folder))
 
-    def fetched(self, root: Place) -> CellsPart:
-        """Return the part on this machine, with its folder below ``root``: without the index itself, the keys of its cells."""
-
-        def download(place: Place, target: Path) -> None:
-            place.download([CELLS], target)
-            first, last = (int(Cells(target, self.metric, 1).start[cell]) for cell in (self.first, self.last))
-            download_rows(place, KEYS, first, last, target)
-
-        return self._replace(folder=fetched(root, self.folder, download, f"cells-{self.first}-{self.last}"))
-
     @property
     def folders(self) -> list[Path]:
         """The folders that a search reads."""
@@ -105,30 +82,6 @@ class CellsPart(NamedTuple):
     def search(self, nprobe: int, device: str = "cpu") -> IVFSearch:
         """Open the search over this part."""
         return IVFSearch(self.folder, self.metric, nprobe, (self.first, self.last))
-
-
-def fetched(root: Place, folder: Path, download: Callable[[Place, Path], None], name: str = "all") -> Path:
-    """Return a folder below ``root``: that of the finished artefact if it is here, else a copy that ``download`` makes."""
-    place, copy = root / folder, root.local / ".copies" / folder / name
-    if (root / folder.parts[0]).local.is_dir():
-        return place.local
-    fetch_folder(copy, place.address, partial(download, place))
-    return copy
-
-
-def download_rows(place: Place, name: str, first: int, last: int, folder: Path) -> None:
-    """Copy rows of an array in a .npy file into a file of the same size that is empty elsewhere, and takes no room there."""
-    header = BytesIO(place.read_bytes(name, 0, HEADER))
-    np.lib.format.read_magic(header)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-    start, row = header.tell(), dtype.itemsize * int(np.prod(shape[1:]))
-    with replacing(folder / name) as written, written.open("wb") as file:
-        file.truncate(start + row * shape[0])
-        file.write(header.getvalue()[:start])
-        edges = [*range(start + row * first, start + row * last, BLOCK), start + row * last]
-        for begin, end in pairwise(edges):
-            file.seek(begin)
-            file.write(place.read_bytes(name, begin, end))
 
 
 def split_cells(folder: Path, count: int, metric: str) -> list[CellsPart]:

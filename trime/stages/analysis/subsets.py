@@ -16,7 +16,6 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
-from trime.engines.base import Advance
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
 from trime.evaluation.frequency import dev_frequency
 from trime.evaluation.loss_sums import LossSums, summarize_row
@@ -28,6 +27,7 @@ from trime.memory.base import Memory
 from trime.memory.external import ExternalMemory
 from trime.mixtures.experts import ExpertMasses
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
 from trime.progress import Progress
 from trime.stages.analysis.weights import Bins, Weights, bins_of, token_weights

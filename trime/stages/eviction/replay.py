@@ -19,13 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from trime.config.folder import CONF
-from trime.engines.base import Advance
 from trime.errors import UserError
 from trime.eviction.base import EvictionPolicy, topk_mask
 from trime.eviction.clairvoyant import Clairvoyant
 from trime.io import plain, write_json
 from trime.memory.bounded import BoundedMemory
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.settings import Keys
 from trime.progress import Progress

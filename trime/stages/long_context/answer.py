@@ -15,7 +15,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.data.questions.base import Example, Questions, contains_answer, exact_match
-from trime.engines.base import Advance
 from trime.errors import UserError
 from trime.io import plain, read_json_lines, to_json, write_atomically, write_json
 from trime.metrics import ResourceUsage, Usage, processor_ms
@@ -24,6 +23,7 @@ from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.config_hash import QUESTION_PLACES
+from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.pretrained import build_answerer, model_fingerprint
 from trime.pipeline.processes import DEVICE

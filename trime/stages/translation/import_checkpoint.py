@@ -13,8 +13,8 @@ from trime.models.checkpoints.fairseq import FairseqCheckpoint
 from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
 from trime.models.network import Network, save_network
 from trime.pipeline.model_io import write_description
-from trime.places import local_copy
 from trime.stages.import_checkpoint import ImportedModel, check_size
+from trime.urls import local_copy
 
 SOURCE, TARGET = "source.vocabulary.json", "vocabulary.json"
 

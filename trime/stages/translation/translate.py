@@ -12,11 +12,11 @@ from omegaconf import DictConfig
 
 from trime.data.corpus import evenly_spaced
 from trime.data.parallel.corpus import ParallelCorpus
-from trime.engines.base import Advance
 from trime.io import read_json_lines, write_atomically, write_json
 from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Network
 from trime.pipeline.artefact import Artefact
+from trime.pipeline.engines import Advance
 from trime.pipeline.model_io import NETWORK, open_network
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.processes import DEVICE, device_of

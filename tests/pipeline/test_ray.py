@@ -10,21 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 
 from tests.conftest import ROOT
-from tests.helpers.parts import cut_small, open_part_files, open_small_parts
-from trime.engines.base import Job
-from trime.engines.ray_cluster import Origin, RayCluster, check_resources, connect, make_part_on_node
+from tests.helpers.parts import open_part_files
 from trime.errors import UserError
-from trime.places import COPIES
-from trime.plan import language_model
+from trime.memory.retrieval.ray_cluster import check_resources, connect
+from trime.pipeline.engines import Job, PartWorker, Ray
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages import encode, pack, scoring
 
 ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
 PARTS = [2, 3, 5, 8]
@@ -40,7 +38,7 @@ def one_ray() -> Iterator[None]:
     os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
 
-def made(engine: RayCluster, folder: Path, settings: str = "") -> list[int]:
+def made(engine: Ray, folder: Path, settings: str = "") -> list[int]:
     """Run a job and return how much work it reported, in order of size."""
     amounts: list[int] = []
     engine.run(Job(open_part_files, settings, "encode", "x", folder), lambda number, advance: None, PARTS, amounts.append)
@@ -50,7 +48,7 @@ def made(engine: RayCluster, folder: Path, settings: str = "") -> list[int]:
 @pytest.mark.slow
 def test_each_part_is_made_once_and_a_dead_worker_costs_its_parts_only(tmp_path: Path) -> None:
     """With the threads that were asked for."""
-    assert made(RayCluster(), tmp_path, "death") == [number + 1 for number in PARTS]
+    assert made(Ray(), tmp_path, "death") == [number + 1 for number in PARTS]
     lines = [(tmp_path / str(number)).read_text().split() for number in PARTS]
     assert (tmp_path / "death").exists() and {threads for _, threads in lines} == {"1"}
     assert str(os.getpid()) not in {process for process, _ in lines}
@@ -59,13 +57,13 @@ def test_each_part_is_made_once_and_a_dead_worker_costs_its_parts_only(tmp_path:
 @pytest.mark.slow
 def test_a_mistake_is_told_as_in_one_process(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="part 3 is a mistake"):
-        made(RayCluster(), tmp_path, "mistake")
+        made(Ray(), tmp_path, "mistake")
 
 
 @pytest.mark.slow
 def test_workers_that_always_die_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a part of x could not be made.*engine\.cores"):
-        made(RayCluster(), tmp_path, "always")
+        made(Ray(), tmp_path, "always")
 
 
 @pytest.mark.slow
@@ -76,13 +74,12 @@ def test_too_few_resources_are_told() -> None:
             check_resources(connected, 1, needed, "add machines")
 
 
-def test_another_version_or_disk_on_a_node_is_told(tmp_path: Path) -> None:
+def test_another_version_or_disk_on_a_node_is_an_error(tmp_path: Path) -> None:
     job = Job(open_part_files, "", "encode", "x", tmp_path / "folder")
-    with pytest.raises(UserError, match=r"has trime \S+, and this machine 0\.0\.1"):
-        make_part_on_node(Origin("0.0.1", tmp_path), job, 2)
-    here = RayCluster().origin()
+    with pytest.raises(UserError, match=r"has trime \S+, the command 0\.0\.1"):
+        PartWorker(job, tmp_path, "0.0.1").make(2)
     with pytest.raises(UserError, match=r"does not see .*folder"):
-        make_part_on_node(here, job, 2)
+        PartWorker(job, tmp_path, version("trime")).make(2)
 
 
 @contextmanager
@@ -114,7 +111,7 @@ def two_nodes(glob: str, folder: Path, enough: int) -> Iterator[str]:
 @pytest.mark.slow
 def test_a_node_that_is_lost_costs_its_parts_only(tmp_path: Path) -> None:
     with two_nodes("opened-*", tmp_path, 2) as address:
-        assert made(RayCluster(address), tmp_path, "a second each") == [number + 1 for number in PARTS]
+        assert made(Ray(address), tmp_path, "a second each") == [number + 1 for number in PARTS]
     assert all((tmp_path / str(number)).exists() for number in PARTS)
 
 
@@ -131,54 +128,3 @@ def test_a_run_with_a_lost_node_gives_the_figures_of_one_process(tiny: Callable[
         run(by_ray)
         losses.append([row["loss"] for row in Plan(by_ray).evaluate.rows()])
     assert losses[0] == losses[1] and len(losses[0]) > 3
-
-
-CELLS = ("index=cells", "index.factory=Cells16", "index.nprobe=4", "mixture=none")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "copied"),
-    [
-        (("engine=ray", "engine.address='ADDRESS'"), ("fit-*/manifest.json", "encode-*/manifest.json")),
-        (("index.parts=2", "index.engine=ray", "index.address='ADDRESS'"), (".copies/datastore-*/cells-*/key.npy",)),
-    ],
-)
-def test_nodes_that_share_no_folder_give_the_figures_of_one_process(
-    words: tuple[str, ...],
-    copied: tuple[str, ...],
-    tiny: Callable[..., DictConfig],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Text, model, parts and cells go over a URL; each node has copies of its own, and of the index those of its cells.
-
-    Of the parts that it made it keeps none.
-    """
-    from ray.cluster_utils import Cluster
-
-    for module, setting in ((encode, "SHARD"), (pack, "QUERIES"), (scoring, "PART")):
-        monkeypatch.setattr(module, setting, getattr(module, setting))  # restored after the test
-    cut_small()
-    monkeypatch.setattr(language_model, "open_job", open_small_parts)
-    common = "experiment=trime_ext", "threads=1", "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]", *CELLS
-    alone = tiny(*common, f"paths.outputs={tmp_path}/alone")
-    run(alone)
-    ray.shutdown()
-    driver, *nodes = (tmp_path / name for name in ("driver", "first", "second"))
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "env_vars": {COPIES: str(nodes[0])}})
-    cluster.add_node(num_cpus=1, env_vars={COPIES: str(nodes[1])})
-    cluster.wait_for_nodes()
-    monkeypatch.setenv(COPIES, str(driver))
-    urls = f"paths.outputs=file://{tmp_path}/disk/outputs", f"paths.data=file://{tmp_path}/disk/data"
-    by_ray = tiny(*common, *urls, *(word.replace("ADDRESS", cluster.address) for word in words))
-    try:
-        run(by_ray)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-    losses = [[row["loss"] for row in Plan(config).evaluate.rows()] for config in (alone, by_ray)]
-    assert losses[0] == pytest.approx(losses[1], rel=0 if "engine=ray" in words else 1e-5) and len(losses[0]) > 4
-    for node in nodes:
-        assert all([*node.rglob(name)] for name in copied), f"{node} has its own copies of {copied}"
-        assert not [*node.rglob("*.partial")]
