@@ -29,6 +29,7 @@ NOTE = (
     "Pareto fronts are chosen on dev. The time per token is the elapsed time of model, memories and mixture in one pass: "
     "compare runs of one machine that did nothing else."
 )
+EARLIER = "external"  # the memory of the datastore, in results of versions that had one and did not name it
 TOLERANCE = 0.02  # relative difference of a subset's dev results in two runs: fits differ between machines
 
 
@@ -37,7 +38,7 @@ class External:
     """How the memory of a datastore was stored and searched."""
 
     index: str
-    k: int
+    k: int | str
     precision: str  # of keys
 
     def __str__(self) -> str:
@@ -99,12 +100,13 @@ def frontier_points(runs: list[ScoredRun]) -> list[Point]:
 
 def external_of(run: ScoredRun, memories: list[str]) -> External | None:
     """Return how the datastore of one of some memories was stored and searched; None if none of them has one."""
-    searches = run.subsets.searches if run.subsets else {}
-    for name in memories:
-        if name in searches and (built := run.datastore):
-            nprobe = f", nprobe {built.nprobe}" if built.nprobe and built.index != "exact" else ""
-            return External(built.index + nprobe, searches[name].k, searches[name].keys)
-    return None
+    search = run.subsets.external_search if run.subsets else None
+    stores = run.datastores or ({EARLIER: run.datastore} if run.datastore else {})
+    used = [store for name, store in stores.items() if name in memories]
+    if not search or not used:
+        return None
+    indices = [store.index + (f", nprobe {store.nprobe}" if store.nprobe and store.index != "exact" else "") for store in used]
+    return External(" and ".join(dict.fromkeys(indices)), search.k, search.keys)
 
 
 def pareto_front(points: list[Point], cost: str) -> list[Point]:

@@ -129,9 +129,9 @@ class Datastore(Record):
 
 
 class Search(Record):
-    """The search in a datastore; ``keys`` is their precision."""
+    """The search in datastores; ``keys`` is the precision of keys. Where there are several, K may be as in ``4 and 8``."""
 
-    k: int
+    k: int | str
     keys: str
 
 
@@ -166,16 +166,11 @@ class Subsets(Record):
 
     mixture: str
     selection: str
+    external_search: Search | None = None
     encode_seconds_per_token: float
     costs: dict[str, Cost]
     weights: dict[str, MeanWeights]
     subsets: list[Subset]
-
-    @property
-    def searches(self) -> dict[str, Search]:
-        """Return the searches of memories by their names: each has a field NAME_search."""
-        extra = self.model_extra or {}
-        return {name: Search(**extra[f"{name}_search"]) for name in self.costs if extra.get(f"{name}_search")}
 
 
 class Analysis(Record):
@@ -265,7 +260,8 @@ class ScoredRun(RunResult):
     analysis: dict[str, Analysis] = {}  # by split
     imported: dict[str, Any] | None = None
     evaluation_dataset: Dataset | None = None  # if it is not the one that the model learned from
-    datastore: Datastore | None = None
+    datastore: Datastore | None = None  # the first
+    datastores: dict[str, Datastore] = {}  # by memory
 
     @property
     def row(self) -> Row:
