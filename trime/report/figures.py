@@ -13,18 +13,7 @@ from typing import Any
 from hydra.utils import instantiate
 
 from trime.metrics import MEASURES
-from trime.report.canvas import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PANEL_HEIGHT,
-    SCALES,
-    Panel,
-    draw_dots,
-    finish_size_axis,
-    memory_colours,
-    save_panels,
-)
+from trime.report.canvas import BLUE, GREY, ORANGE, PANEL_HEIGHT, SCALES, Panel, draw_dots, finish_size_axis, memory_colours
 from trime.report.run_result import Bucket, MeanWeights, Row, ScoredRun
 
 LABEL_WIDTH = 30  # characters per line of a row's name
@@ -54,10 +43,6 @@ class Figure(ABC):
     def height(self, run: ScoredRun) -> float:
         """Return the height of a run's figure in inches."""
         return PANEL_HEIGHT
-
-    def save(self, panels: list[Panel], headline: str, path: Path, height: float = PANEL_HEIGHT) -> Path:
-        """Draw panels in a grid under a headline, write them as PNG, SVG and PDF, and return the path of the first."""
-        return save_panels(panels, path, headline, height)
 
 
 class Curves(Figure):

@@ -139,7 +139,7 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
         print(f"policies: {save_panels(panels, folder / 'policies.png')}")
     for name, figure in figures.items():
         if panels := [panel for comparison in comparisons for panel in figure.comparison_panels(comparison.runs)]:
-            print(f"{name}: {figure.save(panels, folder.name, folder / f'{name}.png')}")
+            print(f"{name}: {save_panels(panels, folder / f'{name}.png', folder.name)}")
     sections = [section for comparison in comparisons for section in comparison.sections(figures)]
     page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs, command)], ["table.csv", "order.md"])
     print(f"page: {write_page(page, folder / 'page.html')}")

@@ -342,7 +342,7 @@ class AnswerRow(Record):
     missing_evidence: int | None = None
     prompt_tokens: int | None = None
     by_depth: list[DepthCell] = []
-    memory_size: MemorySize
+    memory_size: MemorySize | None
     query_size: int | None
     eviction: str
     max_prompt_tokens: int | None

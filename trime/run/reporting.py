@@ -67,7 +67,7 @@ def report_run(plan: Plan) -> RunReport:
     pictures: dict[str, Path] = {}
     for name, figure in figures.items():
         if panels := figure.panels(run, folder / "metrics.csv"):
-            pictures[name] = figure.save(panels, headline, folder / f"{name}.png", figure.height(run))
+            pictures[name] = save_panels(panels, folder / f"{name}.png", headline, figure.height(run))
             sections += picture_sections(figure.title, panels, figure.note)
     if samples and figures:
         pictures["passages"] = save_passages(samples, headline, folder / "passages.png")
