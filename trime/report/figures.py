@@ -192,10 +192,11 @@ def weights_panel(axis: Any, weights: dict[str, MeanWeights], key: str, labels: 
     buckets = [bucket for bucket in buckets if bucket != AVERAGE]
     if all(bucket.isdecimal() for bucket in buckets):  # lengths, which may differ between memories
         buckets.sort(key=int)
-    for name, colour in memory_colours(weights).items():
-        points = means_of(getattr(weights[name], key))
+    colours = memory_colours(weights)
+    for name, each in weights.items():
+        points = means_of(getattr(each, key))
         if places := sorted(map(buckets.index, points)):
-            axis.plot(places, [points[buckets[place]] for place in places], marker="o", ms=4, label=name, color=colour)
+            axis.plot(places, [points[buckets[place]] for place in places], marker="o", ms=4, label=name, color=colours[name])
     axis.set_xticks(range(len(buckets)), buckets)
     axis.set(xlabel=labels[0], ylabel="mean weight, %", ylim=(0, None), title=labels[1])
     if key == "by_similarity":
