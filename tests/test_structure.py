@@ -48,8 +48,7 @@ BELOW = {
         "errors config types io urls progress metrics data eviction memory models mixtures optim evaluation tasks pipeline"
     ),
     "plan": "errors types io urls kernels data memory pipeline stages",
-    "report": "errors types io urls metrics",
-    "report.figures": "io metrics report.tables report.groups report.texts report.bootstrap",
+    "report": "errors types io metrics",
     "inspection": (
         "errors config types io urls progress metrics quantities data evaluation memory models pipeline stages plan report"
     ),

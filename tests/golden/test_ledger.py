@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from tests.conftest import composed, experiment
 from tests.golden.published import parametrized
 from tests.golden.runs import overrides
 from tests.golden.scored import CASES
+from tests.helpers.results import answered
 from trime.config.reproduce import reproduced_rows
 from trime.inspection.ledger import Cell, cells_of, ledger_page, published_cell, row_cells, write_ledger
 from trime.inspection.published import PublishedCell, published_cells
@@ -26,6 +26,7 @@ from trime.memory.visibility import Local, same
 from trime.pipeline.config_hash import config_hash
 from trime.pipeline.pretrained import reading_config
 from trime.report.results import results_in
+from trime.report.run_result import RunResult, run_from_json
 from trime.run.runner import run
 from trime.types import TokenPosition
 
@@ -135,15 +136,20 @@ def test_a_run_of_a_published_model_decides_its_cell() -> None:
     cells = {(cell.table, cell.row, cell.column): cell for cell in published_cells()}
     ours = cells["Attendre Table 5", "M = 512, N = 256", "LRAsum"]
     name = config_hash(composed(*ours.overrides, "questions.path=/somewhere", "answering.batch_size=2", "logger=none"))
-    described = {"name": "attendre_table5_waiting", "config_hash": name}
-    runs: list[dict[str, Any]] = [described | {"metrics": {"valid": [{"exact_match": value}]}} for value in (0.1, 0.5339)]
+    runs = [published_run("attendre_table5_waiting", name, share) for share in (0.1, 0.5339)]
     states = [published_cell(ours, candidates).state for candidates in (runs, runs[:1], [])]
     assert states == ["ok", "off", "not run"]
     assert published_cell(cells["Attendre Table 5", "M = 512, N = 256", "LRAmax"], runs).state == "not run"
     assert config_hash(composed(*ours.overrides, "model.name=google/flan-t5-xl")) != name
     theirs = cells["Attendre Table 3", "M = 512, N = 256", "LRAsum"]
-    runs[0] |= {"name": "attendre_table3_waiting", "config_hash": config_hash(composed(*theirs.overrides))}
+    runs[0] = published_run("attendre_table3_waiting", config_hash(composed(*theirs.overrides)), 0.1)
     assert published_cell(theirs, runs).state == "not run"
+
+
+def published_run(name: str, hash: str, share: float) -> RunResult:
+    """Return the results of an experiment that answered this share of the questions of valid."""
+    content = answered("fifo", 512, share)
+    return run_from_json(content | {"name": name, "config_hash": hash, "metrics": {"valid": content["metrics"]["test"]}})
 
 
 def test_what_the_hash_depends_on() -> None:

@@ -22,8 +22,10 @@ from tests.conftest import ROOT, composed
 from tests.helpers.results import made
 from trime.inspection.samples import Samples, passages
 from trime.plan.language_model import Plan
-from trime.report.figures.canvas import draw_svg, save_panels
-from trime.report.page import Page, Section, Table, sample_sections, write_page
+from trime.report.canvas import draw_svg, save_panels
+from trime.report.page import Page, Section, sample_sections, write_page
+from trime.report.passages import Sample
+from trime.report.tables import Table
 from trime.run.runner import run
 
 Tiny = Callable[..., DictConfig]
@@ -178,7 +180,7 @@ def test_text_is_never_markup(tmp_path: Path) -> None:
     sample = {"document": HOSTILE, "row": HOSTILE, "before": HOSTILE, "tokens": [token]}
     sections = [
         Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE]),
-        *sample_sections([sample], HOSTILE),
+        *sample_sections([Sample(**sample)], HOSTILE),
     ]
     text = write_page(Page(HOSTILE, [HOSTILE], sections), tmp_path / "page.html").read_text()
     assert text.count("<script>") == 1 and 'document.title="x"' not in text

@@ -24,6 +24,7 @@ from trime.pipeline.settings import without
 from trime.plan.language_model import Plan
 from trime.progress import Progress
 from trime.report.results import portable, read_run, write_results
+from trime.report.run_result import ScoredRun
 from trime.stages.prepare import LEARNED
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def export(plan: Plan) -> Path:
     if folder.exists():
         raise UserError(f"export.path={folder} exists: delete it, or name another folder")
     results = portable(read_run(plan.run_folder / "results.json"))
+    assert isinstance(results, ScoredRun)
     parts, disclosed = parts_of(plan), disclosed_memories(plan)
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)

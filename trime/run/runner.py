@@ -201,7 +201,7 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
         case "report":
             report = report_run(plan)
             log_once(lambda: plan.loggers, plain(plan.config.logger), plan.run_folder, *report)
-            return RunOutcome(report.results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
+            return RunOutcome(report.results.dev.loss, (*outcome.folders, plan.run_folder))
         case "prepare":
             make_artefacts(plan, stage)
             for note in plan.duplicates:

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import SHARED
 from tests.helpers.experiments import TRANSLATE
+from tests.helpers.results import group_of, made
 from trime.data.batching.budget import Budget, fill_batches
 from trime.data.batching.published import Published
 from trime.data.datasets.download import checksum
@@ -43,7 +44,6 @@ from trime.pipeline.model_io import open_network
 from trime.plan.language_model import open_job
 from trime.plan.translation import TranslationPlan
 from trime.report.bootstrap import bleu_difference, corpus_bleu
-from trime.report.groups import Group
 from trime.report.tables import EDGE
 from trime.run.runner import run
 from trime.stages.translation.translate import Translate, bleu_statistics
@@ -193,9 +193,10 @@ def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
     ]
     groups = []
     for number, texts in enumerate(systems):
-        row = {"bleu_statistics": bleu_statistics(texts, references), "documents": [[1.0, 2.0]] * 200}
-        groups.append(Group([{"seed": 0, "name": str(number), "metrics": {"test": [row]}}]))
-        bleu = corpus_bleu(np.array(row["bleu_statistics"]).sum(0))
+        content, statistics = made(str(number), 0, [1.0] * 200), bleu_statistics(texts, references)
+        content["metrics"]["test"] = [content["metrics"]["test"][0] | {"bleu_statistics": statistics}]
+        groups.append(group_of([content]))
+        bleu = corpus_bleu(np.array(statistics).sum(0))
         assert float(bleu) == pytest.approx(BLEU().corpus_score(texts, [references]).score, abs=1e-9)
     ours = bleu_difference(*groups)
     assert ours is not None

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from trime.io import replacing
-from trime.metrics import MEASURES, mean_over_seeds
+from trime.metrics import mean_over_seeds
+from trime.report.run_result import VOCABULARY
 
 BLUE, GREY, ORANGE, LINES = "#2a6f97", "#9aa5b1", "#d9772b", "#e3e7ec"
-COLOURS = {  # of the vocabulary and of each memory
-    "vocabulary": GREY,
-    "local": BLUE,
-    "long": "#5fa3c7",
-    "external": ORANGE,
-    "ngram": "#6a4c93",
-    "ngram_document": "#b08ccf",
-}
+MEMORY_COLOURS = (BLUE, "#5fa3c7", ORANGE, "#6a4c93", "#b08ccf")
 LINE_COLOURS = (  # of Okabe and Ito, then of Tol's muted scheme; black and grey have meanings of their own
     *("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7"),
     *("#882255", "#999933", "#332288", "#661100", "#117733", "#F0E442"),
@@ -35,9 +30,10 @@ UNDATED: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": 
 SCALES = {"perplexity": "log", "bits/char": "linear", "bits/byte": "linear"}
 
 
-def colour_of(memory: str) -> str:
-    """Return the colour of a memory in pictures and pages; memories of one's own share one."""
-    return COLOURS.get(memory, BLUE)
+def memory_colours(names: Iterable[str]) -> dict[str, str]:
+    """Return the colours of the vocabulary and of memories in pictures and pages, by their order in a row."""
+    memories = [name for name in names if name != VOCABULARY]
+    return {VOCABULARY: GREY} | dict(zip(memories, cycle(MEMORY_COLOURS), strict=False))
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -59,12 +55,6 @@ def canvas(width: float, height: float, columns: int, lines: int = 1, line_heigh
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes.flat)
-
-
-def fill_axes(axes: list[Any], panels: list[Panel]) -> None:
-    """Draw each panel on an axis of its own; axes may be left over."""
-    for axis, panel in zip(axes, panels, strict=False):
-        panel(axis)
 
 
 def without_mathematics(figure: Any) -> None:
@@ -94,10 +84,18 @@ def save_picture(figure: Any, path: Path) -> Path:
 
 
 def save_panels(panels: list[Panel], path: Path, headline: str = "", height: float = PANEL_HEIGHT) -> Path:
-    """Draw panels in a grid under a headline, each of this height in inches, and return the path of the picture."""
-    figure, axes = panel_grid(len(panels), height)
-    fill_axes(axes, panels)
-    figure.suptitle(textwrap.fill(headline, HEADLINE_WIDTH * min(len(panels), COLUMNS)))
+    """Draw panels under a headline, each of this height in inches, and return the path of the picture.
+
+    There are two in a line, so that their type is legible in a column of text.
+    """
+    columns = min(len(panels), COLUMNS)
+    lines = -(-len(panels) // columns)
+    figure, axes = canvas(1 + PANEL_WIDTH * columns, height * lines, columns, lines)
+    for axis, panel in zip(axes, panels, strict=False):
+        panel(axis)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    figure.suptitle(textwrap.fill(headline, HEADLINE_WIDTH * columns))
     return save_picture(figure, path)
 
 
@@ -183,28 +181,9 @@ def draw_dots(
         axis.set_xlim(min(0.9 * min(ends), 0.6 * min(means)), max(1.1 * max(ends), 1.4 * max(means)))
 
 
-def draw_curve(axis: Any, losses: dict[str, float], label: str, metric: str) -> None:
-    """Draw a line of results over the size of the long memory."""
-    sizes = [int(size) for size in losses]
-    axis.plot(sizes, [MEASURES[metric](loss) for loss in losses.values()], marker="o", ms=4, label=label)
-    axis.set_xscale("log")
-    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
-    axis.minorticks_off()
-
-
-def panel_grid(count: int, height: float = PANEL_HEIGHT) -> tuple[Any, Any]:
-    """Return a figure and its axes for a number of panels, two in a line, so that its type is legible in a column of text."""
-    columns = min(count, COLUMNS)
-    lines = -(-count // columns)
-    figure, axes = canvas(1 + PANEL_WIDTH * columns, height * lines, columns, lines)
-    for axis in axes[count:]:
-        axis.set_visible(False)
-    return figure, axes
-
-
-def finish_size_axis(axis: Any, sizes: Sequence[float]) -> None:
+def finish_size_axis(axis: Any, sizes: Collection[float]) -> None:
     """Set logarithmic ticks at memory sizes, and add the legend."""
     axis.set_xscale("log")
-    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axis.set_xticks(sorted({*sizes}), [f"{size:g}" for size in sorted({*sizes})])
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=8)

@@ -6,14 +6,15 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from tests.helpers.results import answered
-from trime.report.figures.canvas import LINE_COLOURS, MARKERS, line_style
-from trime.report.policies import answers_panels
+from trime.report.answers import answers_panels
+from trime.report.canvas import LINE_COLOURS, MARKERS, line_style
+from trime.report.run_result import AnsweringRun
 
 
 def test_lines_join_runs_that_evict_and_what_keeps_everything_is_a_level() -> None:
     policies = ["fifo", "h2o", "key_norm", "lfa c=0", "lfu", "lra_last", "lra_max", "lra_sum", "lru", "sink", "snapkv", "tova"]
     runs = [answered(policy, size, 0.4) for policy in policies for size in (128, 512)]
-    (panel,) = answers_panels([*runs, answered("fifo", 1024, 0.92)])
+    (panel,) = answers_panels([AnsweringRun(**run) for run in (*runs, answered("fifo", 1024, 0.92))])
     axis = Figure().subplots()
     panel(axis)
     lines = [container.lines[0] for container in axis.containers]
