@@ -43,7 +43,7 @@ BELOW = {
     "models.pretrained": "errors types choices eviction memory models.layers models.attendre models.attention_trace",
     "evaluation": "errors checks types metrics data memory mixtures models",
     "tasks": "errors checks types io metrics quantities memory mixtures models",
-    "pipeline": "errors config types io urls progress data evaluation memory models tasks",
+    "pipeline": "errors choices config types io urls progress data evaluation memory models tasks",
     "stages": (
         "errors config types io urls progress metrics data eviction memory models mixtures optim evaluation tasks pipeline"
     ),
