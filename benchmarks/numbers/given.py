@@ -9,8 +9,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from benchmarks.numbers.kept import SourceFiles
-from trime.config.reproduce import read_table
+from trime.config.fields import defaults
 from trime.config.schema import Settings
+from trime.inspection.ledger import expected_cells, reproductions
 
 
 class GivenValues:
@@ -31,10 +32,9 @@ class GivenValues:
         return results[0][0 if split == "dev" else -1]
 
     def expected(self, experiment: str, column: str = "test") -> float:
-        """Return the published result that a row of conf/reproduce reproduces, as table2/trime."""
-        table, name = experiment.split("/")
-        row = read_table(self.files.conf / "reproduce" / f"{table}.yaml")[name]
-        (value,) = [cell["value"] for cell in row.config()["expected"] if cell["column"] == column]
+        """Return the published result that an experiment of conf/experiment/reproduce reproduces, as table2/trime."""
+        cells = expected_cells(reproductions()[f"reproduce/{experiment}"])
+        (value,) = [cell["value"] for cell in cells if cell["column"] == column]
         return float(value)
 
     def setting(self, file: str, *keys: str | int) -> Any:
@@ -46,7 +46,7 @@ class GivenValues:
 
     def default(self, key: str) -> Any:
         """Return the default of a setting, by its dotted key."""
-        return OmegaConf.select(OmegaConf.structured(Settings), key)
+        return OmegaConf.select(OmegaConf.create(defaults(Settings)), key)
 
     def constant(self, benchmark: str, name: str) -> Any:
         """Return a constant of a benchmark's module, without importing it."""

@@ -53,7 +53,7 @@ class SourceFiles:
 
     def _published(self) -> PublishedResults:
         """Return every set of published results in the configuration: dev and test, or test alone, by the run's name."""
-        sets = [self.yaml(file) for file in sorted(self.conf.glob("published/*.yaml"))]
+        sets = [self.yaml(file) for file in sorted(self.conf.glob("published.yaml"))]
         return {title: results for part in sets for title, results in part.items()}
 
 

@@ -66,8 +66,8 @@ def planted(tmp_path: Path) -> Callable[..., list[str]]:
     """Return a function that replaces ``old`` by ``new`` in a file of a small repository and returns all faults."""
     results, conf = tmp_path / "benchmarks" / "results", tmp_path / "conf"
     (results / "main").mkdir(parents=True)
-    (conf / "published").mkdir(parents=True)
-    (conf / "published" / "models.yaml").write_text("paper 7M: {vanilla: [82.68, 83.66], cache: [67.45, 68.08]}")
+    conf.mkdir()
+    (conf / "published.yaml").write_text("paper 7M: {vanilla: [82.68, 83.66], cache: [67.45, 68.08]}")
     for name, losses in {"vanilla": (3.0, 4.0), "cache": (2.5, 3.5), "same": (3.0, 4.0)}.items():
         (results / "main" / f"{name}-seed0-ab.json").write_text(json.dumps(run(name, *losses)))
     rows, claims = [{"what": "ours", "seconds": 1.25, "MB": 2048.3}], [{"claim": "the same of more", "value": 9_800}]
@@ -134,7 +134,7 @@ def test_a_changed_benchmark_is_reported(planted: Callable[..., list[str]]) -> N
 
 
 def test_published_results_are_those_of_the_configuration(planted: Callable[..., list[str]]) -> None:
-    assert "prints 68.08, expected 68.09" in planted("conf/published/models.yaml", "68.08", "68.09")[0]
+    assert "prints 68.08, expected 68.09" in planted("conf/published.yaml", "68.08", "68.09")[0]
 
 
 def test_numbers_of_a_text() -> None:

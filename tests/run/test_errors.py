@@ -15,9 +15,9 @@ import torch
 from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig
 from safetensors import SafetensorError
+from trime.config.messages import message_of
 
 from tests.conftest import NO_PICTURES
-from trime.config.messages import message_of
 from trime.errors import UserError
 from trime.plan.language_model import Plan
 from trime.run import command_line

@@ -111,7 +111,7 @@ def test_a_run_is_compared_with_its_baseline(
 
 def test_what_a_baseline_takes_over() -> None:
     own = ["experiment", "memory", "memory.metric", "neighbours", "neighbours.exclude", "name", "evaluate.rows"]
-    shared = ["seed", "train.updates", "dataset", "dataset.path", "evaluate.tokens", "memories@memories.other"]
+    shared = ["seed", "train.updates", "dataset", "dataset.path", "evaluate.tokens", "test_memories@test_memories.other"]
     assert all(map(is_own, own)) and not any(map(is_own, shared))
 
 

@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from trime.bundle.export import BUNDLE
 from trime.bundle.open import open_bundle
 from trime.checks import check_number, shown
-from trime.config.check import check_sections
+from trime.config.check import checked
+from trime.config.schema import Generate
 from trime.errors import UserError
 from trime.evaluation.generation import AttributedToken
 from trime.inspection.writers import GeneratedToken, Writer
@@ -65,7 +66,7 @@ class LoadedModel:
         generate = self.plan.config.generate
         if unknown := settings.keys() - generate.keys():
             raise UserError(f"there is no setting {', '.join(sorted(unknown))}: choose from {', '.join(generate)}")
-        check_sections({"generate": plain(generate) | settings}, "generate")
+        checked(Generate, plain(generate) | settings, "generate")
         self.writer.restart(OmegaConf.merge(generate, settings))  # type: ignore[arg-type]
         return self.writer
 

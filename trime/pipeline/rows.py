@@ -19,7 +19,7 @@ def rows_of(config: DictConfig) -> MixtureSpecs:
 
     UserError if evaluate.memories names an unknown memory, names one twice, or is set without a mixture.
     """
-    known = tuple(config.memories)
+    known = tuple(config.test_memories)
     rows: MixtureSpecs = [*rows_from_config(plain(config.evaluate.rows), config.tune, known)]
     mixed, used = plain(config.evaluate.memories), memory_names(rows)
     names = tuple(mixed) if mixed is not None else tuple(name for name in known if name in used)

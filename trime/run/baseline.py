@@ -7,12 +7,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from trime.config.messages import message_of
 from trime.errors import UserError
 from trime.pipeline.compose import compose_config
 
 OWN = ("experiment", "name", "table", "report.baseline")  # settings of the run that the baseline does not share
-OWN_SECTIONS = ("memory", "neighbours", "trained_with", "tested_with", "long", "evaluate.rows", "evaluate.memories")
+OWN_SECTIONS = ("memory", "neighbours", "long", "evaluate.rows", "evaluate.memories")
 
 
 def baseline_overrides(config: DictConfig) -> list[str]:
@@ -28,7 +27,7 @@ def baseline_overrides(config: DictConfig) -> list[str]:
     try:
         compose_config(*overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"report.baseline={name} does not fit this command ({message_of(error)})") from error
+        raise UserError(f"report.baseline={name} does not fit this command ({' '.join(str(error).split())})") from error
     return overrides
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.config.check import check_sections
 from trime.errors import UserError
-from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of, write_atomically
+from trime.io import PARTIAL, is_locked, lock_of, megabytes, size_of, write_atomically
 from trime.places import Place
 from trime.report.answers import counted
 from trime.report.groups import is_fitted
@@ -90,7 +89,6 @@ def matches(run: StoredRun, config: DictConfig) -> bool:
 
 def list_runs(config: DictConfig) -> None:
     """Print a table of the finished runs that match: name, date, text, result, size and command."""
-    check_sections(plain(config), "storage")
     runs = sorted((run for run in stored_runs(config) if matches(run, config)), key=ORDERS[config.storage.sort])
     header = ["run", "seed", "created", "text", "result on test", "MB", "command"]
     print(f"\n{markdown(header, [run_line(run) for run in runs])}\n{len(runs)} runs in {config.paths.outputs}/runs")
@@ -107,7 +105,6 @@ def run_line(run: StoredRun) -> list[str]:
 
 def show_disk(config: DictConfig) -> None:
     """Print what takes how much space: artefacts by kind with the number of runs that need them, runs, and reports."""
-    check_sections(plain(config), "storage")
     needed = [needs_of(run) for run in stored_runs(config)]
     kinds: dict[str, list[Path]] = {}
     for folder in artefact_folders(config):
@@ -132,7 +129,6 @@ def prune(config: DictConfig) -> None:
     what another process is building; so does what lies in ``paths.data``, for other outputs may use it, unless
     ``storage.data`` is set. Raises UserError if a kept run does not say what it was made from.
     """
-    check_sections(plain(config), "storage")
     runs = stored_runs(config)
     if config.storage.run:
         given_up = run_folders(config, config.storage.run)

@@ -91,13 +91,13 @@ class TextNgram(StoredMemory):
 class Memories(Configured):
     """All memories that a row of the table uses, by name."""
 
-    unhashed = ("memories", *SEARCH)  # settings() has those of the memories in use
+    unhashed = ("test_memories", *SEARCH)  # settings() has those of the memories in use
 
     def __init__(self, config: DictConfig, table: MixtureSpecs, sources: Sources):
         super().__init__(config)
         self.sources = sources
         used = memory_names(table)
-        self.names = [name for name in self.config.memories if name in used]  # in the order of the configuration
+        self.names = [name for name in self.config.test_memories if name in used]  # in the order of the configuration
 
     def stored(self) -> dict[str, StoredMemory]:
         """Return the memories that are read from artefacts, by name."""
@@ -122,12 +122,12 @@ class Memories(Configured):
 
     def kind(self, name: str, sizes: list[int]) -> Memory | StoredMemory:
         """Return the memory of this name, or what opens it if it is read from artefacts."""
-        node = self.config.memories[name]
+        node = self.config.test_memories[name]
         sized = {"sizes": sizes} if "sizes" in node and sizes else {}
         return instantiate(node, _convert_="all", **sized)
 
     def settings(self) -> dict[str, Any]:
         """Return what decides the masses of each memory: its configuration, and how the index is searched."""
-        settings = {name: plain(self.config.memories[name]) for name in self.names}
+        settings = {name: plain(self.config.test_memories[name]) for name in self.names}
         index = plain_settings(self.config, SEARCH) if "external" in self.names else {}
         return settings | index
