@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import getitem
 from typing import Annotated, Any, get_args, get_origin
 
 import pytest
@@ -10,8 +12,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import OmegaConf
 
 from tests.conftest import composed
-from trime.config.check import check_parts, validate
+from trime.config.check import check_parts, checked, validate
 from trime.config.help import help_text, schema_entries
+from trime.config.schema import Settings
 from trime.errors import UserError
 from trime.io import plain
 from trime.run import preflight
@@ -45,17 +48,18 @@ def malformed(kind: Any) -> list[Any]:
 
 def test_no_malformed_value_is_accepted() -> None:
     """The message has the whole key, in one line."""
-    config, tried = composed(), 0
-    OmegaConf.set_struct(config, False)
+    content, tried = plain(composed()), 0
+    checked(Settings, content)
     for key, kind in LEAVES.items():
-        before = OmegaConf.to_container(config).copy()
-        for value in malformed(kind):
-            OmegaConf.update(config, key, value, merge=False)
+        *sections, name = key.split(".")
+        section = reduce(getitem, sections, content)
+        before = section[name]
+        for section[name] in malformed(kind):
             with pytest.raises(UserError) as refused:
-                validate(config)
-            assert key in str(refused.value) and "\n" not in str(refused.value), (key, value, refused.value)
+                checked(Settings, content)
+            assert key in str(refused.value) and "\n" not in str(refused.value), (key, section[name], refused.value)
             tried += 1
-        config = OmegaConf.create(before)
+        section[name] = before
     assert tried > 500
 
 
@@ -100,7 +104,7 @@ def test_every_setting_has_help() -> None:
         "optimizer.betas=[2.0,0.9]",
         "mixture.model.hidden=0",
         "test_memories.long.across_documents=maybe",
-        "eviction._target_=trime.nothing.At",
+        "schedule._target_=trime.nothing.At",
         "small.model.kind=encoder",
         "model.backbone._target_=trime.nothing",
         "trainer.extra.max_tiem=1",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from trime.config.folder import CONF
@@ -62,7 +63,8 @@ def reproductions() -> dict[str, dict[str, Any]]:
     """Return the section ``expected`` of each experiment reproduce/TABLE/ROW: its own settings over those of its table."""
     found = {}
     for file in sorted(REPRODUCTIONS.glob("*/*.yaml")):
-        parts = (OmegaConf.load(path).get("expected") or {} for path in (file.parent.with_suffix(".yaml"), file))
+        files = file.parent.with_suffix(".yaml"), file
+        parts = [yaml.safe_load(path.read_text(encoding="utf-8")).get("expected", {}) for path in files]
         found[f"reproduce/{file.parent.name}/{file.stem}"] = plain(OmegaConf.merge(*parts))
     return found
 

@@ -1,4 +1,4 @@
-"""The command line of cli.py and of the command ``trime``; ``--help`` lists groups, stages and common overrides."""
+"""The command line: Hydra's, with every mistake of a user as one line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless warning of the gradient reducer
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
@@ -27,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 import trime.config.register  # noqa: F401  what conf/config.yaml refers to
 from trime.config.check import validate
 from trime.config.folder import CONF, PROGRAM
-from trime.config.help import groups, help_text, schema_entries
+from trime.config.help import groups, schema_entries
 from trime.engines.worker import THREADS
 from trime.errors import UserError, install_command
 from trime.remote import FULL
@@ -62,10 +63,12 @@ def run_jobs() -> list[JobResult]:
 
     @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
     def job(config: DictConfig) -> float | None:
-        started = time.perf_counter()
+        started, runs = time.perf_counter(), 0 if in_worker_process() else runs_of_sweep()
+        if runs > 1 and not seconds:
+            print(f"{runs} runs; those that share a model train it once, and each says how long the rest will take", flush=True)
         loss, result = run_job(config)
         seconds.append(time.perf_counter() - started if result.made else None)
-        if (runs := runs_of_sweep()) > 1 and not in_worker_process():
+        if runs > 1:
             print(forecast(seconds, runs), flush=True)
         if in_worker_process():
             write_job_result(result)
@@ -180,13 +183,6 @@ def settings_among(words: list[str]) -> list[str]:
     return [word for word in words if "=" in word and not word.startswith("-")]
 
 
-def sweep_size(words: list[str]) -> int:
-    """Return how many runs the choices on a command line make; 0 if it is a search or no sweep, or cannot be read."""
-    if not {"-m", "--multirun"} & {*words} or any(word.startswith(("sweep=", "hydra/sweeper")) for word in words):
-        return 0
-    return count_runs(settings_among(words))
-
-
 def runs_of_sweep() -> int:
     """Return how many runs the sweep has that is running, with the choices of its table; 0 for a search and a single run."""
     hydra_config = HydraConfig.get()
@@ -226,7 +222,7 @@ def message_of(error: BaseException, words: list[str]) -> str:
         return f"there is no {error.missing_cfg_file}{near}"
     if isinstance(error, OverrideParseException):
         return f"{error.override} cannot be read: {one_line(error)}{near}"
-    return f"{str(error).splitlines()[0]}{near}" if near else one_line(error)
+    return f"{str(error).splitlines()[0].rstrip('.')}{near}" if near else one_line(error)
 
 
 def advice(words: list[str]) -> str:
@@ -254,40 +250,23 @@ def advice(words: list[str]) -> str:
 def settings_of_choices() -> Iterator[str]:
     """Yield the keys that the files of groups set, as model.width and model.backbone.layers."""
     for group, files in groups().items():
-        for file in files.values():
-            content = OmegaConf.load(file)
-            package = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
+        for text in (file.read_text(encoding="utf-8") for file in files.values()):
+            package = re.match(r"# @package (\S+)", text)
             place = package[1] if package else group
-            if place != "_global_" and isinstance(content, DictConfig):
-                yield from keys_of(content, f"{place}.")
+            if place != "_global_":
+                yield from keys_of(yaml.safe_load(text), f"{place}.")
 
 
-def keys_of(content: DictConfig, place: str) -> Iterator[str]:
-    """Yield the dotted keys of a configuration, below ``place``, at any depth."""
-    for name in content:
+def keys_of(content: Any, place: str) -> Iterator[str]:
+    """Yield the dotted keys of plain data, below ``place``, at any depth."""
+    for name, value in content.items() if isinstance(content, dict) else ():
         yield f"{place}{name}"
-        if OmegaConf.is_dict(inner := content._get_node(name)):
-            yield from keys_of(inner, f"{place}{name}.")
+        yield from keys_of(value, f"{place}{name}.")
 
 
 def main() -> int:
-    """Run the command line; return the exit status, 1 if a run failed. Without words it prints the help."""
-    if not sys.argv[1:] or {"--help", "-h"} & {*sys.argv[1:]}:
-        topics = [word for word in sys.argv[1:] if not word.startswith("-")]
-        try:
-            print(help_text(topics[0] if topics else None), flush=True)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        except BrokenPipeError:  # as of `--help | head`
-            pass
-        return 0
+    """Run the command line; return the exit status, 1 if a run failed."""
     limit_threads(sys.argv[1:])
-    if (runs := sweep_size(sys.argv[1:])) > 1:
-        print(
-            f"{runs} runs, of which those that share a model train it once; each says how long the rest will take",
-            flush=True,
-        )
     try:
         if is_about_runs(sys.argv[1:]):
             return look_after(sys.argv[1:])

@@ -112,10 +112,10 @@ def check_trainer(config: DictConfig) -> None:
                 raise UserError(f"{key}.{name}={part}: it must name a class, as {{_target_: package.module.CLASS}}")
     added_callbacks(config)
     try:
-        built(config.optimizer, _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        built(config, "optimizer", _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     except (TypeError, ValueError, IndexError) as error:
         raise UserError(f"optimizer: {error}") from error
-    built(config.schedule)
+    built(config, "schedule")
 
 
 def check_memories(config: DictConfig) -> None:
@@ -131,11 +131,11 @@ def check_memories(config: DictConfig) -> None:
         raise UserError(f"index.replicas={config.index.replicas} are workers of Ray: set index.engine=ray, or index.replicas=1")
     check_index_factory(config)
     check_sizes(config)
-    batching = built(config.batching)
-    memory = built(config.memory) if config.memory.get("_target_") else None
+    batching = built(config, "batching")
+    memory = built(config, "memory") if config.memory.get("_target_") else None
     if isinstance(getattr(memory, "visibility", None), Previous) and config.memory.stale and not batching.contiguous_rows:
         raise UserError("memory=previous needs rows that continue from batch to batch: set batching=streams")
-    built(config.neighbours)
+    built(config, "neighbours")
     pieces = config.task == "translation" or is_pretrained(config)
     if pieces and config.neighbours.get("analyzer") == "english":
         raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
@@ -156,7 +156,7 @@ def check_sizes(config: DictConfig) -> None:
     test = [plain(config.tune.memory_size)] if "long" in memories_of(config) else []
     sizes = {"eviction": [plain(config.model.get("memory_size")), *test], "train.eviction": [config.train.memory_size]}
     for key, given in sizes.items():
-        policy = built(OmegaConf.select(config, key))
+        policy = built(config, key)
         for size in {size for part in given for size in as_list(part) if size}:
             policy.check_size(size)
 
@@ -167,7 +167,7 @@ def check_rows(config: DictConfig) -> None:
     if config.mixture.kind not in NOT_FITTED:
         if model is None or "_target_" not in model:
             raise UserError(f"mixture.model={model}: mixture.kind={config.mixture.kind} needs a model, as in conf/mixture")
-        built(model)
+        built(config, "mixture.model")
     all_rows = rows_of(config)
     rows = [row for row in all_rows if isinstance(row, MixtureSpec)]
     joined = [names for row in rows for names in (("vocabulary", *row.joint), *(part.memories for part in row.interpolations))]
@@ -197,7 +197,7 @@ def check_translation(config: DictConfig) -> None:
     stages = {*config.stages} - {*STAGES}
     if stages:
         raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
-    if not isinstance(built(config.batching), Budget):
+    if not isinstance(built(config, "batching"), Budget):
         raise UserError("translation needs batching=budget or budget_bm25: leave others out")
     if config.vocabulary.max_size is None and not config.dataset.get("cut"):
         raise UserError("vocabulary.max_size=null: the number of byte pairs to learn is needed: set vocabulary.max_size=10000")
@@ -227,7 +227,7 @@ def check_pretrained(config: DictConfig) -> None:
     if config.small.spread and config.small.model.kind != "decoder":
         raise UserError("small.spread=true is for small.model.kind=decoder: a T5 does not distinguish distances beyond 128")
     if answers:
-        questions, split = built(config.questions), config.answering.split
+        questions, split = built(config, "questions"), config.answering.split
         if "answer" in config.stages and split not in questions.splits:
             raise UserError(
                 f"answering.split={split}: the {split} questions of questions={questions.name} have no answers: "
@@ -255,7 +255,7 @@ def check_guided(config: DictConfig) -> None:
             f"model.prefill=guided: model.chunk={config.model.chunk} leaves no room for earlier text in a memory of {sizes}: "
             "lower model.chunk"
         )
-    if not built(config.eviction).can_be_guided:
+    if not built(config, "eviction").can_be_guided:
         name = config.eviction._target_.split(".")[-2]
         remedy = "forgets, set eviction.gamma=0" if config.eviction.get("gamma") else "does not, set eviction=snapkv or tova"
         raise UserError(
@@ -300,9 +300,10 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def built(part: DictConfig, **options: Any) -> Any:
-    """Return the object that a part of the configuration describes; UserError if it cannot be built."""
+def built(config: DictConfig, key: str, **options: Any) -> Any:
+    """Return the object that a part of the configuration describes; UserError, with its key, if it cannot be built."""
     try:
-        return instantiate(part, _convert_="all", **options)
+        return instantiate(OmegaConf.select(config, key), _convert_="all", **options)
     except InstantiationException as error:
-        raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
+        message = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(message if key.split(".")[0] in message else f"{key}: {message}") from error
