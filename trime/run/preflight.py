@@ -74,8 +74,8 @@ def check(config: DictConfig) -> None:
     check_trainer(config)
     if config.dictionary and not config.checkpoint:
         raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
-    check_memories(config)
     check_rows(config)
+    check_memories(config)
     if config.task == "translation":
         check_translation(config)
     if pretrained:
@@ -306,4 +306,4 @@ def built(config: DictConfig, key: str, **options: Any) -> Any:
         return instantiate(OmegaConf.select(config, key), _convert_="all", **options)
     except InstantiationException as error:
         message = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(message if key.split(".")[0] in message else f"{key}: {message}") from error
+        raise UserError(message if key.split(".")[0] in message else f"{key}: {message}") from None
