@@ -62,8 +62,8 @@ BELOW = {
     "bundle": "errors checks config types io places progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
     "run": (
-        "errors config types io places remote metrics kernels engines data evaluation models pipeline stages plan report "
-        "inspection bundle"
+        "errors config types io places remote metrics kernels engines data evaluation memory models pipeline stages plan "
+        "report inspection bundle"
     ),
 }
 ONLY_IN = {

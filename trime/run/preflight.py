@@ -5,17 +5,15 @@ Types and bounds of settings are checked by the schema, arguments of parts by th
 
 from __future__ import annotations
 
-import inspect
 from importlib.util import find_spec
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from trime.config.check import check_parts, no_setting, validate
+from trime.config.check import check_parts, validate
 from trime.config.schema import STAGES
 from trime.data.batching.budget import Budget
 from trime.errors import UserError, install_command
@@ -100,12 +98,10 @@ def check_trainer(config: DictConfig) -> None:
     trains = {"fit", "train_small"} & {*config.stages}
     if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
-    arguments = inspect.signature(pl.Trainer).parameters
-    for name in config.trainer.extra:
-        if name in DECIDED_BY:
-            raise UserError(f"trainer.extra.{name}: this argument is set by {DECIDED_BY[name]}: set that")
-        if name not in arguments:
-            raise UserError(no_setting(f"trainer.extra.{name}", arguments.keys() - DECIDED_BY.keys()))
+    extra = plain(config.trainer.extra)
+    for name in extra.keys() & DECIDED_BY.keys():
+        raise UserError(f"trainer.extra.{name}: this argument is set by {DECIDED_BY[name]}: set that")
+    check_parts({"trainer.extra": {"_target_": "pytorch_lightning.Trainer"} | extra})
     for key, parts in (("callbacks", config.callbacks), ("logger.lightning", config.logger.lightning)):
         for name, part in parts.items():
             if part is not None and not (OmegaConf.is_dict(part) and part.get("_target_")):
