@@ -1,4 +1,4 @@
-"""The memories that an experiment's rows use at test, as conf/memories describes them, and the artefacts they read."""
+"""The memories that an experiment's rows use at test, as conf/test_memories describes them, and the artefacts they read."""
 
 from __future__ import annotations
 
