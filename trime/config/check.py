@@ -91,7 +91,8 @@ def check_parts(settings: dict[str, Any]) -> None:
         hints = hints_of(target)
         for name in part.keys() - parameters.keys() - {*FOR_HYDRA}:
             if not takes_any:
-                raise UserError(f"{no_setting(f'{key}.{name}', parameters)} ({part['_target_']} takes {', '.join(parameters)})")
+                message = no_setting(f"{key}.{name}", parameters)
+                raise UserError(message if message.endswith("?") else f"{message}: choose from {', '.join(parameters)}")
         for name, value in part.items():
             if name in hints and not (isinstance(value, dict) and "_target_" in value):  # those are checked by themselves
                 check_argument(f"{key}.{name}", value, hints[name])
