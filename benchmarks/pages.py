@@ -169,7 +169,7 @@ class Folder:
 @cache
 def published_sets() -> dict[str, dict[str, list[float]]]:
     """Return every set of published results in conf/, by its title: dev and test, or test alone, by the experiment's name."""
-    files = sorted((ROOT / "conf" / "published").glob("*.yaml"))
+    files = sorted((ROOT / "conf").glob("published*.yaml"))
     return {title: rows for path in files for title, rows in read(path).items()}
 
 

@@ -54,7 +54,10 @@ BELOW = {
     ),
     "bundle": "errors checks config types io urls progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
-    "run": ("errors config types io urls metrics kernels data evaluation models pipeline stages plan report inspection bundle"),
+    "run": (
+        "errors choices config types io urls metrics kernels data evaluation memory models pipeline stages plan report "
+        "inspection bundle"
+    ),
 }
 ONLY_IN = {
     "faiss": {

@@ -18,8 +18,7 @@ from tests.golden.published import parametrized
 from tests.golden.runs import overrides
 from tests.golden.scored import CASES
 from tests.helpers.results import answered
-from trime.config.reproduce import reproduced_rows
-from trime.inspection.ledger import Cell, cells_of, ledger_page, published_cell, row_cells, write_ledger
+from trime.inspection.ledger import Cell, cells_of, ledger_page, published_cell, reproductions, row_cells, write_ledger
 from trime.inspection.published import PublishedCell, published_cells
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.visibility import Local, same
@@ -38,7 +37,7 @@ LOCAL = [
 LONG = [name for name in LOCAL if "--use-long" in CASES[name]["flags"] and not CASES[name]["mem_cleared_at"]]
 
 
-@pytest.mark.parametrize("name", reproduced_rows())
+@pytest.mark.parametrize("name", reproductions())
 def test_a_reproduction_states_its_results(name: str) -> None:
     """Its configuration composes at paper scale, and no other has its hash but the one that shares its settings."""
     config = experiment(name)
@@ -46,17 +45,16 @@ def test_a_reproduction_states_its_results(name: str) -> None:
     assert config.evaluate.tokens is None
     assert config.task == "translation" or (not config.evaluate.bounded and config.long.across_documents)
     cells = cells_of(name, config, [])
-    assert [replace(cell, config_hash="") for cell in cells] == row_cells(name, reproduced_rows()[name], [])
+    assert [replace(cell, config_hash="") for cell in cells] == row_cells(name, reproductions()[name], [])
     for cell in cells:
         assert cell.state == "not run" and cell.target > 0
         assert (cell.tolerance is None) == cell.column.startswith("speed")
         assert cell.tolerance is None or 0 < cell.tolerance <= max(0.5, 0.04 * cell.target)
-    assert reproduced_rows()[name].help_text().endswith(".")
 
 
 def test_every_cell_of_the_tables_is_there() -> None:
     """As many cells as the papers' tables have results of these systems, twice where the script trains otherwise."""
-    cells = [cell for name, row in reproduced_rows().items() for cell in row_cells(name, row, [])]
+    cells = [cell for name, expected in reproductions().items() for cell in row_cells(name, expected, [])]
     counts: dict[str, int] = {}
     for cell in [*cells, *published_cells()]:
         counts[cell.table] = counts.get(cell.table, 0) + 1
@@ -210,18 +208,12 @@ def test_a_planted_off_by_one_turns_a_cell_red(
 ) -> None:
     case = CASES[name]
     perplexity = 2 ** case["loss_base2"]
-    cell = {
-        "table": "vectors",
-        "row": name,
-        "column": "dev",
-        "value": perplexity,
-        "tolerance": 2e-4 * perplexity,
-        "split": "valid",
-    }
+    shared = {"table": "vectors", "tolerance": 2e-4 * perplexity, "split": "valid"}
+    expected = {"row": name, "shared": shared, "columns": {"dev": {}}, "cells": {"dev": perplexity}}
 
     def states(outputs: Path) -> list[str]:
         config = tiny(*overrides(case), f"paths.outputs={outputs}", "name=vectors")
-        OmegaConf.update(config, "expected", [cell])
+        OmegaConf.update(config, "expected", expected)
         assert [found.state for found in cells_of(name, config, results_in([outputs]))] == ["not run"]
         run(config)
         return [found.state for found in cells_of(name, config, results_in([outputs]))]

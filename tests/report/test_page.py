@@ -283,7 +283,7 @@ def test_a_search_by_optuna_goes_by_dev(session_folder: Path, tmp_path: Path) ->
 
 def test_the_sweep_of_wandb_uses_settings_that_exist() -> None:
     """Its program exists, its metric is logged, and its parameters compose."""
-    sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
+    sweep = yaml.safe_load((ROOT / "examples" / "wandb_sweep.yaml").read_text())
     assert (ROOT / sweep["program"]).is_file() and sweep["metric"]["name"] == "valid/loss"
     values = [f"{name}={own.get('values', [own.get('min')])[0]}" for name, own in sweep["parameters"].items()]
     named = [part for part in sweep["command"] if "=" in part]

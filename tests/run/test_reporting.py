@@ -113,7 +113,7 @@ def test_a_run_is_compared_with_its_baseline(
 
 def test_what_a_baseline_takes_over() -> None:
     own = ["experiment", "memory", "memory.metric", "neighbours", "neighbours.exclude", "name", "evaluate.rows"]
-    shared = ["seed", "train.updates", "dataset", "dataset.path", "evaluate.tokens", "memories@memories.other"]
+    shared = ["seed", "train.updates", "dataset", "dataset.path", "evaluate.tokens", "test_memories@test_memories.other"]
     config = composed("experiment=trime_long")
     assert all(is_own(key, config) for key in [*own, "long.across_documents"]) and not any(
         is_own(key, config) for key in shared

@@ -21,8 +21,8 @@ from trime.run.runner import run
 from trime.stages.memories import DatastoreMemory
 
 Tiny = Callable[..., DictConfig]
-OTHER = "memories.external_other"
-SECOND = ["+memories@memories.external_other=external"]
+OTHER = "test_memories.external_other"
+SECOND = ["+test_memories@test_memories.external_other=external"]
 ROWS = "[{joint: []}, {joint: [local, external, external_other]}, {joint: [], interpolate: [[external], [external_other]]}]"
 
 
@@ -115,10 +115,10 @@ def test_both_are_audited(two: tuple[Plan, Path]) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ([f"+{OTHER}.index={{kk: 3}}"], "memories.external_other.index.kk"),
-        ([f"+{OTHER}.index={{k: 0}}"], "memories.external_other.index.k=0"),
+        ([f"+{OTHER}.index={{kk: 3}}"], "test_memories.external_other.index.kk"),
+        ([f"+{OTHER}.index={{k: 0}}"], "test_memories.external_other.index.k=0"),
         ([f"+{OTHER}.index={{metric: l2}}"], "external_other compares"),
-        ([f"+{OTHER}.datastore={{block: 0}}"], "memories.external_other.datastore.block=0"),
+        ([f"+{OTHER}.datastore={{block: 0}}"], "test_memories.external_other.datastore.block=0"),
         (["+memories.one_more={_target_: trime.memory.local.Nowhere}", "evaluate.rows=[{joint: [one_more]}]"], "one_more"),
     ],
 )
@@ -130,6 +130,10 @@ def test_mistakes_name_the_memory(settings: list[str], named: str) -> None:
 
 
 def test_memories_of_different_sizes_are_not_tuned_together() -> None:
-    longer = ["+memories@memories.longer=long", "memories.longer.sizes=[8,16]", "evaluate.rows=[{joint: [long, longer]}]"]
+    longer = [
+        "+test_memories@test_memories.longer=long",
+        "test_memories.longer.sizes=[8,16]",
+        "evaluate.rows=[{joint: [long, longer]}]",
+    ]
     with pytest.raises(UserError, match="long and longer"):
         check(composed("experiment=trime_long", "dataset=stdlib_tiny", *longer))

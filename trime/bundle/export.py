@@ -36,7 +36,7 @@ LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of
 OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
     "memory",
     *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages", "expected"),
-    *("small", "questions", "answering", "translation", "replay", "frontier", "domain"),
+    *("small", "questions", "answering", "translation", "replay", "frontier"),
 )
 
 

@@ -9,7 +9,7 @@ that these terms outrank rarer ones.
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from trime.data.corpus import Split
 from trime.data.segments import Segments
 from trime.errors import UserError
 
+Analyzer = Literal["raw", "english"]  # of terms
+Exclude = Literal["none", "document", "near_copies"]  # neighbours that a segment does not get
 SCORES = 2**24  # maximum number of scores that Sparse holds at a time
 NEAR = 0.5  # share of a segment's score with itself: segments that score more are near copies
 
@@ -44,8 +46,8 @@ class Backend(Protocol):
     the segments that are not neighbours besides the segment itself: none, those of the same document, or near copies.
     """
 
-    analyzer: str
-    exclude: str
+    analyzer: Analyzer
+    exclude: Exclude
 
     def fit(self, segments: list[np.ndarray]) -> None:
         """Index the segments."""
@@ -83,7 +85,9 @@ def excluded_ranges(queries: list[int], document: np.ndarray, exclude: str) -> t
 class Fast:
     """BM25 with compiled loops on all of PyTorch's threads; Lucene's variant, or ``okapi``."""
 
-    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw", exclude: str = "none"):
+    def __init__(
+        self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: Analyzer = "raw", exclude: Exclude = "none"
+    ):
         check_number("k1", k1, at_least=0)
         check_number("b", b, at_least=0, at_most=1)
         self.k1, self.b, self.okapi, self.analyzer, self.exclude = k1, b, okapi, analyzer, exclude
@@ -115,7 +119,9 @@ class Fast:
 class Sparse:
     """BM25 with products of scipy's sparse matrices; Lucene's variant, or ``okapi``. Its results are those of ``Fast``."""
 
-    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw", exclude: str = "none"):
+    def __init__(
+        self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: Analyzer = "raw", exclude: Exclude = "none"
+    ):
         self.k1, self.b, self.okapi, self.analyzer, self.exclude = k1, b, okapi, analyzer, exclude
 
     def fit(self, segments: list[np.ndarray]) -> None:
@@ -150,7 +156,7 @@ class Sparse:
 class Reference:
     """BM25Okapi of rank_bm25, for small corpora and for comparison."""
 
-    def __init__(self, analyzer: str = "raw", exclude: str = "none"):
+    def __init__(self, analyzer: Analyzer = "raw", exclude: Exclude = "none"):
         self.analyzer, self.exclude = analyzer, exclude
 
     def fit(self, segments: list[np.ndarray]) -> None:

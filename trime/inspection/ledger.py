@@ -1,8 +1,8 @@
 """ledger: every cell of the papers' tables beside what was measured here.
 
-The rows of conf/reproduce list the published results that they reproduce, and conf/published/attendre.yaml lists others with
-the command that reproduces each. A cell is *ok* or *off* only if a results.json of exactly that configuration exists, otherwise
-*not run*. Below each table stand the deviations that its rows state.
+The experiments of conf/experiment/reproduce list the published results that they reproduce (``expected``), and
+conf/published_attendre.yaml lists others with the command that reproduces each. A cell is *ok* or *off* only if a results.json
+of exactly that configuration exists, otherwise *not run*. Below each table stand the deviations that its rows state.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from trime.config.folder import CONF
-from trime.config.reproduce import PublishedRow, reproduced_rows
 from trime.inspection.published import PublishedCell, published_cells
 from trime.io import plain, write_atomically
 from trime.metrics import perplexity
@@ -25,6 +25,8 @@ from trime.report.results import results_in
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_runs
 from trime.report.tables import markdown
 
+REPRODUCTIONS = CONF / "experiment" / "reproduce"
+CELL_KEYS = ("table", "row", "column", "value", "tolerance", "split")  # of every expected result
 STATES = ("ok", "off", "other machine", "not run")
 
 
@@ -56,21 +58,43 @@ def is_published_text(run: ScoredRun) -> bool:
     return not any("are published" in note for note in [*run.dataset.notes, *run.evaluated.notes])
 
 
-def row_cells(experiment: str, row: PublishedRow, runs: list[RunResult]) -> list[Cell]:
-    """Return the cells that a row of conf/reproduce lists.
+def reproductions() -> dict[str, dict[str, Any]]:
+    """Return the section ``expected`` of each experiment reproduce/TABLE/ROW: its own settings over those of its table."""
+    found = {}
+    for file in sorted(REPRODUCTIONS.glob("*/*.yaml")):
+        files = file.parent.with_suffix(".yaml"), file
+        parts = [yaml.safe_load(path.read_text(encoding="utf-8")).get("expected", {}) for path in files]
+        found[f"reproduce/{file.parent.name}/{file.stem}"] = plain(OmegaConf.merge(*parts))
+    return found
 
-    The experiment is composed, which takes a third of a second, only if there is a run of its name.
+
+def expected_cells(expected: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the published results that an experiment expects; a tolerance in % is relative to the value."""
+    cells = []
+    for column, cell in expected.get("cells", {}).items():
+        shared = {"row": expected.get("row", ""), "column": column} | expected["shared"] | expected["columns"][column]
+        content = shared | (cell if isinstance(cell, dict) else {"value": cell})
+        if isinstance(content["tolerance"], str):
+            content["tolerance"] = round(float(content["tolerance"].removesuffix("%")) / 100 * content["value"], 3)
+        cells.append({key: content[key] for key in CELL_KEYS} | content)
+    return cells
+
+
+def row_cells(experiment: str, expected: dict[str, Any], runs: list[RunResult]) -> list[Cell]:
+    """Return the cells that an experiment expects.
+
+    It is composed, which takes a third of a second, only if there is a run of its name.
     """
-    if any(run.name == row.name for run in runs):
+    if any(run.name == experiment.replace("/", "_") for run in runs):
         return cells_of(experiment, compose_config(f"experiment={experiment}"), runs)
-    return [cell_of(experiment, expected, "", []) for expected in row.expected_cells()]
+    return [cell_of(experiment, cell, "", []) for cell in expected_cells(expected)]
 
 
 def cells_of(experiment: str, config: DictConfig, runs: list[RunResult]) -> list[Cell]:
-    """Return the cells that an experiment reproduces, with values from runs of exactly its configuration."""
+    """Return the cells that an experiment expects, with values from runs of exactly its configuration."""
     name = config_hash(config)
     matching = [run for run in scored_runs(runs) if run.config_hash == name and is_published_text(run)]
-    return [cell_of(experiment, expected, name, matching) for expected in plain(config.expected)]
+    return [cell_of(experiment, cell, name, matching) for cell in expected_cells(plain(config.expected))]
 
 
 def cell_of(experiment: str, expected: dict[str, Any], name: str, runs: list[ScoredRun]) -> Cell:
@@ -134,8 +158,8 @@ def ledger_page(cells: list[Cell]) -> str:
 
 def deviation_lines(names: Iterable[str]) -> list[str]:
     """Return a Markdown list of what experiments do otherwise than the paper or the published command."""
-    rows = reproduced_rows()
-    lines = [f"- `{name}`: {text}" for name in names if name in rows for text in rows[name].deviations]
+    rows = reproductions()
+    lines = [f"- `{name}`: {text}" for name in names if name in rows for text in rows[name].get("deviations", {}).values()]
     return ["Deviations:\n", *lines, ""] if lines else []
 
 
@@ -150,7 +174,7 @@ def write_ledger(config: DictConfig) -> Path:
     """Write ledger.md in the outputs folder and print how many cells are in each state; return its path."""
     outputs = Path(config.paths.outputs).expanduser()
     runs = results_in([outputs / "runs", CONF.parent / "benchmarks" / "results"])
-    cells = [cell for name, row in reproduced_rows().items() for cell in row_cells(name, row, runs)]
+    cells = [cell for name, expected in reproductions().items() for cell in row_cells(name, expected, runs)]
     cells += [published_cell(published, runs) for published in published_cells()]
     path = outputs / "ledger.md"
     outputs.mkdir(parents=True, exist_ok=True)

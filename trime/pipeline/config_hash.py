@@ -17,7 +17,7 @@ QUESTION_PLACES = ("questions.path", "questions.babi", "questions.background")
 
 IGNORED = (  # settings and sections that no result depends on
     *("paths", "artefacts", "storage", "export", "logger", "report", "frontier", "stages", "seed", "expected", "name"),
-    *("dictionary", "trained", "tested", "choice", "choices", "initial_c", "domain", "generate", "explain", "prompt_file"),
+    *("dictionary", "generate", "explain", "prompt_file"),
     *("train.checkpoint_every", "train.log_every", "search", "threads", "engine"),
     *("evaluate.batch_tokens", "evaluate.analysis", "evaluate.per_token", "evaluate.subsets"),
     *("trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar"),

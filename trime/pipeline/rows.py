@@ -25,7 +25,7 @@ def rows_of(config: DictConfig) -> MixtureSpecs:
     UserError if there is no row, one is not understood, or evaluate.memories names an unknown memory, names one twice, or is
     set without a mixture.
     """
-    specifications, known = plain(config.evaluate.rows), tuple(config.memories)
+    specifications, known = plain(config.evaluate.rows), tuple(config.test_memories)
     if not isinstance(specifications, list) or not specifications:
         raise UserError(f"evaluate.rows={specifications}: name at least one row, for instance [{{joint: [local]}}]")
     rows: MixtureSpecs = [parse_row(specification, config) for specification in specifications]
@@ -50,11 +50,11 @@ def parse_row(specification: Any, config: DictConfig) -> MixtureSpec:
     fields = dict(specification) if isinstance(specification, dict) else {f"{specification}": None}
     joined = tuple(fields.pop("joint", None) or ())
     parts = [interpolated_memories(names, joined, config) for names in fields.pop("interpolate", None) or ()]
-    unknown = [*fields, *(name for name in (*joined, *sum(parts, ())) if name not in config.memories)]
+    unknown = [*fields, *(name for name in (*joined, *sum(parts, ())) if name not in config.test_memories)]
     if unknown or len(parts) > 2 or not all(parts):
         raise UserError(
             f"evaluate.rows: {unknown or parts} is not understood: a row is {{joint: [...], interpolate: [[...]]}} "
-            f"over the memories {', '.join(config.memories)}, with at most two interpolations"
+            f"over the memories {', '.join(config.test_memories)}, with at most two interpolations"
         )
     return grid_row(config, joined, parts)
 
@@ -64,7 +64,7 @@ def interpolated_memories(names: str | list[str], joined: tuple[str, ...], confi
     if not isinstance(names, str):
         return tuple(names)
     if names == "datastore":
-        searched = [name for name in config.memories if traits_of(config, name).is_searched]
+        searched = [name for name in config.test_memories if traits_of(config, name).is_searched]
         return tuple(name for name in joined if name in searched) or tuple(searched)
     return joined if names == "all" else (names,)
 
@@ -92,23 +92,23 @@ def sizes_of(config: DictConfig, names: Iterable[str]) -> tuple[int, ...]:
 
     A row has one axis of sizes, so that UserError is raised for memories whose sizes differ.
     """
-    sizes = {name: tuple(plain(config.memories[name].sizes)) for name in names if "sizes" in config.memories[name]}
+    sizes = {name: tuple(plain(config.test_memories[name].sizes)) for name in names if "sizes" in config.test_memories[name]}
     if len({*sizes.values()}) > 1:
         raise UserError(
-            f"the memories {' and '.join(sizes)} of one row are tried at different sizes: set the same memories.NAME.sizes"
+            f"the memories {' and '.join(sizes)} of one row are tried at different sizes: set the same test_memories.NAME.sizes"
         )
     return next(iter(sizes.values()), (0,))
 
 
 def traits_of(config: DictConfig, name: str) -> type[MemoryTraits]:
     """Return the class that a memory's yaml names, or that opens it; UserError if it is no memory."""
-    target = config.memories[name].get("_target_")
+    target = config.test_memories[name].get("_target_")
     try:
         kind = get_class(str(target))
     except Exception as error:  # Hydra raises several kinds, and imports may fail
-        raise UserError(f"memories.{name}._target_={target} cannot be imported: {' '.join(str(error).split())}") from error
+        raise UserError(f"test_memories.{name}._target_={target} cannot be imported: {' '.join(str(error).split())}") from error
     if not issubclass(kind, MemoryTraits):
-        raise UserError(f"memories.{name}._target_={target} is no memory: name a subclass of Memory or StoredMemory")
+        raise UserError(f"test_memories.{name}._target_={target} is no memory: name a subclass of Memory or StoredMemory")
     return kind
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.config.check import check_sections
 from trime.errors import UserError
-from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of, write_atomically
+from trime.io import PARTIAL, is_locked, lock_of, megabytes, size_of, write_atomically
 from trime.report.results import read_run
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun
 from trime.report.tables import TableRows, markdown
@@ -54,7 +53,6 @@ def needs_of(folder: Path, run: RunResult) -> set[str]:
 
 def list_runs(config: DictConfig) -> None:
     """Print a table of the finished runs that match: name, date, text, result, size and command."""
-    check_sections(plain(config), "storage")
     runs = [(folder, run) for folder, run in stored_runs(config).items() if fnmatch(run.name, config.storage.match)]
     lines = []
     for folder, run in sorted(runs, key=lambda item: ORDERS[config.storage.sort](*item)):
@@ -71,7 +69,6 @@ def list_runs(config: DictConfig) -> None:
 
 def show_disk(config: DictConfig) -> None:
     """Print what takes how much space: artefacts by kind with the number of runs that need them, runs, and reports."""
-    check_sections(plain(config), "storage")
     needed = [needs_of(folder, run) for folder, run in stored_runs(config).items()]
     kinds: dict[str, list[Path]] = {}
     for folder in artefact_folders(config):
@@ -96,7 +93,6 @@ def prune(config: DictConfig) -> None:
     what another process is building; so does what lies in ``paths.data``, for other outputs may use it, unless
     ``storage.data`` is set. Raises UserError if a kept run does not say what it was made from.
     """
-    check_sections(plain(config), "storage")
     runs = stored_runs(config)
     given_up = run_folders(config, config.storage.run) if config.storage.run else []
     if config.storage.keep == "named" and not config.storage.run:

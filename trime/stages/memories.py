@@ -1,4 +1,4 @@
-"""The memories that an experiment's rows use at test, as conf/memories describes them, and the artefacts they read."""
+"""The memories that an experiment's rows use at test, as conf/test_memories describes them, and the artefacts they read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from trime.config.check import check_sections
+from trime.config import schema
+from trime.config.check import checked
 from trime.errors import UserError
 from trime.evaluation.scorer import memory_names
 from trime.io import plain
@@ -126,7 +127,7 @@ class DatastoreMemory(StoredMemory):
         for section, settings in self.changed.items():
             if unknown := settings.keys() - self.config[section].keys():
                 known = ", ".join(map(str, self.config[section]))
-                raise UserError(f"memories.{name}.{section}.{min(unknown)}: there is no such setting: choose from {known}")
+                raise UserError(f"test_memories.{name}.{section}.{min(unknown)}: there is no such setting: choose from {known}")
         replaced = (
             {"datastore": {"dataset": None}} if "dataset" in (datastore or {}) else {}
         )  # else two datasets would be merged
@@ -167,11 +168,12 @@ class DatastoreMemory(StoredMemory):
         if self.config.index.factory not in (None, AUTO) and "datastore" in self.config.stages:  # with auto, its size decides
             check_faiss(self.config.index.factory)
         if any(self.changed.values()):  # the sections themselves are checked for every experiment
+            for section, kind in (("datastore", schema.Datastore), ("index", schema.Index)):
+                checked(kind, plain(self.config[section]), f"test_memories.{self.name}.{section}")
             try:
-                check_sections({section: plain(self.config[section]) for section in self.changed}, *self.changed)
                 check_index_factory(self.config)
             except UserError as error:
-                raise UserError(f"memories.{self.name}.{error}") from None
+                raise UserError(f"test_memories.{self.name}.{error}") from None
 
     def check_text(self) -> None:
         if not isinstance(self.store, Encode):  # else it was encoded already
@@ -244,7 +246,7 @@ class Memories:
     def __init__(self, table: MixtureSpecs, sources: Sources):
         used = memory_names(table)
         self.sources = sources
-        self.nodes = {name: node for name, node in sources.config.memories.items() if name in used}
+        self.nodes = {name: node for name, node in sources.config.test_memories.items() if name in used}
 
     @cached_property
     def kinds(self) -> dict[str, Memory | StoredMemory]:

@@ -280,7 +280,7 @@ def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, 
         (["model.lora={rank: 8}"], "model.lora="),
         (["model.lora={rank: two, alpha: 4}"], "model.lora.rank=two"),
         (["model.lora=true"], "lora=true"),
-        (["backbone=memorizing", "batching=streams", "evaluate.context=0"], "has no such setting"),
+        (["backbone=memorizing", "batching=streams", "evaluate.context=0"], "there is no setting model.backbone"),
     ],
 )
 def test_mistakes(options: list[str], message: str, llama: Path, tiny: Tiny, tmp_path: Path) -> None:

@@ -438,7 +438,7 @@ def test_spoilt_files(spoil: Callable[[Path], None], message: str, parallel: Pat
         (["stages=[replay]"], "replay"),
         (["stages=[audit]"], "audit"),
         (["model=tiny"], "model=translation"),
-        (["head=adaptive"], "head=adaptive"),
+        (["head=adaptive"], "model.cutoffs"),
         (["batching=shuffled"], "batching=budget"),
         (["evaluate.analysis=true"], "evaluate.analysis"),
         (["dataset@evaluate.dataset=stdlib_tiny"], "evaluate.dataset"),
