@@ -86,12 +86,12 @@ class ReadingConfig:
         """Let a reader read a part of its prompts, the last one with the queries that still wait, and yield the outputs."""
         sizes = [memory.keys.size for memory in self.memories]
         if self.prefill == "whole":
-            reader.resize([size + tokens.shape[1] for size in sizes])
+            reader.memories.resize([size + tokens.shape[1] for size in sizes])
         yield from reader.feed(tokens, position)
         if is_last:
             yield from reader.end(self.ending)
         if self.prefill == "whole":
-            reader.resize(sizes)
+            reader.memories.resize(sizes)
 
     def read_text(self, reader: LongReader, texts: list[list[int]], questions: list[list[int]] | None, device: Any) -> None:
         """Let a reader read the beginnings of prompts, and ``questions`` attend after each chunk if they guide it."""
@@ -150,7 +150,7 @@ class DecoderSession:
         last = LastOutput(position.amax(1))
         for hidden in answerer.reading.read(reader, tokens, position, is_last=True):
             last.update(hidden)
-        self.x, self.kept = last.x[:, None], self.reader.kept()
+        self.x, self.kept = last.x[:, None], self.reader.memories.kept()
 
     @torch.no_grad()
     def next_logits(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
@@ -163,7 +163,7 @@ class DecoderSession:
     @torch.no_grad()
     def attention_trace(self) -> AttentionTrace:
         """Return the attention of each row's last query."""
-        trace = mean_trace(self.reader.stack.attention_traces())
+        trace = mean_trace(self.reader.memories.traces())
         assert trace is not None
         return trace
 
@@ -212,7 +212,7 @@ class EncoderDecoderReading:
         for hidden in whole.reader.end(self.answerer.reading.ending):
             whole.entries = self.answerer.write(whole.entries, hidden)
         assert whole.entries is not None
-        return EncoderDecoderSession(self.answerer.family, whole.entries, whole.reader.kept())
+        return EncoderDecoderSession(self.answerer.family, whole.entries, whole.reader.memories.kept())
 
 
 class EncoderDecoderSession:

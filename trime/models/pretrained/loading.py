@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,19 @@ def check_version() -> None:
     if not any(installed.startswith(f"{version}.") for version in TESTED):
         tested = ", ".join(TESTED)
         raise UserError(f"transformers {installed} has not been tested here and is not supported: install {tested}.*")
+
+
+def model_class(model: Any, supported: Collection[str]) -> str:
+    """Return the name of a model's class; UserError where it is not among those that are supported."""
+    name = type(model).__name__
+    if name not in supported:
+        raise UserError(f"{name} is not supported: choose one of {', '.join(supported)}")
+    return name
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model that a PeftModel wraps, whose layers hold the updates already; any other as it is."""
+    return model.get_base_model() if type(model).__name__.startswith("Peft") else model
 
 
 def untie_output_layer(model: Any, name: str) -> None:
