@@ -86,7 +86,8 @@ class EvictingCache(LayerMemories, Cache):
         Cache.__init__(self, layers=[])  # the memories do all that transformers' own layers of a cache would do
         self.chunk, self.longest = layers[0].chunk, model.config.max_position_embeddings
         self.model_attention: str | None = None  # the model's attention implementation, within a call that replaces it
-        self.reset()
+        self.seen = 0  # tokens, padding included
+        self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none
         AttentionInterface.register(IMPLEMENTATION, attend)
         stack = model.base_model
         if begin_call not in stack._forward_pre_hooks.values():
@@ -170,7 +171,7 @@ class EvictingCache(LayerMemories, Cache):
     ) -> tuple[Tensor, Tensor]:
         """Return a layer's new keys and values as they are: they are inserted when their queries arrive in ``attend``."""
         if self.model_attention is None:
-            raise UserError("this cache was made for another model: make it with EvictingCache(model, …) of the one that reads")
+            raise UserError("no EvictingCache was made for this model: make this one with EvictingCache(model, …)")
         return key_states, value_states
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
@@ -180,11 +181,12 @@ class EvictingCache(LayerMemories, Cache):
 
     def reset(self) -> None:
         """Empty the memories, for another text."""
-        self.decoding = None
-        self.seen = 0  # tokens, padding included
-        self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none
+        self.decoding, self.seen, self.mask = None, 0, None
         for layer in self.memories:
             layer.reset()
+
+    def __len__(self) -> int:
+        return len(self.memories)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of tokens that were read; the memories hold some of them."""
@@ -221,6 +223,9 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     cache = kwargs.get("past_key_values")
     if not isinstance(cache, EvictingCache):
         return None
+    layers, of_model = len(cache), stack.config.num_hidden_layers
+    if layers != of_model:
+        raise UserError(f"the cache has {layers} layers and the model {of_model}: make it with EvictingCache(model, …)")
     if kwargs.get("output_attentions", stack.config.output_attentions):
         raise UserError("an EvictingCache returns no attention weights: call the model without output_attentions")
     tokens = next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
@@ -247,5 +252,5 @@ def attend(
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         return sdpa_attention_forward(module, query, key, value, seen, **settings)[0]
 
-    columns = [part.transpose(1, 2) for part in (query, key, value)]
+    columns = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     return evicting_cache.attend(module.layer_idx, columns, own), None

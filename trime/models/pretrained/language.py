@@ -102,7 +102,7 @@ class PretrainedBackbone(nn.Module):
             pairs = zip(sizes, best, family.windows, strict=True)
             memories = [Attendre(BoundedMemory(m, policy), 0, k, True, window, search) for m, k, window in pairs]
             # The memories that read last, whose entries a state holds; they are in no state dict.
-            self.memories = memories_in_model(family, memories, chunk, per_head)
+            self.memories = memories_in_model(family, memories, chunk, family.key_heads if per_head else 1, False)
 
     def forward(
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None = None, fresh: Bool[Tensor, " b"] | None = None
@@ -160,7 +160,7 @@ class PretrainedBackbone(nn.Module):
 
     def attention_traces(self) -> list[AttentionTrace]:
         """Return the attention of the last query, layer by layer."""
-        return self.memories.traces()  # type: ignore[no-any-return]
+        return self.memories.traces()
 
 
 class PretrainedHead(nn.Module):

@@ -22,6 +22,7 @@ from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.filling import Filling, forgotten, seen_by
 from trime.types import AttentionBlock, Float, Int, Tensor
 
+Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
 OwnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # the model's, of [b _ _ d] and a mask
 
 
@@ -54,9 +55,7 @@ class LayerMemory:
     row of the memory (Attendre footnote 2); 1 if they evict together. ``records``: the attention of the last step is kept.
     """
 
-    def __init__(
-        self, memory: Attendre, chunk: int, score: PositionScore | None = None, heads: int = 1, records: bool = False
-    ):
+    def __init__(self, memory: Attendre, chunk: int, score: PositionScore | None = None, heads: int = 1, records: bool = False):
         self.memory, self.chunk, self.heads, self.records = memory, chunk, heads, records
         self.score, self.model_rotates = score or DotProducts(), score is None
         self.reset()
@@ -92,8 +91,8 @@ class LayerMemory:
 
     def empty(self, nothing: Float[Tensor, "b 0 g d"]) -> MemoryState:
         """Return the state of rows that have read nothing, for keys and values like these."""
-        _, key, value, position = self.folded(nothing, nothing, nothing, nothing.new_empty(nothing.shape[:2], dtype=torch.long))
-        return self.memory.keys.empty((self.score.stored(key, position), value))
+        (_, key, value), position = self.folded((nothing, nothing, nothing), torch.zeros(nothing.shape[:2]).long())
+        return self.memory.keys.empty((self.score.stored(key, position.to(key.device)), value))
 
     def state_for(self, entries: tuple[Tensor, Tensor]) -> MemoryState:
         """Return the state, or an empty one for entries like these before the first."""
@@ -110,12 +109,9 @@ class LayerMemory:
             return side_by_side(self.state.ranking.position, self.heads)
         return F.pad(self.filling.position, (0, self.memory.keys.size - self.filling.count), value=-1)
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, position: Int[Tensor, "b l"]) -> Float[Tensor, "b q h d"]:
-        """Insert a chunk of entries [b l g d] and queries [b l h d]; return what the queries attend to that leave.
-
-        All leave at once unless the memory lets some wait.
-        """
-        query, key, value, position = self.folded(query, key, value, position)
+    def step(self, columns: Columns, position: Int[Tensor, "b l"]) -> Float[Tensor, "b q h d"]:
+        """Insert a chunk; return what the queries attend to that leave: all at once, unless the memory lets some wait."""
+        (query, key, value), position = self.folded(columns, position)
         entries, queries = (self.score.stored(key, position), value), Queries((query,), position)
         waiting = queries.split(0)[0] if self.waiting is None else self.waiting
         state, overwrite = AttendreState(self.state_for(entries), waiting), not torch.is_grad_enabled()
@@ -134,33 +130,31 @@ class LayerMemory:
         return unfolded(output.attended, self.heads)
 
     def read(
-        self, columns: list[Tensor], position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention
+        self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention
     ) -> Float[Tensor, "b l h d"]:
-        """Insert entries and return what their queries attend to, chunk by chunk; none waits.
-
-        ``columns`` are queries [b l h d], keys and values [b l g d]; ``own`` is the model's attention.
-        """
+        """Insert entries and return what their queries attend to, chunk by chunk; ``own`` is the model's attention."""
         length = position.shape[1]
         if self.filling is not None and self.filling.takes(length):
-            self.filling.append(columns[0], columns[1], columns[2], position)
+            self.filling.append(*columns, position)
             return own(columns[0], self.filling.keys, self.filling.values, self.filling.mask(position, has_padding))
         if length <= self.chunk:
-            return self.read_chunk(*columns, position, has_padding, own)
+            return self.read_chunk(columns, position, has_padding, own)
         inputs, back = [*columns, position], None
         if has_padding:  # goes to the end, so that the chunks of a row are those that it has without the other rows
             order = (position < 0).byte().argsort(dim=1, stable=True)
             rows, back = torch.arange(len(order), device=order.device)[:, None], order.argsort(1)
             inputs = [part[rows, order] for part in inputs]
         chunks = zip(*(part.split(self.chunk, 1) for part in inputs), strict=True)
-        attended = torch.cat([self.read_chunk(*chunk, has_padding, own) for chunk in chunks], 1)
+        attended = torch.cat([self.read_chunk((q, k, v), at, has_padding, own) for q, k, v, at in chunks], 1)
         return attended if back is None else attended[rows, back]
 
     def read_chunk(
-        self, query: Tensor, key: Tensor, value: Tensor, at: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention
+        self, columns: Columns, at: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention
     ) -> Float[Tensor, "b l h d"]:
         """Insert the entries of a chunk and return what their queries attend to."""
+        query, key, value = columns
         if self.needs_scores:
-            return self.step(query, key, value, at).to(query.dtype)
+            return self.step(columns, at).to(query.dtype)
         write = self.memory.keys.update if torch.is_grad_enabled() else self.memory.keys.overwrite
         self.full, self.filling = write(self.state_for((key, value)), (key, value), at), None
         of = self.full.ranking.position[:, : self.memory.used_slots(self.full.ranking)]
@@ -169,13 +163,13 @@ class LayerMemory:
         return own(query, *entries, None if sees_all else seen_by(self.memory, at, of))
 
     def decode(
-        self, columns: list[Tensor], writes: SlotWrites, at: Int[Tensor, "b 1"], of: Int[Tensor, "b n"], has_gaps: bool
+        self, columns: Columns, writes: SlotWrites, at: Int[Tensor, "b 1"], of: Int[Tensor, "b n"], has_gaps: bool
     ) -> tuple[Tensor, AttentionBlock]:
         """Return what one token attends to, and its scores, where a ranking of all layers has chosen its slot.
 
         ``at`` and ``of``: the positions of the token and of the entries in the slots that are used. ``has_gaps``: some are -1.
         """
-        query, key, value, _ = self.folded(*columns, at[:: self.heads])
+        (query, key, value), _ = self.folded(columns, at[:: self.heads])
         stored, values = self.written((self.score.stored(key, at), value), writes, of.shape[1])
         sees_all = self.memory.window is None and not has_gaps
         logits, attended, retrieved = self.memory.look((query, at, stored, of), values, self.score, sees_all)
@@ -188,11 +182,11 @@ class LayerMemory:
         keys, values = (writes.apply_(old, new)[:, :used] for old, new in zip(self.columns, entries, strict=True))
         return keys, values
 
-    def folded(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries, keys, values [b l _ d] and positions [b l] as the memory takes them: a head of keys may be a row."""
-        parts = (query, key, value) if self.model_rotates else map(float32_on_cpu, (query, key, value))
+    def folded(self, columns: Columns, position: Int[Tensor, "b l"]) -> tuple[Columns, Int[Tensor, "n l"]]:
+        """Return columns and positions as the memory takes them: each head of keys a row if it evicts for itself."""
+        parts = columns if self.model_rotates else map(float32_on_cpu, columns)
         query, key, value = (head_rows(part, self.heads) for part in parts)
-        return query, key, value, repeated(position, self.heads)
+        return (query, key, value), repeated(position, self.heads)
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
         """Continue with copies of these rows, each as often as it is named."""

@@ -15,7 +15,7 @@ from trime.memory.bounded import MemoryState, SlotWrites
 from trime.models.attendre import Attendre
 from trime.models.attention_trace import AttentionTrace
 from trime.models.pretrained.filling import seen_by
-from trime.models.pretrained.layer_memory import LayerMemory, OwnAttention, repeated
+from trime.models.pretrained.layer_memory import Columns, LayerMemory, OwnAttention, repeated
 from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 
@@ -68,7 +68,7 @@ class LayerMemories:
             self.decoding = Decoding(self.memories[0].memory, states)
         self.decoding.insert(repeated(position, self.memories[0].heads))
 
-    def attend(self, index: int, columns: list[Tensor], own: OwnAttention) -> Float[Tensor, "b l h d"]:
+    def attend(self, index: int, columns: Columns, own: OwnAttention) -> Float[Tensor, "b l h d"]:
         """Insert a layer's entries and return what its queries attend to (see ``LayerMemory.read``)."""
         if self.decoding is not None:
             return self.decoding.attend(self.memories[index], index, columns, own)
@@ -145,7 +145,7 @@ class Decoding:
         self.has_gaps = bool((used < 0).any()) or bool((self.at < 0).any())
         self.positions = list(used.chunk(self.layers))
 
-    def attend(self, layer: LayerMemory, index: int, columns: list[Tensor], own: OwnAttention) -> Float[Tensor, "b 1 h d"]:
+    def attend(self, layer: LayerMemory, index: int, columns: Columns, own: OwnAttention) -> Float[Tensor, "b 1 h d"]:
         """Write the token's entry into layer ``index``, and return what its query attends to."""
         of = self.positions[index]
         if layer.needs_scores:

@@ -62,13 +62,10 @@ class Family(Protocol):
         """Return the stack's output from the last layer's."""
 
 
-def memories_in_model(
-    family: RopeDecoder, memories: list[Attendre], chunk: int, per_head: bool = False, records: bool = False
-) -> Any:
-    """Return an EvictingCache with these memories, for ``RopeDecoder.read``."""
+def memories_in_model(family: RopeDecoder, memories: list[Attendre], chunk: int, heads: int, records: bool) -> Any:
+    """Return an EvictingCache with these memories, for ``RopeDecoder.read``; see ``LayerMemory``."""
     from trime.models.pretrained.evicting_cache import EvictingCache  # imports transformers
 
-    heads = family.key_heads if per_head else 1
     layers = [LayerMemory(memory, chunk, family.score_at_0, heads, records) for memory in memories]
     return EvictingCache.of_layers(family.model, layers)
 
@@ -89,20 +86,19 @@ class LongReader:
     ):
         if len(memories) != len(family.layers):
             raise ValueError(f"{len(memories)} memories for {len(family.layers)} layers")
-        self.family, self.chunk = family, chunk
+        self.family, self.chunk, heads = family, chunk, family.key_heads if per_head else 1
         self.read = 0  # positions so far, padding included
         self.held: list[Hidden] = []  # of each split layer, the residual stream of the queries that wait
+        self.decoder = family if isinstance(family, RopeDecoder) and not self.must_split(memories) else None
         self.memories: LayerMemories
-        if isinstance(family, RopeDecoder) and not self.has_waiting(memories):
-            self.memories, self.is_split = memories_in_model(family, memories, chunk, per_head, record_attention), False
+        if self.decoder is not None:
+            self.memories = memories_in_model(self.decoder, memories, chunk, heads, record_attention)
         else:
-            heads = family.key_heads if per_head else 1
             layers = [LayerMemory(memory, chunk, family.score, heads, record_attention) for memory in memories]
-            self.memories, self.is_split = LayerMemories(layers), True
+            self.memories = LayerMemories(layers)
 
-    @staticmethod
-    def has_waiting(memories: list[Attendre]) -> bool:
-        """Return whether queries of some layer wait."""
+    def must_split(self, memories: list[Attendre]) -> bool:
+        """Return whether queries of some layer wait, so that transformers cannot run the decoder's layers."""
         return any(memory.query_size for memory in memories)
 
     def fork(self, rows: list[int]) -> LongReader:
@@ -117,16 +113,18 @@ class LongReader:
         """Read more of the input, at its positions (-1 is padding), and yield the stack's output chunk by chunk."""
         for part, at in zip(tokens.split(self.chunk, 1), position.split(self.chunk, 1), strict=True):
             self.read += part.shape[1]
-            if part.shape[1]:
-                yield self.run_layers(Hidden(self.family.embed(part), at)) if self.is_split else Hidden(
-                    self.family.read(part, at, self.memories), at
-                )
+            if not part.shape[1]:
+                return
+            if self.decoder is not None:
+                yield Hidden(self.decoder.read(part, at, self.memories), at)
+            else:
+                yield self.run_layers(Hidden(self.family.embed(part), at))
 
     def run_layers(self, hidden: Hidden, first: int = 0) -> Hidden:
         """Run a chunk through the split layers from ``first`` on."""
         for number in range(first, len(self.family.layers)):
             columns = self.family.layers[number].project(hidden.x)
-            attended = self.memories.memories[number].step(*columns, hidden.position)
+            attended = self.memories.memories[number].step(columns, hidden.position)
             hidden = self.finish_layer(number, hidden, attended)
         return hidden._replace(x=self.family.final_norm(hidden.x))
 
@@ -161,7 +159,7 @@ class LongReader:
 
     def end(self, how: str) -> Iterator[Hidden]:
         """Let all waiting queries attend, by ``flush`` or ``drain``; queries of later (generated) tokens attend at once."""
-        if self.is_split and self.held:
+        if self.held:
             yield from {"flush": self.flush, "drain": self.drain}[how]()
             self.set_query_sizes([0] * len(self.memories.memories))
 

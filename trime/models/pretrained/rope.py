@@ -53,7 +53,7 @@ class NeoXLayer:
         return residual + self.layer.mlp(self.layer.post_attention_layernorm(mlp_input))
 
 
-KINDS = {  # of models, with the class of their layers
+KINDS: dict[str, type[LlamaLayer] | type[NeoXLayer]] = {  # of models, with the class of their layers
     "LlamaForCausalLM": LlamaLayer,
     "MistralForCausalLM": LlamaLayer,
     "Qwen2ForCausalLM": LlamaLayer,
