@@ -6,12 +6,33 @@ that the policy has yet to see are kept aside: all of them, or those of the last
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attendre import Attendre, Queries
+from trime.models.attendre import Attendre
 from trime.models.layers.rotary import dot_products
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
+
+
+class Queries(NamedTuple):
+    """Queries, oldest first, and their positions; -1 is padding."""
+
+    query: Float[Tensor, "b n h d"]
+    position: Int[Tensor, "b n"]
+
+    def concat(self, newer: Queries) -> Queries:
+        """Return these queries followed by ``newer`` ones."""
+        return Queries(*(torch.cat(pair, 1) for pair in zip(self, newer, strict=True)))
+
+    def split(self, count: int) -> tuple[Queries, Queries]:
+        """Return the first ``count`` queries, and the rest."""
+        return Queries(*(part[:, :count] for part in self)), Queries(*(part[:, count:] for part in self))
+
+    def take_rows(self, rows: Int[Tensor, " r"]) -> Queries:
+        """Return a copy of these rows, each as often as it is named."""
+        return Queries(*(part[rows] for part in self))
 
 
 class Filling:
@@ -54,7 +75,7 @@ class Filling:
         policy = self.memory.keys.policy
         if not policy.uses_attention:
             return
-        queries = Queries((query,), position)
+        queries = Queries(query, position)
         if policy.scored_by == "last_step" and bool((position >= 0).any(1).all()):
             self.aside, queries = [], self.last_step(queries)
         self.aside.append(queries)
@@ -81,7 +102,7 @@ class Filling:
         step = ((queries.position >= 0).cumsum(1) - 1) // self.chunk
         live = (queries.position >= 0) & (step == step[:, -1:])
         first = int(live.any(0).byte().argmax())
-        return Queries((queries.columns[0][:, first:],), queries.position.masked_fill(~live, -1)[:, first:])
+        return Queries(queries.query, queries.position.masked_fill(~live, -1)).split(first)[1]
 
     def mask(self, position: Int[Tensor, "b l"], has_padding: bool) -> Bool[Tensor, "b 1 l n"] | None:
         """Return what queries at the last positions see of all entries; None: what the model's causal attention sees."""
@@ -105,7 +126,7 @@ class Filling:
         )
         summary = policy.begin(ranking)
         for queries in self.aside:
-            for query, at in zip(*(part.split(self.chunk, 1) for part in (*queries.columns, queries.position)), strict=True):
+            for query, at in zip(*(part.split(self.chunk, 1) for part in queries), strict=True):
                 logits = dot_products(query, keys).masked_fill(~self.memory.visible(at, position), -torch.inf)
                 summary = policy.observe(summary, AttentionBlock(logits, at))
         self.ranking, self.aside = policy.finalize(ranking, summary), []

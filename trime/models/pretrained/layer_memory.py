@@ -15,12 +15,12 @@ import torch
 from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory, MemoryState, SlotWrites
-from trime.models.attendre import Attendre, AttendreState, AttentionOutput, Queries, Retrieved, scored_as
+from trime.models.attendre import Attendre, scored_as
 from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.rotary import dot_products
 from trime.models.layers.topk_attention import masked_softmax
-from trime.models.pretrained.filling import Filling, forgotten, seen_by
-from trime.types import AttentionBlock, Float, Int, Tensor
+from trime.models.pretrained.filling import Filling, Queries, forgotten, seen_by
+from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
 OwnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # the model's, of [b _ _ d] and a mask
@@ -47,6 +47,47 @@ class DotProducts:
         return dot_products(query, key)
 
 
+class Decoding:
+    """The rankings of all layers as the rows of one, while full memories read token by token.
+
+    Each token evicts an entry in every layer: one call chooses all of them, where a call for each layer would cost more than
+    the attention. What a token's queries attend to changes the ranking when the next token is inserted.
+    """
+
+    def __init__(self, memory: Attendre, states: list[MemoryState]):
+        self.memory, self.layers = memory, len(states)
+        self.ranking = Ranking(*(torch.cat(parts) for parts in zip(*(state.ranking for state in states), strict=True)))
+        self.blocks: list[AttentionBlock] = []  # of the layers that have attended since the last token was inserted
+        self.at: Tensor = states[0].ranking.position[:, :0]  # the position of the token
+        self.writes: list[SlotWrites] = []  # where each layer has the token; nowhere where its position is -1
+        self.positions: list[Tensor] = []  # of each layer's entries in the slots that are used
+        self.has_gaps = False  # some of these are empty, or the token is padding
+
+    def insert(self, position: Int[Tensor, "b 1"]) -> None:
+        """Make room for the next token in all layers."""
+        self.learn()
+        memory, rows, self.at = self.memory.keys, len(position), position.to(self.ranking.clock.device)
+        writes, self.ranking = memory.plan(self.ranking, (), self.at.repeat(self.layers, 1))
+        self.writes = writes.split(self.layers, rows * memory.size, rows)
+        used = self.ranking.position[:, : self.memory.used_slots(self.ranking)]
+        self.has_gaps = bool((used < 0).any()) or bool((self.at < 0).any())
+        self.positions = list(used.chunk(self.layers))
+
+    def learn(self) -> None:
+        """Let the policy see the queries of all layers."""
+        if not self.blocks:
+            return
+        score, position = (torch.cat([getattr(block, name) for block in self.blocks]) for name in ("score", "position"))
+        hits = [block.retrieved for block in self.blocks if block.retrieved is not None]
+        block = AttentionBlock(score, position, torch.cat(hits) if hits else None)
+        self.ranking, self.blocks = self.memory.learn(self.ranking, block), []
+
+    def rankings(self) -> list[Ranking]:
+        """Return the ranking of each layer."""
+        self.learn()
+        return [Ranking(*parts) for parts in zip(*(column.chunk(self.layers) for column in self.ranking), strict=True)]
+
+
 class LayerMemory:
     """The entries of a layer and their ranking; until it is full, and where nothing else is asked for, a plain ``Filling``.
 
@@ -66,7 +107,8 @@ class LayerMemory:
         self.filling = Filling(self.memory, self.chunk) if starts_plain else None
         self.full: MemoryState | None = None  # the entries where this is not a filling
         self.waiting: Queries | None = None
-        self.last: tuple[Retrieved, Int[Tensor, "b q"]] | None = None  # of the last step, with the positions of its queries
+        # Of the last step: similarities of what was retrieved, positions of the entries, and of the queries.
+        self.last: tuple[Float[Tensor, "b h q m"], Int[Tensor, "b m"], Int[Tensor, "b q"]] | None = None
 
     @property
     def needs_scores(self) -> bool:
@@ -94,10 +136,6 @@ class LayerMemory:
         (_, key, value), position = self.folded((nothing, nothing, nothing), torch.zeros(nothing.shape[:2]).long())
         return self.memory.keys.empty((self.score.stored(key, position.to(key.device)), value))
 
-    def state_for(self, entries: tuple[Tensor, Tensor]) -> MemoryState:
-        """Return the state, or an empty one for entries like these before the first."""
-        return self.state if self.rows else self.memory.keys.empty(entries)
-
     @property
     def columns(self) -> list[Tensor]:
         """The tensors of keys and values, with the room that they have for more."""
@@ -109,25 +147,68 @@ class LayerMemory:
             return side_by_side(self.state.ranking.position, self.heads)
         return F.pad(self.filling.position, (0, self.memory.keys.size - self.filling.count), value=-1)
 
-    def step(self, columns: Columns, position: Int[Tensor, "b l"]) -> Float[Tensor, "b q h d"]:
-        """Insert a chunk; return what the queries attend to that leave: all at once, unless the memory lets some wait."""
+    def step(
+        self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool = True, own: OwnAttention | None = None
+    ) -> tuple[Float[Tensor, "b q h d"], Int[Tensor, "b q"]]:
+        """Insert the entries of a chunk, then let queries attend; return what they attend to and their positions.
+
+        Those are the queries of the chunk or, if ``query_size`` of them wait, as many that have waited longest. They may see
+        entries of later chunks then (Attendre Figure 1).
+        """
         (query, key, value), position = self.folded(columns, position)
-        entries, queries = (self.score.stored(key, position), value), Queries((query,), position)
-        waiting = queries.split(0)[0] if self.waiting is None else self.waiting
-        state, overwrite = AttendreState(self.state_for(entries), waiting), not torch.is_grad_enabled()
-        return self.after(*self.memory.step(state, entries, queries, self.score, overwrite))
+        entries, queries = (self.score.stored(key, position), value), Queries(query, position)
+        write = self.memory.keys.update if torch.is_grad_enabled() else self.memory.keys.overwrite
+        self.full = write(self.state if self.rows else self.memory.keys.empty(entries), entries, position)
+        self.filling = None
+        if self.memory.query_size or self.waiting is not None:  # a delay line: all rows move in step, padding included
+            self.waiting = queries if self.waiting is None else self.waiting.concat(queries)
+            return self.release(max(0, self.waiting.position.shape[1] - self.memory.query_size))
+        return self.attend_with(queries, has_padding, own)
 
-    def release(self, count: int) -> Float[Tensor, "b q h d"]:
-        """Return what the ``count`` queries attend to that have waited longest."""
+    def release(self, count: int) -> tuple[Float[Tensor, "b q h d"], Int[Tensor, "b q"]]:
+        """Let the ``count`` queries attend that have waited longest."""
         assert self.waiting is not None
-        return self.after(*self.memory.release(AttendreState(self.state, self.waiting), count, self.score))
+        leaving, self.waiting = self.waiting.split(count)
+        return self.attend_with(leaving)
 
-    def after(self, state: AttendreState, output: AttentionOutput) -> Float[Tensor, "b q h d"]:
-        """Keep the state after a step, and return what its queries attended to."""
-        self.full, self.waiting, self.filling = state.keys, state.queries, None
-        if self.records and bool((output.position >= 0).any()):
-            self.last = output.retrieved, output.position
-        return unfolded(output.attended, self.heads)
+    def attend_with(
+        self, queries: Queries, has_padding: bool = True, own: OwnAttention | None = None
+    ) -> tuple[Float[Tensor, "b q h d"], Int[Tensor, "b q"]]:
+        """Let queries attend to the memory, and the policy see their scores."""
+        ranking = self.state.ranking
+        of = ranking.position[:, : self.memory.used_slots(ranking)]
+        has_gaps = has_padding or (queries.position.shape[1] == 1 and bool((of < 0).any()))
+        attended, block = self.look(queries, of, has_gaps, own)
+        if block is not None:
+            self.full = self.state._replace(ranking=self.memory.learn(ranking, block))
+        return attended, queries.position[:: self.heads]
+
+    def decode(self, columns: Columns, decoding: Decoding, index: int, own: OwnAttention) -> Float[Tensor, "b 1 h d"]:
+        """Insert the entry of a token for which all layers have made room together; return what its query attends to."""
+        (query, key, value), _ = self.folded(columns, decoding.at[:: self.heads])
+        for old, new in zip(self.state.columns, (self.score.stored(key, decoding.at), value), strict=True):
+            decoding.writes[index].apply_(old, new)
+        attended, block = self.look(Queries(query, decoding.at), decoding.positions[index], decoding.has_gaps, own)
+        if block is not None:
+            decoding.blocks.append(block)
+        return attended.to(columns[0].dtype)
+
+    def look(
+        self, queries: Queries, of: Int[Tensor, "b n"], has_gaps: bool, own: OwnAttention | None
+    ) -> tuple[Float[Tensor, "b q h d"], AttentionBlock | None]:
+        """Return what queries attend to of the first entries, those at positions ``of``, and the scores, if they matter.
+
+        ``own`` is the model's attention, which can take the place of this one if they do not. ``has_gaps``: some of the
+        queries or entries may be at position -1.
+        """
+        (query, at), (key, value) = queries, (column[:, : of.shape[1]] for column in self.state.columns)
+        sees_all = at.shape[1] == 1 and self.memory.window is None and not has_gaps
+        if own is not None and not self.needs_scores:
+            return own(query, key, value, None if sees_all else seen_by(self.memory, at, of)), None
+        result = self.memory.look((query, at, key, of), value, self.score, sees_all)
+        if self.records and bool((at >= 0).any()):
+            self.last = result.similarity, of, at
+        return unfolded(result.values.transpose(1, 2), self.heads), AttentionBlock(result.logits, at, result.retrieved)
 
     def read(
         self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention
@@ -138,49 +219,15 @@ class LayerMemory:
             self.filling.append(*columns, position)
             return own(columns[0], self.filling.keys, self.filling.values, self.filling.mask(position, has_padding))
         if length <= self.chunk:
-            return self.read_chunk(columns, position, has_padding, own)
+            return self.step(columns, position, has_padding, own)[0].to(columns[0].dtype)
         inputs, back = [*columns, position], None
         if has_padding:  # goes to the end, so that the chunks of a row are those that it has without the other rows
             order = (position < 0).byte().argsort(dim=1, stable=True)
             rows, back = torch.arange(len(order), device=order.device)[:, None], order.argsort(1)
             inputs = [part[rows, order] for part in inputs]
         chunks = zip(*(part.split(self.chunk, 1) for part in inputs), strict=True)
-        attended = torch.cat([self.read_chunk((q, k, v), at, has_padding, own) for q, k, v, at in chunks], 1)
-        return attended if back is None else attended[rows, back]
-
-    def read_chunk(
-        self, columns: Columns, at: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention
-    ) -> Float[Tensor, "b l h d"]:
-        """Insert the entries of a chunk and return what their queries attend to."""
-        query, key, value = columns
-        if self.needs_scores:
-            return self.step(columns, at).to(query.dtype)
-        write = self.memory.keys.update if torch.is_grad_enabled() else self.memory.keys.overwrite
-        self.full, self.filling = write(self.state_for((key, value)), (key, value), at), None
-        of = self.full.ranking.position[:, : self.memory.used_slots(self.full.ranking)]
-        entries = (column[:, : of.shape[1]] for column in self.full.columns)
-        sees_all = at.shape[1] == 1 and self.memory.window is None and not has_padding and not bool((of < 0).any())
-        return own(query, *entries, None if sees_all else seen_by(self.memory, at, of))
-
-    def decode(
-        self, columns: Columns, writes: SlotWrites, at: Int[Tensor, "b 1"], of: Int[Tensor, "b n"], has_gaps: bool
-    ) -> tuple[Tensor, AttentionBlock]:
-        """Return what one token attends to, and its scores, where a ranking of all layers has chosen its slot.
-
-        ``at`` and ``of``: the positions of the token and of the entries in the slots that are used. ``has_gaps``: some are -1.
-        """
-        (query, key, value), _ = self.folded(columns, at[:: self.heads])
-        stored, values = self.written((self.score.stored(key, at), value), writes, of.shape[1])
-        sees_all = self.memory.window is None and not has_gaps
-        logits, attended, retrieved = self.memory.look((query, at, stored, of), values, self.score, sees_all)
-        if self.records:
-            self.last = Retrieved(logits, retrieved, of, ()), at
-        return unfolded(attended.transpose(1, 2), self.heads).to(columns[0].dtype), AttentionBlock(logits, at, retrieved)
-
-    def written(self, entries: tuple[Tensor, Tensor], writes: SlotWrites, used: int) -> tuple[Tensor, Tensor]:
-        """Write entries into the slots that were chosen for them, and return keys and values of the slots that are used."""
-        keys, values = (writes.apply_(old, new)[:, :used] for old, new in zip(self.columns, entries, strict=True))
-        return keys, values
+        attended = torch.cat([self.step((q, k, v), at, has_padding, own)[0] for q, k, v, at in chunks], 1)
+        return (attended if back is None else attended[rows, back]).to(columns[0].dtype)
 
     def folded(self, columns: Columns, position: Int[Tensor, "b l"]) -> tuple[Columns, Int[Tensor, "n l"]]:
         """Return columns and positions as the memory takes them: each head of keys a row if it evicts for itself."""
@@ -226,11 +273,9 @@ class LayerMemory:
         """Return the attention of each row's last query; None where nothing was recorded."""
         if self.last is None:
             return None
-        retrieved, position = self.last
-        rows = torch.arange(len(position), device=position.device)
-        weight = masked_softmax(retrieved.similarity)[rows, :, position.argmax(1)]
-        share = side_by_side(weight.mean(1), self.heads) / self.heads
-        return AttentionTrace(share, side_by_side(retrieved.position, self.heads))
+        similarity, of, at = self.last
+        weight = masked_softmax(similarity)[torch.arange(len(at), device=at.device), :, at.argmax(1)]
+        return AttentionTrace(side_by_side(weight.mean(1), self.heads) / self.heads, side_by_side(of, self.heads))
 
     def __copy__(self) -> LayerMemory:
         """Return a memory of the same tensors: give it rows of its own before either reads on."""

@@ -1,8 +1,4 @@
-"""The memories of all layers, and what is done with all of them at once: copies of rows, sizes, guidance by a question.
-
-A token that is decoded once all memories are full evicts an entry in every layer. Where the layers are alike, their rankings
-are the rows of one, so that the choice costs one call and not one for each layer.
-"""
+"""The memories of all layers, and what is done with all of them at once: copies of rows, sizes, guidance by a question."""
 
 from __future__ import annotations
 
@@ -11,12 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-from trime.memory.bounded import MemoryState, SlotWrites
-from trime.models.attendre import Attendre
+from trime.memory.bounded import MemoryState
 from trime.models.attention_trace import AttentionTrace
-from trime.models.pretrained.filling import seen_by
-from trime.models.pretrained.layer_memory import Columns, LayerMemory, OwnAttention, repeated
-from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
+from trime.models.pretrained.layer_memory import Columns, Decoding, LayerMemory, OwnAttention, repeated
+from trime.types import Float, Int, Tensor
 
 
 class LayerMemories:
@@ -71,7 +65,7 @@ class LayerMemories:
     def attend(self, index: int, columns: Columns, own: OwnAttention) -> Float[Tensor, "b l h d"]:
         """Insert a layer's entries and return what its queries attend to (see ``LayerMemory.read``)."""
         if self.decoding is not None:
-            return self.decoding.attend(self.memories[index], index, columns, own)
+            return self.memories[index].decode(columns, self.decoding, index, own)
         return self.memories[index].read(columns, self.position.to(columns[0].device), self.has_padding, own)
 
     def apart(self) -> list[LayerMemory]:
@@ -118,55 +112,3 @@ class LayerMemories:
         read(other)
         for layer, larger in zip(self.memories, other.apart(), strict=True):
             layer.take_scores(larger)
-
-
-class Decoding:
-    """The rankings of all layers as the rows of one, while full memories read token by token: each evicts once for all.
-
-    What a token's queries attend to changes the ranking when the next token is inserted.
-    """
-
-    def __init__(self, memory: Attendre, states: list[MemoryState]):
-        self.memory, self.layers = memory, len(states)
-        self.ranking = Ranking(*(torch.cat(parts) for parts in zip(*(state.ranking for state in states), strict=True)))
-        self.blocks: list[AttentionBlock] = []  # of the layers that have attended since the last token was inserted
-        self.at: Tensor = states[0].ranking.position[:, :0]  # the position of the token
-        self.writes: list[SlotWrites] = []  # where each layer has the token; nowhere where its position is -1
-        self.positions: list[Tensor] = []  # of each layer's entries in the slots that are used
-        self.has_gaps = False  # some of these are empty, or the token is padding
-
-    def insert(self, position: Int[Tensor, "b 1"]) -> None:
-        """Make room for the next token in all layers."""
-        self.learn()
-        memory, rows, self.at = self.memory.keys, len(position), position.to(self.ranking.clock.device)
-        writes, self.ranking = memory.plan(self.ranking, (), self.at.repeat(self.layers, 1))
-        self.writes = writes.split(self.layers, rows * memory.size, rows)
-        used = self.ranking.position[:, : self.memory.used_slots(self.ranking)]
-        self.has_gaps = bool((used < 0).any()) or bool((self.at < 0).any())
-        self.positions = list(used.chunk(self.layers))
-
-    def attend(self, layer: LayerMemory, index: int, columns: Columns, own: OwnAttention) -> Float[Tensor, "b 1 h d"]:
-        """Write the token's entry into layer ``index``, and return what its query attends to."""
-        of = self.positions[index]
-        if layer.needs_scores:
-            attended, block = layer.decode(columns, self.writes[index], self.at, of, self.has_gaps)
-            self.blocks.append(block)
-            return attended
-        query, key, value = columns
-        keys, values = layer.written((key, value), self.writes[index], of.shape[1])
-        sees_all = layer.memory.window is None and not self.has_gaps
-        return own(query, keys, values, None if sees_all else seen_by(layer.memory, self.at, of))
-
-    def learn(self) -> None:
-        """Let the policy see the queries of all layers."""
-        if not self.blocks:
-            return
-        score, position = (torch.cat([getattr(block, name) for block in self.blocks]) for name in ("score", "position"))
-        hits = [block.retrieved for block in self.blocks if block.retrieved is not None]
-        block = AttentionBlock(score, position, torch.cat(hits) if hits else None)
-        self.ranking, self.blocks = self.memory.learn(self.ranking, block), []
-
-    def rankings(self) -> list[Ranking]:
-        """Return the ranking of each layer."""
-        self.learn()
-        return [Ranking(*parts) for parts in zip(*(column.chunk(self.layers) for column in self.ranking), strict=True)]

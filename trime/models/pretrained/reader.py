@@ -8,16 +8,17 @@ the queries that still wait are flushed, one layer after another in a single ste
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 
 from trime.models.attendre import Attendre
-from trime.models.pretrained.layer_memory import LayerMemory, PositionScore
+from trime.models.pretrained.layer_memory import LayerMemory
 from trime.models.pretrained.memories import LayerMemories
 from trime.models.pretrained.rope import RopeDecoder
+from trime.models.pretrained.t5 import T5Encoder
 from trime.types import Float, Int, Tensor
 
 
@@ -26,40 +27,6 @@ class Hidden(NamedTuple):
 
     x: Float[Tensor, "b l e"]
     position: Int[Tensor, "b l"]
-
-
-@runtime_checkable
-class SplitLayer(Protocol):
-    """A layer, before and after its attention; queries may wait in between, with ``x``, the residual stream."""
-
-    def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [b l h d], keys and values [b l g d], without positions."""
-
-    def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
-        """Return the layer's output."""
-
-
-@runtime_checkable
-class Family(Protocol):
-    """A stack that reads tokens: a decoder (``RopeDecoder``), or the encoder of an encoder-decoder (``T5Encoder``)."""
-
-    causal: bool  # whether the model was trained with causal attention
-    key_heads: int  # heads of keys and values in a layer, which the heads of queries share
-    windows: list[int | None]  # sliding window of each layer, None where it was trained without one
-
-    @property
-    def layers(self) -> Sequence[SplitLayer]:
-        """The layers of the stack."""
-
-    @property
-    def score(self) -> PositionScore:
-        """The scores of queries and stored keys, with their positions."""
-
-    def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
-        """Return the input of the first layer."""
-
-    def final_norm(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
-        """Return the stack's output from the last layer's."""
 
 
 def memories_in_model(family: RopeDecoder, memories: list[Attendre], chunk: int, heads: int, records: bool) -> Any:
@@ -78,7 +45,7 @@ class LongReader:
 
     def __init__(
         self,
-        family: Family,
+        family: RopeDecoder | T5Encoder,
         memories: list[Attendre],
         chunk: int = 128,
         record_attention: bool = False,
@@ -88,7 +55,7 @@ class LongReader:
             raise ValueError(f"{len(memories)} memories for {len(family.layers)} layers")
         self.family, self.chunk, heads = family, chunk, family.key_heads if per_head else 1
         self.read = 0  # positions so far, padding included
-        self.held: list[Hidden] = []  # of each split layer, the residual stream of the queries that wait
+        self.held: list[Float[Tensor, "b n e"]] = []  # of each split layer, the residual stream of the queries that wait
         self.decoder = family if isinstance(family, RopeDecoder) and not self.must_split(memories) else None
         self.memories: LayerMemories
         if self.decoder is not None:
@@ -105,7 +72,7 @@ class LongReader:
         """Return a reader of copies of these rows, which may repeat; what either reads from now on is its own."""
         other, index = copy.copy(self), torch.tensor(rows, dtype=torch.long)
         other.memories = self.memories.fork(index)
-        other.held = [Hidden(*(column[index.to(column.device)] for column in held)) for held in self.held]
+        other.held = [x[index.to(x.device)] for x in self.held]
         return other
 
     @torch.no_grad()
@@ -124,19 +91,18 @@ class LongReader:
         """Run a chunk through the split layers from ``first`` on."""
         for number in range(first, len(self.family.layers)):
             columns = self.family.layers[number].project(hidden.x)
-            attended = self.memories.memories[number].step(columns, hidden.position)
-            hidden = self.finish_layer(number, hidden, attended)
+            hidden = self.finish_layer(number, hidden.x, *self.memories.memories[number].step(columns, hidden.position))
         return hidden._replace(x=self.family.final_norm(hidden.x))
 
-    def finish_layer(self, number: int, arriving: Hidden, attended: Float[Tensor, "b q h d"]) -> Hidden:
-        """Return a layer's output: of the queries that attended, which may have waited longer than those that arrive."""
+    def finish_layer(
+        self, number: int, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b q h d"], position: Int[Tensor, "b q"]
+    ) -> Hidden:
+        """Return a layer's output for the queries that attended, which may have waited longer than ``x``, the input."""
         if number == len(self.held):
-            self.held.append(Hidden(arriving.x[:, :0], arriving.position[:, :0]))
-        x, position = (torch.cat(pair, 1) for pair in zip(self.held[number], arriving, strict=True))
-        count = attended.shape[1]
-        self.held[number] = Hidden(x[:, count:], position[:, count:])
-        x = x[:, :count]
-        return Hidden(self.family.layers[number].finish(x, attended.to(x.dtype)), position[:, :count])
+            self.held.append(x[:, :0])
+        x = torch.cat([self.held[number], x], 1)
+        leaving, self.held[number] = x[:, : position.shape[1]], x[:, position.shape[1] :]
+        return Hidden(self.family.layers[number].finish(leaving, attended.to(x.dtype)), position)
 
     def look_back(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"]) -> None:
         """Let tokens attend to all that the memories hold, and take the scores that entries have after it.
@@ -168,9 +134,8 @@ class LongReader:
         """Let all waiting queries attend, one layer after another; the next layers read a layer's output as one chunk."""
         for number, layer in enumerate(self.memories.memories):
             waiting = self.held[number]
-            if waiting.position.shape[1]:
-                nothing = Hidden(waiting.x[:, :0], waiting.position[:, :0])
-                hidden = self.finish_layer(number, nothing, layer.release(waiting.position.shape[1]))
+            if waiting.shape[1]:
+                hidden = self.finish_layer(number, waiting[:, :0], *layer.release(waiting.shape[1]))
                 yield self.run_layers(hidden, number + 1)
 
     @torch.no_grad()
@@ -178,8 +143,7 @@ class LongReader:
         """Push out waiting queries with chunks of padding: as many positions as all query memories hold."""
         sizes = [min(layer.memory.query_size, self.read) for layer in self.memories.memories]
         self.set_query_sizes(sizes)
-        x = self.held[0].x
-        padding = x.new_zeros(len(x), self.chunk, x.shape[2])
-        position = torch.full(padding.shape[:2], -1, device=x.device)
+        padding = self.held[0].new_zeros(len(self.held[0]), self.chunk, self.held[0].shape[2])
+        position = torch.full(padding.shape[:2], -1, device=padding.device)
         for _ in range(-(-sum(sizes) // self.chunk)):
             yield self.run_layers(Hidden(padding, position))
